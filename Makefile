@@ -1,0 +1,71 @@
+# Everything lives in .venv; remove it to start from nothing.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.PHONY: run test lint format bench soak pins conformance clean help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+
+run: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twice
+	@$(BIN)/python examples/narrated.py
+
+test: $(VENV)/.dev ## Everything: lint, types, import rules, all tests, the conformance page
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest --conformance=check
+
+lint: $(VENV)/.dev ## Format, lint, types and import rules, without the tests
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev ## Put the code into the house's format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## Measure, and write bench/results/ (see bench/README.md)
+	@$(BIN)/python -m bench
+
+soak: $(VENV)/.dev ## The long suites: many seeds, large histories (about 15 minutes)
+	@$(BIN)/python -m pytest --soak
+
+conformance: $(VENV)/.dev ## Write docs/conformance.md anew from the tests
+	@$(BIN)/python -m pytest --conformance=write
+
+pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
+	@for name in runtime dev; do \
+	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
+	    --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	    --output-file=requirements/$$name.txt requirements/$$name.in; done
+
+clean: ## Remove the environment and all caches
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## This list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+# Debian splits venv from Python; where it is missing and we may, we install it, else we say what to do.
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Oncelog needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 run" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null \
+	  || { rm -rf $(VENV); \
+	       if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	         apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; \
+	       else echo "python3-venv is missing. Install it: sudo apt-get install python3-venv" >&2; exit 1; fi; \
+	       $(PYTHON) -m venv $(VENV); }
+
+$(VENV)/.run: $(VENV)/bin/pip requirements/runtime.txt pyproject.toml
+	@echo "Installing Oncelog into $(VENV) …"
+	@$(PIP) --require-hashes -r requirements/runtime.txt
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	@echo "Installing what the tests need into $(VENV) …"
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""Oncelog: submit a write any number of times; it commits once."""

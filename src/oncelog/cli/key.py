@@ -1,0 +1,127 @@
+"""`oncelog key`: canonical forms and identities of values on standard input, one JSON value a line."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import BinaryIO, Final
+
+import orjson
+import typer
+
+from oncelog.core.canonical import JsonValue, canonical_args, canonical_text, parse
+from oncelog.core.identity import delta_id_of, fingerprint_of, run_key_of
+from oncelog.errors import CanonicalError
+
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A longer line is refused; the next one is read all the same."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Canonical forms and identities: one JSON value a line on standard input, one JSON object a line on standard "
+        'output. A line that is refused gives {"error", "path"}, and the next one is read.'
+    ),
+)
+
+Answer = dict[str, str]
+
+
+@app.command()
+def jcs() -> None:
+    """The canonical form (RFC 8785) of each value and its SHA-256: {"canonical", "sha256"}.
+
+    Refused: what a double cannot hold exactly, lone surrogates, one key twice.
+
+    Example:  echo '{"b":1.0,"a":[]}' | oncelog key jcs
+    """
+    _answer_lines(lambda line: _form(canonical_text(line)))
+
+
+@app.command()
+def args() -> None:
+    """The strict form of run arguments and its SHA-256: {"canonical", "sha256"}.
+
+    Strings in NFC, null members left out, integers of 64 bits only.
+
+    Example:  echo '{"sides":20,"note":null}' | oncelog key args
+    """
+    _answer_lines(lambda line: _form(canonical_args(parse(line))))
+
+
+@app.command()
+def fingerprint() -> None:
+    """What an event says, as a hash: {"fingerprint"} for {partitions, event}.
+
+    Example:  echo '{"partitions":["a"],"event":{"type":"x"}}' | oncelog key fingerprint
+    """
+    _answer_lines(_identity("fingerprint", fingerprint_of))
+
+
+@app.command()
+def delta() -> None:
+    """The id of a row delta: {"deltaId"} for {clientId, hlc, table, rowId, columns}.
+
+    Example:  echo '{"clientId":"c","hlc":"1","table":"t","rowId":"r","columns":[]}' | oncelog key delta
+    """
+    _answer_lines(_identity("deltaId", delta_id_of))
+
+
+@app.command()
+def run() -> None:
+    """The key (v2) of a tool run, in hex: {"key"}.
+
+    Each line is {plan_id, campaign_id, event_type, tool_name, ruleset_version, args_json}.
+
+    Example:  echo '{"campaign_id":1,"event_type":"tool.execute","args_json":{}}' | oncelog key run
+    """
+    _answer_lines(_identity("key", run_key_of))
+
+
+def _form(canonical: bytes) -> Answer:
+    return {"canonical": canonical.decode(), "sha256": sha256(canonical).hexdigest()}
+
+
+def _identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable[[bytes], Answer]:
+    return lambda line: {name: compute(parse(line)).hex()}
+
+
+def _answer_lines(answer: Callable[[bytes], Answer]) -> None:
+    """Answers every line at once, so that a program can hold a conversation with the command."""
+    if sys.stdin.isatty():
+        typer.echo("Reading one JSON value a line from the terminal; end with Ctrl-D.", err=True)
+    output = sys.stdout.buffer
+    try:
+        for line in _lines(sys.stdin.buffer):
+            output.write(orjson.dumps(_answer_line(line, answer), option=orjson.OPT_APPEND_NEWLINE))
+            output.flush()
+    except BrokenPipeError:
+        # Who read our output has enough. Python flushes once more at exit, and that must have somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        raise typer.Exit(0) from None
+    except OSError as error:
+        typer.echo(f"oncelog: cannot go on: {error.strerror}", err=True)
+        raise typer.Exit(74) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _answer_line(line: bytes | None, answer: Callable[[bytes], Answer]) -> Answer:
+    try:
+        if line is None:
+            raise CanonicalError("$", f"line longer than {LINE_BYTES_MAX} bytes")  # noqa: TRY301
+        return answer(line)
+    except CanonicalError as error:
+        return {"error": error.reason, "path": error.path}
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes | None]:
+    """The lines without their ends; None for one that is too long, which is skipped without being held."""
+    while line := source.readline(LINE_BYTES_MAX + 1):
+        if line.endswith(b"\n") or len(line) <= LINE_BYTES_MAX:
+            yield line.rstrip(b"\r\n")
+            continue
+        while rest := source.readline(LINE_BYTES_MAX):
+            if rest.endswith(b"\n"):
+                break
+        yield None

@@ -1,0 +1,411 @@
+"""Canonical JSON: one value, one sequence of bytes.
+
+`canonical` is RFC 8785 (JCS) with nothing rounded in silence: what a double cannot hold exactly is refused,
+with its path, instead of becoming another number. `canonical_args` is the stricter form of a run's arguments:
+integers only, strings in NFC, null members left out.
+
+Two ways lead to the same bytes. The fast one lets a native encoder do the work after a guard has made
+sure that none of the places where that encoder differs from JCS can occur. The exact one is written out here,
+walks with a stack of its own (so that depth is a limit with a name, not a crash) and knows the path
+of every value. The fast way never refuses: in doubt it hands over to the exact one, which alone decides.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from json.encoder import encode_basestring
+from math import isfinite
+from types import NoneType
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
+
+from oncelog.errors import CanonicalError
+
+JsonValue = Any
+"""A value of exactly the types JSON has: dict with str keys, list, str, int, float, bool, None."""
+
+INTEGER_MAX: Final = 2**53 - 1
+"""The largest integer whose neighbours a double can still tell apart; beyond it JCS would round."""
+
+ARGS_INTEGER_MAX: Final = 2**63 - 1
+ARGS_INTEGER_MIN: Final = -(2**63)
+
+EXPONENT_FORM_FROM: Final = 1e21
+"""ECMAScript writes numbers from here on with an exponent; below, as plain digits."""
+
+DEPTH_LEVELS_MAX: Final = 512
+"""How deep arrays and objects may nest."""
+
+FAST_DEPTH_LEVELS_MAX: Final = 64
+"""Deeper values take the exact way. Well below what the native encoder and Python's own stack allow."""
+
+_NOT_FINITE: Final = "NaN and infinities have no JSON form"
+_TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
+_FAST_FLOAT_MIN: Final = 1e-4
+_FAST_FLOAT_MAX: Final = 1e15
+_FIRST_SURROGATE: Final = "\ud800"
+_BEYOND_BMP: Final = re.compile(rb"[\xf0-\xf4]")
+_SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
+_ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+def canonical(value: JsonValue) -> bytes:
+    """The JCS form of `value`. Raises CanonicalError for a value that has none."""
+    encoded = canonical_fast(value)
+    return canonical_exact(value) if encoded is None else encoded
+
+
+def canonical_text(text: bytes | str) -> bytes:
+    """The JCS form of a JSON text, which may not have one key twice in an object.
+
+    The native decoder keeps the last of two equal keys without a word. Each pair it drops takes at least one
+    colon with it, and nothing else changes how many colons there are, as long as none is hidden in an escape.
+    So equal counts prove that nothing was dropped; all else is for the exact way to judge.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if b"\\u" not in data:
+        try:
+            encoded = canonical_fast(msgspec.json.decode(data))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            encoded = None
+        if encoded is not None and encoded.count(b":") == data.count(b":"):
+            return encoded
+    return canonical_exact(parse(data))
+
+
+def canonical_fast(value: JsonValue) -> bytes | None:
+    """The JCS form by the native encoder, or None where only the exact way can tell."""
+    if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
+        return None
+    try:
+        encoded = orjson.dumps(value, option=_ORJSON_OPTIONS)
+    except orjson.JSONEncodeError:
+        return None
+    if encoded.isascii() or not _BEYOND_BMP.search(encoded) or _keys_are_in_bmp(value):
+        return encoded
+    return None
+
+
+def canonical_exact(value: JsonValue) -> bytes:
+    """The JCS form, written out: slower, for every value, with the path of what it refuses."""
+    return _encode(value, _JCS)
+
+
+def canonical_args(value: JsonValue) -> bytes:
+    """The strict form of a run's arguments. None is the empty object, as for no arguments at all."""
+    if value is None:
+        return b"{}"
+    return _encode(value, _ARGS)
+
+
+def parse(text: bytes | str) -> JsonValue:
+    """The value of a JSON text.
+
+    Raises CanonicalError for what is no JSON, and for what JSON's grammar allows but no form here has: one key
+    twice in an object, an integer so long that Python will not read it, depth without end.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        reader = _Reader()
+        value = json.loads(
+            text, object_pairs_hook=reader.object, parse_int=reader.integer, parse_constant=reader.constant
+        )
+    except UnicodeDecodeError as error:
+        raise CanonicalError("$", f"not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise CanonicalError("$", f"not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise CanonicalError("$", _TOO_DEEP) from error
+    if reader.met_unreadable:
+        _refuse_unreadable(value)
+    return value
+
+
+def path_of(steps: Iterable[str | int]) -> str:
+    """A path as people write it: `$.items[2].price`; keys that are no names in quotes."""
+    return "$" + "".join(map(_path_step, steps))
+
+
+def nfc(text: str) -> str:
+    """Unicode's normal form C; ASCII is its own."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def utf16_order(text: str) -> bytes:
+    """Sort key for the order of UTF-16 code units, in which JCS and JavaScript compare strings."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+# --- the guard of the fast way -----------------------------------------------------------------------
+
+
+def _is_plain(value: JsonValue, levels: int) -> bool:
+    """True if the native encoder's output is JCS but for the order of keys, or an error.
+
+    It differs from JCS in floats that are whole numbers or need an exponent, and it accepts types that JSON
+    lacks. Integers beyond 53 bits, lone surrogates and keys that are no strings it refuses itself.
+    """
+    kind = type(value)
+    if kind is dict:
+        value = value.values()
+    elif kind is not list:
+        return kind in _SIMPLE_SCALARS or (kind is float and _is_plain_float(value))
+    for item in value:
+        kind = type(item)
+        if kind in _SIMPLE_SCALARS:
+            continue
+        if kind is float:
+            if not _is_plain_float(item):
+                return False
+        elif levels == 0 or not _is_plain(item, levels - 1):
+            return False
+    return True
+
+
+def _keys_are_in_bmp(value: JsonValue) -> bool:
+    """True if sorting by UTF-8, as the native encoder does, is sorting by UTF-16."""
+    if type(value) is dict:
+        return max("".join(value), default="") < _FIRST_SURROGATE and all(map(_keys_are_in_bmp, value.values()))
+    return type(value) is not list or all(map(_keys_are_in_bmp, value))
+
+
+def _is_plain_float(value: float) -> bool:
+    return _FAST_FLOAT_MIN <= abs(value) < _FAST_FLOAT_MAX and not value.is_integer()
+
+
+# --- the exact way -----------------------------------------------------------------------------------
+
+_Entry = tuple[str | int, str, JsonValue]
+"""A member or element: its step in the path, what is written before it, the value itself."""
+
+
+class _Form(NamedTuple):
+    """What differs between the two forms; the walk is the same."""
+
+    scalar: Callable[[JsonValue], str]
+    members: Callable[[dict[str, JsonValue]], Iterator[_Entry]]
+
+
+class _Refusal(Exception):  # noqa: N818 - it never leaves this module
+    """A value that cannot be encoded. Where it stands is known to the walk, which catches this."""
+
+    def __init__(self, reason: str, *steps: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.steps = steps
+
+
+def _encode(value: JsonValue, form: _Form) -> bytes:
+    written: list[str] = []
+    # One entry a container that is open: how it closes, and what of it is still to be written.
+    stack: list[tuple[str, Iterator[_Entry]]] = [("", iter([("$", "", value)]))]
+    steps: list[str | int] = [""]
+    try:
+        while stack:
+            closing, entries = stack[-1]
+            entry = next(entries, None)
+            if entry is None:
+                written.append(closing)
+                stack.pop()
+                steps.pop()
+                continue
+            steps[-1], before, item = entry
+            written.append(before)
+            kind = type(item)
+            if kind is not dict and kind is not list:
+                written.append(form.scalar(item))
+                continue
+            if len(stack) > DEPTH_LEVELS_MAX:
+                raise _Refusal(_TOO_DEEP)  # noqa: TRY301 - caught below, where the path is known
+            if kind is dict:
+                written.append("{")
+                stack.append(("}", form.members(item)))
+            else:
+                written.append("[")
+                stack.append(("]", _elements(item)))
+            steps.append("")
+    except _Refusal as refusal:
+        raise CanonicalError(path_of([*steps[1:], *refusal.steps]), refusal.reason) from None
+    return "".join(written).encode()
+
+
+def _elements(items: list[JsonValue]) -> Iterator[_Entry]:
+    return ((index, "," if index else "", item) for index, item in enumerate(items))
+
+
+def _written_members(members: list[tuple[str, JsonValue]]) -> Iterator[_Entry]:
+    return (
+        (key, f"{',' if index else ''}{encode_basestring(key)}:", item) for index, (key, item) in enumerate(members)
+    )
+
+
+def _jcs_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
+    for key in value:
+        _check_key(key)
+    return _written_members(sorted(value.items(), key=lambda member: utf16_order(member[0])))
+
+
+def _args_members(value: dict[str, JsonValue]) -> Iterator[_Entry]:
+    members: dict[str, JsonValue] = {}
+    for key, item in value.items():
+        _check_key(key)
+        normal = nfc(key)
+        if normal in members:
+            raise _Refusal("two keys become one in Unicode normal form C", key)
+        members[normal] = item
+    return _written_members([(key, members[key]) for key in sorted(members) if members[key] is not None])
+
+
+def _jcs_scalar(value: JsonValue) -> str:
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(_checked(value))
+    if kind is int:
+        if not -INTEGER_MAX <= value <= INTEGER_MAX:
+            raise _Refusal("integer beyond ±(2^53−1): a double cannot hold it exactly; send it as a string")
+        return str(value)
+    if kind is float:
+        return _ecmascript_number(value)
+    return _other_scalar(value)
+
+
+def _args_scalar(value: JsonValue) -> str:
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(nfc(_checked(value)))
+    if kind is int:
+        if not ARGS_INTEGER_MIN <= value <= ARGS_INTEGER_MAX:
+            raise _Refusal("integer beyond 64 bits signed; send it as a string")
+        return str(value)
+    if kind is float:
+        raise _Refusal("floats are refused in run arguments; send an integer or a string")
+    return _other_scalar(value)
+
+
+def _other_scalar(value: JsonValue) -> str:
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if value is None:
+        return "null"
+    raise _Refusal(f"JSON has no form for {type(value).__name__}")
+
+
+def _check_key(key: object) -> None:
+    if type(key) is not str:
+        raise _Refusal(f"a key must be a string, not {type(key).__name__}")
+    if not _is_unicode(key):
+        raise _Refusal("lone surrogate in a key", key)
+
+
+def _checked(text: str) -> str:
+    if not _is_unicode(text):
+        raise _Refusal("lone surrogate in a string")
+    return text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _ecmascript_number(value: float) -> str:
+    """Number::toString of ECMAScript, from the shortest digits that read back as `value`."""
+    if not isfinite(value):
+        raise _Refusal(_NOT_FINITE)
+    if value.is_integer() and INTEGER_MAX < abs(value) < EXPONENT_FORM_FROM:
+        raise _Refusal("a float that stands for an integer beyond ±(2^53−1); send it as a string")
+    if value == 0:
+        return "0"
+    negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int)  # noqa: S101 - only NaN and infinities have a letter there
+    digits = "".join(map(str, digit_tuple))
+    point = len(digits) + exponent  # where the decimal point stands, counted from the first digit
+    digits = digits.rstrip("0")
+    return ("-" if negative else "") + _with_point(digits, point)
+
+
+def _with_point(digits: str, point: int) -> str:
+    if len(digits) <= point <= 21:
+        return digits + "0" * (point - len(digits))
+    if 0 < point <= 21:
+        return f"{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return f"0.{'0' * -point}{digits}"
+    mantissa = digits if len(digits) == 1 else f"{digits[0]}.{digits[1:]}"
+    return f"{mantissa}e{point - 1:+d}"
+
+
+_JCS: Final = _Form(_jcs_scalar, _jcs_members)
+_ARGS: Final = _Form(_args_scalar, _args_members)
+
+
+# --- reading text ------------------------------------------------------------------------------------
+
+
+class _Unreadable:
+    """Stands in a parsed text for what cannot be read, until the whole text is there and its path is known."""
+
+    def __init__(self, reason: str, *steps: str) -> None:
+        self.reason = reason
+        self.steps = steps
+
+
+class _Reader:
+    """The hooks of one parse. Most texts have nothing unreadable, and then nobody looks for it."""
+
+    def __init__(self) -> None:
+        self.met_unreadable = False
+
+    def object(self, pairs: list[tuple[str, JsonValue]]) -> JsonValue:
+        members = dict(pairs)
+        if len(members) == len(pairs):
+            return members
+        seen: set[str] = set()
+        repeated = ""
+        for key, _ in pairs:
+            if key in seen:
+                repeated = key
+                break
+            seen.add(key)
+        return self._unreadable("the same key twice in one object", repeated)
+
+    def integer(self, digits: str) -> JsonValue:
+        try:
+            return int(digits)
+        except ValueError:
+            return self._unreadable("integer of too many digits; send it as a string")
+
+    def constant(self, _name: str) -> JsonValue:
+        return self._unreadable(_NOT_FINITE)
+
+    def _unreadable(self, reason: str, *steps: str) -> _Unreadable:
+        self.met_unreadable = True
+        return _Unreadable(reason, *steps)
+
+
+def _refuse_unreadable(value: JsonValue) -> None:
+    pending: list[tuple[tuple[str | int, ...], JsonValue]] = [((), value)]
+    while pending:
+        steps, item = pending.pop()
+        if type(item) is _Unreadable:
+            raise CanonicalError(path_of([*steps, *item.steps]), item.reason)
+        if type(item) is dict:
+            pending.extend(((*steps, key), child) for key, child in item.items())
+        elif type(item) is list:
+            pending.extend(((*steps, index), child) for index, child in enumerate(item))
+
+
+def _path_step(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if step.isidentifier() and step.isascii() else f"[{json.dumps(step)}]"

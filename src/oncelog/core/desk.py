@@ -1,0 +1,224 @@
+"""Where a batch is worked out: what the store remembers, with what this batch has changed so far laid over it.
+
+Nothing here decides anything. It reads, writes, forgets by log time, and can be put back to an earlier state when a
+request that is all or nothing turns out to be nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from oncelog.core.identity import lane_of
+from oncelog.core.policy import Forget, Order, Policy, Retention
+from oncelog.core.values import (
+    Changes,
+    ClientEntry,
+    ClientIdentity,
+    KeyIdentity,
+    LaneHead,
+    Record,
+    Remembered,
+    SequenceIdentity,
+    Snapshot,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_ABSENT: Any = object()
+
+
+class _Journal:
+    """While it is open, what every overlay had before each change."""
+
+    __slots__ = ("entries", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
+
+    def undo(self) -> None:
+        for changed, key, before in reversed(self.entries):
+            if before is _ABSENT:
+                del changed[key]
+            else:
+                changed[key] = before
+
+
+class Overlay(Generic[K, V]):
+    """One table of the snapshot, with changes on top."""
+
+    __slots__ = ("_base", "_journal", "changed")
+
+    def __init__(self, base: Mapping[K, V], journal: _Journal) -> None:
+        self._base = base
+        self._journal = journal
+        self.changed: dict[K, V | None] = {}
+
+    def get(self, key: K) -> V | None:
+        """The value as this batch sees it; None if there is none."""
+        value = self.changed.get(key, _ABSENT)
+        return self._base.get(key) if value is _ABSENT else value
+
+    def put(self, key: K, value: V | None) -> None:
+        """Sets the value, or removes it with None."""
+        if self._journal.is_open:
+            self._journal.entries.append((self.changed, key, self.changed.get(key, _ABSENT)))
+        self.changed[key] = value
+
+
+class LaneDesk:
+    """A lane's head while the batch is being worked out. `log_time_ms` is this batch's and never goes back."""
+
+    __slots__ = ("_head", "eviction_time_ms", "fence", "height", "log_time_ms", "number", "position")
+
+    def __init__(self, number: int, head: LaneHead, now_ms: int) -> None:
+        self._head = head
+        self.number = number
+        self.log_time_ms = max(head.log_time_ms, now_ms)
+        self.height = head.height + 1
+        self.position = head.position
+        self.eviction_time_ms = head.eviction_time_ms
+        self.fence = head.fence
+
+    def remembers(self, retention: Retention, since_ms: int) -> bool:
+        """False if what was last seen at `since_ms` has been forgotten."""
+        if retention.forget is Forget.NEVER:
+            return True
+        if retention.forget is Forget.AT_AGE:
+            return self.log_time_ms - since_ms < retention.ttl_ms
+        return self.eviction_time_ms - since_ms <= retention.ttl_ms
+
+    def state(self) -> tuple[int, int, int]:
+        """What changes while a batch is worked out, to be put back by `restore`."""
+        return (self.position, self.eviction_time_ms, self.fence)
+
+    def restore(self, state: tuple[int, int, int] | None) -> None:
+        """Back to an earlier `state`; None is the state before anything happened."""
+        head = self._head
+        before = (head.position, head.eviction_time_ms, head.fence)
+        self.position, self.eviction_time_ms, self.fence = before if state is None else state
+
+    def new_head(self) -> LaneHead | None:
+        """The head to save, or None if nothing that it keeps has changed."""
+        head = self._head
+        if self.position == head.position and self.fence == head.fence:
+            return None
+        return LaneHead(
+            position=self.position,
+            log_time_ms=self.log_time_ms,
+            eviction_time_ms=self.eviction_time_ms,
+            fence=self.fence,
+            height=self.height if self.position > head.position else head.height,
+            block_hash=head.block_hash,
+        )
+
+
+class Mark(NamedTuple):
+    """How things stood: the number of records, and the lanes that had been touched."""
+
+    records: int
+    lanes: dict[int, tuple[int, int, int]]
+
+
+class Desk:
+    """All tables of a batch. Make one a batch."""
+
+    def __init__(self, snapshot: Snapshot, now_ms: int) -> None:
+        self.settings = snapshot.settings
+        self._heads = snapshot.heads
+        self._now_ms = now_ms
+        self._lanes: dict[int, LaneDesk] = {}
+        self._lane_of_stream: dict[str, LaneDesk] = {}
+        self._journal = _Journal()
+        self.records: list[Record] = []
+        self.keys = Overlay(snapshot.keys, self._journal)
+        self.sequences = Overlay(snapshot.sequences, self._journal)
+        self.clients = Overlay(snapshot.clients, self._journal)
+        self.streams = Overlay(snapshot.streams, self._journal)
+        self.entities = Overlay(snapshot.entities, self._journal)
+        self.relationships = Overlay(snapshot.relationships, self._journal)
+        self.rows = Overlay(snapshot.rows, self._journal)
+        self.leases = Overlay(snapshot.leases, self._journal)
+        self.members = Overlay(snapshot.members, self._journal)
+        self.acknowledged = Overlay(snapshot.acknowledged, self._journal)
+
+    # --- lanes
+
+    def lane(self, policy: Policy, scope: str) -> LaneDesk:
+        """The lane that a policy's writes in a scope go to."""
+        return self._lane(0) if policy.order is Order.LANE else self.stream_lane(scope)
+
+    def stream_lane(self, stream: str) -> LaneDesk:
+        """The lane of a stream."""
+        lane = self._lane_of_stream.get(stream)
+        if lane is None:
+            lane = self._lane_of_stream[stream] = self._lane(lane_of(stream, self.settings.lanes))
+        return lane
+
+    def _lane(self, number: int) -> LaneDesk:
+        lane = self._lanes.get(number)
+        if lane is None:
+            head = self._heads.get(number) or LaneHead()
+            lane = self._lanes[number] = LaneDesk(number, head, self._now_ms)
+        return lane
+
+    # --- what is remembered, as far as it has not been forgotten
+
+    def remembered(self, policy: Policy, identity: KeyIdentity, lane: LaneDesk) -> Remembered | None:
+        """What became of a key."""
+        return _unless_forgotten(self.keys.get(identity), policy, lane)
+
+    def remembered_sequence(self, policy: Policy, identity: SequenceIdentity, lane: LaneDesk) -> Remembered | None:
+        """What became of a client's sequence number."""
+        return _unless_forgotten(self.sequences.get(identity), policy, lane)
+
+    def client(self, policy: Policy, identity: ClientIdentity, lane: LaneDesk) -> ClientEntry | None:
+        """Where a client stands; None for one never seen or forgotten."""
+        entry = self.clients.get(identity)
+        if entry is None or not lane.remembers(policy.retention, entry.last_seen_ms):
+            return None
+        return entry
+
+    # --- all or nothing
+
+    def mark(self) -> Mark:
+        """Remembers how things stand, until `keep` or `undo`."""
+        self._journal.is_open = True
+        return Mark(len(self.records), {number: lane.state() for number, lane in self._lanes.items()})
+
+    def keep(self) -> None:
+        """What has changed since the mark stays."""
+        self._journal.is_open = False
+        self._journal.entries.clear()
+
+    def undo(self, mark: Mark) -> None:
+        """As if nothing had happened since the mark."""
+        self._journal.undo()
+        self.keep()
+        del self.records[mark.records :]
+        for number, lane in self._lanes.items():
+            lane.restore(mark.lanes.get(number))
+
+    def changes(self) -> Changes:
+        """Everything to be saved."""
+        heads = {number: lane.new_head() for number, lane in self._lanes.items()}
+        return Changes(
+            records=self.records,
+            heads={number: head for number, head in heads.items() if head is not None},
+            keys=self.keys.changed,
+            sequences=self.sequences.changed,
+            clients=self.clients.changed,
+            streams=self.streams.changed,
+            entities=self.entities.changed,
+            relationships=self.relationships.changed,
+            rows=self.rows.changed,
+            leases=self.leases.changed,
+            members=self.members.changed,
+            acknowledged=self.acknowledged.changed,
+        )
+
+
+def _unless_forgotten(remembered: Remembered | None, policy: Policy, lane: LaneDesk) -> Remembered | None:
+    if remembered is None or not lane.remembers(policy.retention, remembered.receipt.log_time_ms):
+        return None
+    return remembered

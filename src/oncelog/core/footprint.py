@@ -1,0 +1,99 @@
+"""What a store must load before a batch can be decided, named all at once: a constant number of statements."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from oncelog.core.identity import lane_of
+from oncelog.core.operations import DeleteEntity, SetEntity
+from oncelog.core.plan import key_identity
+from oncelog.core.policy import Order
+from oncelog.core.sequences import client_identity
+from oncelog.core.values import (
+    Acknowledge,
+    Claim,
+    ClientIdentity,
+    EntityIdentity,
+    Item,
+    KeyIdentity,
+    MemberIdentity,
+    RelationshipIdentity,
+    Release,
+    Renew,
+    Request,
+    RowIdentity,
+    SequenceIdentity,
+    SetMember,
+    Settings,
+    Submission,
+)
+
+
+class Footprint(Struct):
+    """The keys of every table of a snapshot that a batch may read or write."""
+
+    lanes: set[int] = field(default_factory=set)
+    keys: set[KeyIdentity] = field(default_factory=set)
+    sequences: set[SequenceIdentity] = field(default_factory=set)
+    clients: set[ClientIdentity] = field(default_factory=set)
+    streams: set[str] = field(default_factory=set)
+    entities: set[EntityIdentity] = field(default_factory=set)
+    relationships: set[RelationshipIdentity] = field(default_factory=set)
+    rows: set[RowIdentity] = field(default_factory=set)
+    leases: set[KeyIdentity] = field(default_factory=set)
+    members: set[MemberIdentity] = field(default_factory=set)
+    acknowledged: set[MemberIdentity] = field(default_factory=set)
+
+
+def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
+    """Names everything that `plan` looks at for the batch. Lanes are to be locked in ascending order."""
+    needs = Footprint()
+    for request in batch:
+        for item in request.items:
+            _add(item, needs)
+    needs.lanes.update(lane_of(stream, settings.lanes) for stream in needs.streams)
+    return needs
+
+
+def _add(item: Item, needs: Footprint) -> None:
+    match item:
+        case Submission():
+            _add_submission(item, needs)
+        case Claim():
+            identity = key_identity(item)
+            needs.keys.add(identity)
+            needs.leases.add(identity)
+            needs.streams.add(item.scope)
+        case Renew() | Release():
+            needs.leases.add((item.policy.name, item.scope, "", item.key))
+            needs.streams.add(item.scope)
+        case SetMember() | Acknowledge():
+            needs.members.add((item.scope, item.member))
+            needs.streams.add(item.scope)
+            if isinstance(item, Acknowledge):
+                needs.acknowledged.add((item.scope, item.member))
+
+
+def _add_submission(submission: Submission, needs: Footprint) -> None:
+    policy, scope = submission.policy, submission.scope
+    if submission.key:
+        needs.keys.add(key_identity(submission))
+    if policy.order is Order.STREAM:
+        needs.streams.add(scope)
+    else:
+        needs.lanes.add(0)
+    if policy.members_only:
+        needs.members.add((scope, submission.actor))
+    if policy.leased:
+        needs.leases.add(key_identity(submission))
+    if policy.client_sequence:
+        identity = client_identity(submission)
+        needs.clients.add(identity)
+        needs.sequences.add((*identity, submission.client_sequence))
+    if submission.delta is not None:
+        needs.rows.add((scope, submission.delta.table, submission.delta.row_id))
+    for operation in submission.operations:
+        if isinstance(operation, SetEntity | DeleteEntity):
+            needs.entities.add((scope, operation.key))
+        else:
+            needs.relationships.add((scope, operation.resource, operation.relation, operation.subject))

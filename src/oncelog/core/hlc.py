@@ -1,0 +1,67 @@
+"""Hybrid logical clocks: 48 bits of wall milliseconds, 16 bits of counter, one 64-bit number.
+
+Kept as that number, the whole algebra is `max` and `+ 1`: a counter that overflows carries into the wall part by
+itself. Nothing here reads a clock; the caller says what time it is.
+"""
+
+import re
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
+from oncelog.errors import CanonicalError
+
+COUNTER_BITS: Final = 16
+HLC_MAX: Final = 2**64 - 1
+
+_CANONICAL_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,19}")
+
+
+class ClockDrift(Struct, frozen=True):
+    """A remote clock is further ahead than is believed. Nothing was received."""
+
+    ahead_ms: int
+    limit_ms: int = CLOCK_DRIFT_MS_MAX
+
+
+class ClockExhausted(Struct, frozen=True):
+    """There is no larger 64-bit number. A wall clock in order gets here in the year 10889."""
+
+
+def wall_ms(hlc: int) -> int:
+    """The wall part."""
+    return hlc >> COUNTER_BITS
+
+
+def counter(hlc: int) -> int:
+    """The counter part."""
+    return hlc & (2**COUNTER_BITS - 1)
+
+
+def now(last: int, wall_now_ms: int) -> int | ClockExhausted:
+    """The next local reading: larger than `last`, and not behind the wall clock."""
+    return _in_range(max(last + 1, wall_now_ms << COUNTER_BITS))
+
+
+def receive(last: int, remote: int, wall_now_ms: int) -> int | ClockDrift | ClockExhausted:
+    """The reading after a remote one has been seen: larger than both."""
+    drift = drift_of(remote, wall_now_ms)
+    return drift or _in_range(max(last + 1, remote + 1, wall_now_ms << COUNTER_BITS))
+
+
+def drift_of(remote: int, wall_now_ms: int) -> ClockDrift | None:
+    """None if the remote reading can be believed: exactly the limit still can."""
+    ahead_ms = wall_ms(remote) - wall_now_ms
+    return ClockDrift(ahead_ms) if ahead_ms > CLOCK_DRIFT_MS_MAX else None
+
+
+def parse_hlc(text: str, path: str = "$.hlc") -> int:
+    """The number behind the decimal text of the wire, which has one spelling only."""
+    if not _CANONICAL_DECIMAL.fullmatch(text) or int(text) > HLC_MAX:
+        raise CanonicalError(path, "must be a decimal string from 0 to 2^64−1 without leading zeros")
+    return int(text)
+
+
+def _in_range(hlc: int) -> int | ClockExhausted:
+    return hlc if hlc <= HLC_MAX else ClockExhausted()

@@ -1,0 +1,259 @@
+"""Who a write is, and what it says.
+
+Two ways of hashing, and no third. Where a rule names JSON, the hash is over its canonical form. Where a rule names
+fields, they are framed: label, length, value. A frame's length is fixed before its value is read, so no shift of a
+boundary between two fields, and no value that looks like a frame, can make two inputs one.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Final
+
+import orjson
+
+from oncelog.core.canonical import JsonValue, canonical, canonical_args, nfc, utf16_order
+from oncelog.core.hlc import parse_hlc
+from oncelog.core.operations import Condition, DeleteEntity, Operation, Relate, SetEntity, Unrelate
+from oncelog.errors import CanonicalError
+
+RUN_KEY_BYTES: Final = 16
+
+
+def frame(label: bytes, value: bytes) -> bytes:
+    """One field of a hash: the label, the value's length in four bytes (big-endian), the value."""
+    return label + len(value).to_bytes(4, "big") + value
+
+
+# --- events ------------------------------------------------------------------------------------------
+
+
+def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> tuple[str, ...]:
+    """Partitions as they are compared, stored, granted and read: in NFC, each once, by UTF-16 code unit."""
+    if len(partitions) == 1 and type(partitions[0]) is str and partitions[0].isascii():
+        return (partitions[0],)
+    normal = {nfc(text_field(partition, f"{path}[{index}]")) for index, partition in enumerate(partitions)}
+    return tuple(sorted(normal, key=utf16_order))
+
+
+def fingerprint(partitions: tuple[str, ...], event: bytes) -> bytes:
+    """What an event says: SHA-256 of the canonical `{partitions, event}`.
+
+    Takes the partitions in normal form and the event in canonical form, since both are needed elsewhere too.
+    """
+    # Strings in an array are the one thing that the native encoder writes as JCS without any guard.
+    return sha256(b'{"event":%b,"partitions":%b}' % (event, orjson.dumps(partitions))).digest()
+
+
+def fingerprint_of(value: JsonValue) -> bytes:
+    """The fingerprint of `{partitions, event}` as it comes from outside."""
+    members = object_field(value, "$")
+    partitions = required(members, "partitions")
+    if type(partitions) is not list:
+        raise CanonicalError("$.partitions", f"must be an array, not {_kind(partitions)}")
+    event = _canonical_at(required(members, "event"), "$.event")
+    return fingerprint(normal_partitions(partitions), event)
+
+
+# --- deltas ------------------------------------------------------------------------------------------
+
+DELTA_FIELDS: Final = ("clientId", "hlc", "table", "rowId", "columns")
+
+
+def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequence[JsonValue]) -> bytes:
+    """A delta's identity: SHA-256 of the canonical form of its five identity fields, in raw bytes.
+
+    Names are not judged here: that is for the push, and a client must be able to name what it is told was refused.
+    """
+    identity = {"clientId": client_id, "hlc": hlc, "table": table, "rowId": row_id, "columns": columns}
+    return sha256(canonical(identity)).digest()
+
+
+def delta_id_of(value: JsonValue) -> bytes:
+    """The id of a delta as it comes from outside; `op` and other members have no part in it."""
+    members = object_field(value, "$")
+    for name in DELTA_FIELDS[:-1]:
+        text_field(required(members, name), f"$.{name}")
+    parse_hlc(members["hlc"])
+    columns = required(members, "columns")
+    if type(columns) is not list:
+        raise CanonicalError("$.columns", f"must be an array, not {_kind(columns)}")
+    return delta_id(*(members[name] for name in DELTA_FIELDS))
+
+
+# --- runs --------------------------------------------------------------------------------------------
+
+
+def run_key(
+    plan_id: str | None,
+    campaign_id: int,
+    event_type: str,
+    tool_name: str | None,
+    ruleset_version: str | None,
+    args: JsonValue,
+) -> bytes:
+    """The key of a run (v2): these six fields and nothing else decide it."""
+    return _framed_key(
+        (b"plan_id", _nullable_text(plan_id, "$.plan_id")),
+        (b"campaign_id", _decimal(campaign_id, "$.campaign_id")),
+        (b"event_type", text_field(event_type, "$.event_type").encode()),
+        (b"tool_name", _nullable_text(tool_name, "$.tool_name")),
+        (b"ruleset_version", _nullable_text(ruleset_version, "$.ruleset_version")),
+        (b"args_json", _args_at(args, "$.args_json")),
+    )
+
+
+def run_key_v1(
+    plan_id: str | None,
+    campaign_id: int,
+    event_type: str,
+    execution_request_id: str | None,
+    replay_ordinal: int,
+    payload: JsonValue,
+) -> bytes:
+    """The key of a run before v2, for a migration that is watched: framed alike, over the old fields."""
+    return _framed_key(
+        (b"plan_id", _nullable_text(plan_id, "$.plan_id")),
+        (b"campaign_id", _decimal(campaign_id, "$.campaign_id")),
+        (b"event_type", text_field(event_type, "$.event_type").encode()),
+        (b"execution_request_id", _nullable_text(execution_request_id, "$.execution_request_id")),
+        (b"replay_ordinal", _decimal(replay_ordinal, "$.replay_ordinal")),
+        (b"payload", _args_at(payload, "$.payload")),
+    )
+
+
+def run_key_of(value: JsonValue) -> bytes:
+    """The key (v2) of a run as it comes from outside."""
+    members = object_field(value, "$")
+    return run_key(
+        members.get("plan_id"),
+        required(members, "campaign_id"),
+        required(members, "event_type"),
+        members.get("tool_name"),
+        members.get("ruleset_version"),
+        members.get("args_json"),
+    )
+
+
+def _framed_key(*fields: tuple[bytes, bytes]) -> bytes:
+    return sha256(b"".join(frame(label, value) for label, value in fields)).digest()[:RUN_KEY_BYTES]
+
+
+def _nullable_text(value: JsonValue, path: str) -> bytes:
+    return b"" if value is None else text_field(value, path).encode()
+
+
+def _decimal(value: JsonValue, path: str) -> bytes:
+    if type(value) is not int:
+        raise CanonicalError(path, f"must be an integer, not {_kind(value)}")
+    try:
+        return str(value).encode()
+    except ValueError as error:
+        raise CanonicalError(path, "integer of too many digits") from error
+
+
+def _args_at(value: JsonValue, path: str) -> bytes:
+    try:
+        return canonical_args(value)
+    except CanonicalError as error:
+        raise CanonicalError(path + error.path[1:], error.reason) from error
+
+
+# --- the ledger --------------------------------------------------------------------------------------
+
+
+def request_hash(operations: Sequence[Operation]) -> bytes:
+    """What a ledger transaction says: SHA-256 over its operations and their conditions, each framed whole."""
+    return sha256(b"".join(frame(b"operation", _framed_operation(one)) for one in operations)).digest()
+
+
+def _framed_operation(operation: Operation) -> bytes:
+    match operation:
+        case SetEntity(key, value, expires_at_ms, condition):
+            expiry = b"" if expires_at_ms is None else str(expires_at_ms).encode()
+            return (
+                frame(b"kind", b"set")
+                + frame(b"key", key.encode())
+                + frame(b"value", value)
+                + frame(b"expires_at_ms", expiry)
+                + frame(b"condition", b"" if condition is None else _framed_condition(condition))
+            )
+        case DeleteEntity(key):
+            return frame(b"kind", b"delete") + frame(b"key", key.encode())
+        case Relate(resource, relation, subject):
+            return frame(b"kind", b"relate") + _framed_tuple(resource, relation, subject)
+        case Unrelate(resource, relation, subject):
+            return frame(b"kind", b"unrelate") + _framed_tuple(resource, relation, subject)
+
+
+def _framed_condition(condition: Condition) -> bytes:
+    return (
+        frame(b"must", condition.must.value.encode())
+        + frame(b"version", str(condition.version).encode())
+        + frame(b"value", condition.value)
+    )
+
+
+def _framed_tuple(resource: str, relation: str, subject: str) -> bytes:
+    return (
+        frame(b"resource", resource.encode())
+        + frame(b"relation", relation.encode())
+        + frame(b"subject", subject.encode())
+    )
+
+
+# --- lanes -------------------------------------------------------------------------------------------
+
+
+def lane_of(stream: str, lanes: int) -> int:
+    """The lane (1 to `lanes`) of a stream. Kept for ever: a stream that moved would lose its order."""
+    return 1 + int.from_bytes(sha256(stream.encode()).digest()[:8], "big") % lanes
+
+
+# --- fields as they come from outside ----------------------------------------------------------------
+
+
+def object_field(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
+    """`value` if it is an object. Raises CanonicalError with the path if not."""
+    if type(value) is not dict:
+        raise CanonicalError(path, f"must be an object, not {_kind(value)}")
+    return value
+
+
+def text_field(value: JsonValue, path: str) -> str:
+    """`value` if it is a string that Unicode allows. Raises CanonicalError with the path if not."""
+    if type(value) is not str:
+        raise CanonicalError(path, f"must be a string, not {_kind(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise CanonicalError(path, "lone surrogate in a string") from error
+    return value
+
+
+def required(members: Mapping[str, JsonValue], name: str) -> JsonValue:
+    """The member of that name. Raises CanonicalError with the path if there is none."""
+    if name not in members:
+        raise CanonicalError(f"$.{name}", "is missing")
+    return members[name]
+
+
+def _canonical_at(value: JsonValue, path: str) -> bytes:
+    try:
+        return canonical(value)
+    except CanonicalError as error:
+        raise CanonicalError(path + error.path[1:], error.reason) from error
+
+
+_JSON_NAMES: Final = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    int: "an integer",
+    float: "a float",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def _kind(value: object) -> str:
+    return _JSON_NAMES.get(type(value), type(value).__name__)

@@ -1,0 +1,339 @@
+"""What must hold over any history, as functions: a recorded run, a store on disk, a simulation.
+
+Each takes a History and gives the violations it finds; none is what one hopes for. The first four bear the names that
+the chat document gives them (CH-13), the others belong to the commit (CO-10 to CO-14).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, TypeVar
+
+from msgspec import Struct, field
+
+from oncelog.core.policy import BUILT_IN, Forget, OnReuse, Policy
+from oncelog.core.values import (
+    Committed,
+    KeyIdentity,
+    MemberIdentity,
+    Reason,
+    Receipt,
+    Record,
+    Refused,
+    Remembered,
+    Replayed,
+    Settings,
+    Verdict,
+)
+
+
+_Key = TypeVar("_Key", int, str)
+
+
+class Answer(Struct, frozen=True):
+    """What a caller was told about a write."""
+
+    identity: KeyIdentity
+    fingerprint: bytes
+    verdict: Verdict
+
+
+class Reading(Struct, frozen=True):
+    """What a reader of a lane saw, in the order it saw it, until it had caught up with `upto`."""
+
+    reader: str
+    lane: int
+    after: int
+    upto: int
+    seen: Sequence[tuple[int, KeyIdentity]]
+    """Position and identity of each record."""
+    partition: str | None = None
+    """Only records that touch it, where named."""
+
+
+class Sync(Struct, frozen=True):
+    """What a client had of a stream after it caught up from `after` with `upto`, the newest at that time."""
+
+    client: str
+    scope: str
+    after: int
+    upto: int
+    sequences: Sequence[int]
+
+
+class History(Struct):
+    """Everything that is known about a run. What was not recorded stays empty and is not judged."""
+
+    records: Sequence[Record]
+    """What the store holds."""
+    settings: Settings = Settings()
+    policies: Mapping[str, Policy] = field(default_factory=lambda: {policy.name: policy for policy in BUILT_IN})
+    answers: Sequence[Answer] = ()
+    readings: Sequence[Reading] = ()
+    syncs: Sequence[Sync] = ()
+    acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
+    keys: Mapping[KeyIdentity, Remembered] | None = None
+    """What the store remembers of keys that have not been forgotten."""
+    streams: Mapping[str, int] | None = None
+    positions: Mapping[int, int] | None = None
+    """The newest position of each lane, by its head."""
+
+
+class Violation(Struct, frozen=True):
+    """Something that must not be."""
+
+    invariant: str
+    message: str
+
+
+Invariant = Callable[[History], Iterator[str]]
+
+
+# --- the four of the chat document -------------------------------------------------------------------
+
+
+def sequence_monotonic(history: History) -> Iterator[str]:
+    """In each stream, what was persisted later has the higher sequence."""
+    last: dict[str, Record] = {}
+    for record in _in_order(history.records):
+        if not record.sequence:
+            continue
+        before = last.get(record.scope)
+        if before is not None and before.sequence >= record.sequence:
+            yield (
+                f"stream {record.scope!r}: sequence {record.sequence} at position {record.position} "
+                f"comes after {before.sequence} at position {before.position}"
+            )
+        last[record.scope] = record
+
+
+def idempotency_guarantee(history: History) -> Iterator[str]:
+    """While a key is remembered there is one record of it."""
+    evictions = _Evictions(history)
+    for identity, records in _by_identity(history).items():
+        policy = history.policies.get(identity[0])
+        if policy is None:
+            yield f"{_name(identity)}: the policy is not known"
+            continue
+        for before, after in pairwise(records):
+            if not evictions.forgotten(policy, before, after):
+                yield f"{_name(identity)}: stored at position {before.position} and again at {after.position}"
+
+
+def sync_completeness(history: History) -> Iterator[str]:
+    """Who has caught up has everything."""
+    stored: dict[str, set[int]] = defaultdict(set)
+    for record in history.records:
+        stored[record.scope].add(record.sequence)
+    for sync in history.syncs:
+        wanted = {one for one in stored[sync.scope] if sync.after < one <= sync.upto}
+        missing = sorted(wanted.difference(sync.sequences))
+        if missing:
+            yield f"{sync.client} caught up on {sync.scope!r} from {sync.after} without {missing[:10]}"
+
+
+def delivery_state_consistency(history: History) -> Iterator[str]:
+    """Nobody has acknowledged what does not exist."""
+    last: dict[str, int] = defaultdict(int)
+    for record in history.records:
+        last[record.scope] = max(last[record.scope], record.sequence)
+    for (scope, member), sequence in history.acknowledged.items():
+        if sequence > last[scope]:
+            yield f"{member} has acknowledged {sequence} of {scope!r}, which ends at {last[scope]}"
+
+
+# --- those of the commit -----------------------------------------------------------------------------
+
+
+def commits_are_whole(history: History) -> Iterator[str]:
+    """CO-10: a record, its key, its sequence and its lane's head are there together or not at all."""
+    positions: dict[int, int] = defaultdict(int)
+    streams: dict[str, int] = defaultdict(int)
+    for record in history.records:
+        positions[record.lane] = max(positions[record.lane], record.position)
+        if record.sequence:
+            streams[record.scope] = max(streams[record.scope], record.sequence)
+    yield from _differences("the head of lane", positions, history.positions)
+    yield from _differences("the last sequence of stream", streams, history.streams)
+    if history.keys is not None:
+        yield from _keys_without_records(history, history.keys)
+
+
+def answers_are_durable(history: History) -> Iterator[str]:
+    """CO-11: whoever was told of a commit was told of a record that is there."""
+    receipts = {receipt_of(record): identity for identity, record in _identified(history)}
+    for answer in history.answers:
+        receipt = _success(answer.verdict)
+        if receipt is not None and receipts.get(receipt) != answer.identity:
+            yield f"{_name(answer.identity)}: answered as {receipt}, which is not stored"
+
+
+def numbers_are_never_reused(history: History) -> Iterator[str]:
+    """CO-12: a position, and a sequence of a stream, belong to one write for ever, whoever saw it."""
+    positions: dict[tuple[int, int], KeyIdentity] = {}
+    sequences: dict[tuple[str, int], KeyIdentity] = {}
+    for lane, position, scope, sequence, identity in _numbers_seen(history):
+        if positions.setdefault((lane, position), identity) != identity:
+            yield f"position {position} of lane {lane} was given to two writes"
+        if sequence and sequences.setdefault((scope, sequence), identity) != identity:
+            yield f"sequence {sequence} of stream {scope!r} was given to two writes"
+
+
+def readers_miss_nothing(history: History) -> Iterator[str]:
+    """CO-13: a reader sees every record after its cursor once, in order."""
+    lanes: dict[int, list[Record]] = defaultdict(list)
+    for record in _in_order(history.records):
+        lanes[record.lane].append(record)
+    for reading in history.readings:
+        wanted = [
+            record.position
+            for record in lanes[reading.lane]
+            if reading.after < record.position <= reading.upto
+            and (reading.partition is None or reading.partition in record.partitions)
+        ]
+        seen = [position for position, _ in reading.seen]
+        if seen != wanted:
+            place = next(place for place in range(len(seen) + 1) if seen[: place + 1] != wanted[: place + 1])
+            yield (
+                f"{reading.reader} on lane {reading.lane} from {reading.after}: "
+                f"saw {seen[place : place + 3]} where {wanted[place : place + 3]} was next"
+            )
+
+
+def one_outcome_each_identity(history: History) -> Iterator[str]:
+    """CO-14: equal submissions of one identity have one outcome; others are told so, or given the first one's."""
+    stored = _by_identity(history)
+    for answer in history.answers:
+        records = stored.get(answer.identity, [])
+        policy = history.policies.get(answer.identity[0])
+        if policy is None or not records:
+            continue
+        equal = any(record.fingerprint == answer.fingerprint for record in records)
+        if equal and isinstance(answer.verdict, Refused) and answer.verdict.reason is Reason.IDENTITY_REUSED:
+            yield f"{_name(answer.identity)}: an equal submission was refused as reused"
+        if not equal and policy.on_reuse is OnReuse.REFUSE and _success(answer.verdict) is not None:
+            yield f"{_name(answer.identity)}: a submission with other content was answered as committed"
+
+
+INVARIANTS: Final[Sequence[Invariant]] = (
+    sequence_monotonic,
+    idempotency_guarantee,
+    sync_completeness,
+    delivery_state_consistency,
+    commits_are_whole,
+    answers_are_durable,
+    numbers_are_never_reused,
+    readers_miss_nothing,
+    one_outcome_each_identity,
+)
+
+
+def violations(history: History, invariants: Iterable[Invariant] = INVARIANTS) -> list[Violation]:
+    """All that is wrong with a history."""
+    return [
+        Violation(getattr(invariant, "__name__", repr(invariant)), message)
+        for invariant in invariants
+        for message in invariant(history)
+    ]
+
+
+def receipt_of(record: Record) -> Receipt:
+    """The receipt that the record's first answer carried, and that every retry gets."""
+    return Receipt(
+        record.lane, record.position, record.sequence, record.log_time_ms, record.height, record.client_sequence
+    )
+
+
+# --- how they look things up -------------------------------------------------------------------------
+
+
+class _Evictions:
+    """The positions at which a lane evicted, read off its records."""
+
+    def __init__(self, history: History) -> None:
+        interval = history.settings.eviction_interval
+        self._of_lane: dict[int, list[Record]] = defaultdict(list)
+        for record in _in_order(history.records):
+            if record.position % interval == 0:
+                self._of_lane[record.lane].append(record)
+
+    def forgotten(self, policy: Policy, before: Record, after: Record) -> bool:
+        """Whether the key of `before` was free again when `after` took it."""
+        ttl_ms = policy.retention.ttl_ms
+        match policy.retention.forget:
+            case Forget.NEVER:
+                return False
+            case Forget.AT_AGE:
+                return after.log_time_ms - before.log_time_ms >= ttl_ms
+            case Forget.AT_EVICTION:
+                return any(
+                    one.log_time_ms - before.log_time_ms > ttl_ms
+                    for one in self._of_lane[before.lane]
+                    if one.position < after.position
+                )
+
+
+def _in_order(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: (record.lane, record.position))
+
+
+def _identified(history: History) -> Iterator[tuple[KeyIdentity, Record]]:
+    for record in history.records:
+        policy = history.policies.get(record.policy)
+        client = record.client if policy is not None and policy.client_sequence else ""
+        yield (record.policy, record.scope, client, record.key), record
+
+
+def _by_identity(history: History) -> dict[KeyIdentity, list[Record]]:
+    """The records of each identity, oldest first. A record without a key is known by its client sequence only."""
+    found: dict[KeyIdentity, list[Record]] = defaultdict(list)
+    for identity, record in _identified(history):
+        if record.key:
+            found[identity].append(record)
+    for records in found.values():
+        records.sort(key=lambda record: record.position)
+    return dict(found)
+
+
+def _numbers_seen(history: History) -> Iterator[tuple[int, int, str, int, KeyIdentity]]:
+    """Lane, position, scope, sequence and identity of every write, by everyone who has seen it."""
+    for identity, record in _identified(history):
+        yield record.lane, record.position, record.scope, record.sequence, identity
+    for answer in history.answers:
+        receipt = _success(answer.verdict)
+        if receipt is not None:
+            yield receipt.lane, receipt.position, answer.identity[1], receipt.sequence, answer.identity
+    for reading in history.readings:
+        for position, identity in reading.seen:
+            yield reading.lane, position, identity[1], 0, identity
+
+
+def _success(verdict: Verdict) -> Receipt | None:
+    return verdict.receipt if isinstance(verdict, Committed | Replayed) else None
+
+
+def _keys_without_records(history: History, keys: Mapping[KeyIdentity, Remembered]) -> Iterator[str]:
+    stored = _by_identity(history)
+    for identity, remembered in keys.items():
+        records = stored.get(identity)
+        if not records:
+            yield f"{_name(identity)}: remembered, but not stored"
+        elif (receipt_of(records[-1]), records[-1].fingerprint) != (remembered.receipt, remembered.fingerprint):
+            yield f"{_name(identity)}: remembered otherwise than stored at position {records[-1].position}"
+    for identity in stored.keys() - keys.keys():
+        policy = history.policies.get(identity[0])
+        if policy is not None and policy.retention.forget is Forget.NEVER:
+            yield f"{_name(identity)}: stored, but not remembered"
+
+
+def _differences(what: str, stored: Mapping[_Key, int], claimed: Mapping[_Key, int] | None) -> Iterator[str]:
+    if claimed is None:
+        return
+    for key in sorted(stored.keys() | claimed.keys(), key=repr):
+        if stored.get(key, 0) != claimed.get(key, 0):
+            yield f"{what} {key!r} says {claimed.get(key, 0)}, the records say {stored.get(key, 0)}"
+
+
+def _name(identity: KeyIdentity) -> str:
+    policy, scope, client, key = identity
+    return f"{policy} {scope!r} {f'{client!r} ' if client else ''}{key.hex()}"

@@ -1,0 +1,127 @@
+"""Rows merged by last writer wins, column by column.
+
+Every write to a column carries a stamp: clock, then client, then delta id, compared in that order. A column keeps
+the value of its highest stamp, a row keeps the highest stamp of its writes and of its deletes, and what a delete
+outranks is gone. All of it is a maximum of something, so the outcome does not depend on the order of arrival.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue, canonical, utf16_order
+from oncelog.core.identity import delta_id
+from oncelog.errors import CanonicalError
+
+Stamp = tuple[int, bytes, bytes]
+"""Clock, client (as UTF-16 code units), delta id."""
+
+NEVER: Stamp = (-1, b"", b"")
+"""Lower than any stamp."""
+
+
+class Op(Enum):
+    """What a delta does to its row."""
+
+    INSERT = "INSERT"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+
+
+class RowDelta(Struct, frozen=True):
+    """One change of one row, with the values in canonical form."""
+
+    op: Op
+    table: str
+    row_id: str
+    client_id: str
+    hlc: int
+    columns: tuple[tuple[str, bytes], ...]
+    delta_id: bytes
+
+    @property
+    def stamp(self) -> Stamp:
+        """Its rank among all deltas of the row."""
+        return (self.hlc, utf16_order(self.client_id), self.delta_id)
+
+
+class Row(Struct, frozen=True):
+    """What is left of all deltas of a row."""
+
+    columns: Mapping[str, tuple[bytes, Stamp]] = {}
+    written: Stamp = NEVER
+    deleted: Stamp = NEVER
+
+    @property
+    def exists(self) -> bool:
+        """True if its newest write outranks its newest delete; it may still have no columns."""
+        return self.written > self.deleted
+
+    @property
+    def values(self) -> dict[str, bytes]:
+        """The columns in canonical form, without their stamps; empty for a row that does not exist."""
+        return {name: value for name, (value, _) in self.columns.items()}
+
+
+def merge(row: Row, delta: RowDelta) -> Row:
+    """The row with one more delta in it. The same row, if the delta lost everywhere."""
+    stamp = delta.stamp
+    if delta.op is Op.DELETE:
+        if stamp <= row.deleted:
+            return row
+        kept = {name: column for name, column in row.columns.items() if column[1] > stamp}
+        return Row(kept, row.written, stamp)
+    won = {
+        name: (value, stamp)
+        for name, value in delta.columns
+        if stamp > row.deleted and (name not in row.columns or stamp > row.columns[name][1])
+    }
+    if not won and stamp <= row.written:
+        return row
+    return Row({**row.columns, **won}, max(row.written, stamp), row.deleted)
+
+
+def extract(
+    before: Mapping[str, JsonValue] | None,
+    after: Mapping[str, JsonValue] | None,
+    *,
+    client_id: str,
+    hlc: int,
+    table: str,
+    row_id: str,
+) -> RowDelta | None:
+    """The delta that leads from one row to the other; None where nothing changed.
+
+    The columns are in the order of UTF-16 code units, whatever the order in the rows: a client that makes the
+    delta again after a crash, from the same two rows, clock and names, makes the same id again.
+    """
+    if before is None and after is None:
+        return None
+    columns: list[dict[str, JsonValue]] = []
+    op = Op.DELETE
+    if after is not None:
+        op = Op.INSERT if before is None else Op.UPDATE
+        columns = _changed_columns(before or {}, after)
+        if op is Op.UPDATE and not columns:
+            return None
+    return RowDelta(
+        op=op,
+        table=table,
+        row_id=row_id,
+        client_id=client_id,
+        hlc=hlc,
+        columns=tuple((column["column"], canonical(column["value"])) for column in columns),
+        delta_id=delta_id(client_id, str(hlc), table, row_id, columns),
+    )
+
+
+def _changed_columns(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[dict[str, JsonValue]]:
+    for name in before:
+        if name not in after:
+            raise CanonicalError(f"$.{name}", "is missing after the change; a column cannot be removed, set it to null")
+    return [
+        {"column": name, "value": after[name]}
+        for name in sorted(after, key=utf16_order)
+        if name not in before or canonical(after[name]) != canonical(before[name])
+    ]

@@ -1,0 +1,68 @@
+"""Operations on the entities and relationships of a scope, and the conditions they may carry."""
+
+from enum import Enum
+
+from msgspec import Struct
+
+
+class Must(Enum):
+    """What a condition demands of the entity before it is set."""
+
+    NOT_EXIST = "not_exist"
+    EXIST = "exist"
+    HAVE_VERSION = "have_version"
+    HAVE_VALUE = "have_value"
+
+
+class Condition(Struct, frozen=True):
+    """A demand on an entity, with the version or value that it names."""
+
+    must: Must
+    version: int = 0
+    value: bytes = b""
+
+
+class SetEntity(Struct, frozen=True, tag="set"):
+    """Sets an entity. From `expires_at_ms` (log time) on it counts as absent."""
+
+    key: str
+    value: bytes
+    expires_at_ms: int | None = None
+    condition: Condition | None = None
+
+
+class DeleteEntity(Struct, frozen=True, tag="delete"):
+    """Deletes an entity; one that is not there stays so."""
+
+    key: str
+
+
+class Relate(Struct, frozen=True, tag="relate"):
+    """Creates a relationship; one that is there stays as it is."""
+
+    resource: str
+    relation: str
+    subject: str
+
+
+class Unrelate(Struct, frozen=True, tag="unrelate"):
+    """Deletes a relationship; one that is not there stays so."""
+
+    resource: str
+    relation: str
+    subject: str
+
+
+Operation = SetEntity | DeleteEntity | Relate | Unrelate
+
+
+class Entity(Struct, frozen=True):
+    """An entity as it stands. Its version is the stream sequence of its last change."""
+
+    value: bytes
+    version: int
+    expires_at_ms: int | None = None
+
+    def is_live(self, log_time_ms: int) -> bool:
+        """False once it has expired."""
+        return self.expires_at_ms is None or log_time_ms < self.expires_at_ms

@@ -1,0 +1,259 @@
+"""The one decision: what becomes of each item of a batch, and what to save for it.
+
+`plan` sees a batch, what the store remembers about it, and a time. It does no I/O, reads no clock and draws no random
+number: the same input gives the same output on every engine, in a replay and in a simulation. Outcomes are values.
+
+A submission is checked in one order, whatever its policy:
+
+    shape · membership · identity · sequence and lease · expected position · conditions · clock drift ·
+    application's validation · limits of new writes
+
+A known identity is answered at its check and nothing below it is looked at again: a retry of a committed write gets
+its answer though its expectation is stale by now, the validation stricter or the limits used up.
+
+Items are decided one after the other, each on what the ones before it leave behind (`desk`).
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from oncelog.core.desk import Desk, LaneDesk
+from oncelog.core.entities import Effects, effects_of
+from oncelog.core.hlc import drift_of
+from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
+from oncelog.core.members import acknowledge, not_a_member, set_member
+from oncelog.core.merge import Row, RowDelta, merge
+from oncelog.core.policy import OnReuse, Order
+from oncelog.core.sequences import advance, not_the_next
+from oncelog.core.shape import malformed
+from oncelog.core.values import (
+    Acknowledge,
+    Changes,
+    Claim,
+    Committed,
+    Granted,
+    Item,
+    KeyIdentity,
+    Mode,
+    Reason,
+    Receipt,
+    Record,
+    Refused,
+    Release,
+    Remembered,
+    Renew,
+    Replayed,
+    Request,
+    SetMember,
+    Snapshot,
+    Submission,
+    Verdict,
+)
+
+Validate = Callable[[Submission], str | None]
+"""An application's own check of a new write: None, or what is wrong with it. Must be pure, and must not raise."""
+
+
+class Plan(Struct, frozen=True):
+    """One verdict an item, request by request, and all that must be saved before any of them is told."""
+
+    verdicts: list[list[Verdict]]
+    changes: Changes
+
+
+def plan(batch: Sequence[Request], snapshot: Snapshot, now_ms: int, validate: Validate | None = None) -> Plan:
+    """Decides a batch. `snapshot` must hold what `footprint` names; `now_ms` is the time it is proposed at."""
+    desk = Desk(snapshot, now_ms)
+    verdicts = [_decide_request(request, desk, validate) for request in batch]
+    return Plan(verdicts, desk.changes())
+
+
+def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
+    if request.mode is Mode.EACH:
+        return [_decide(item, desk, validate) for item in request.items]
+    mark = desk.mark()
+    verdicts: list[Verdict] = []
+    for index, item in enumerate(request.items):
+        verdict = _decide(item, desk, validate)
+        verdicts.append(verdict)
+        if isinstance(verdict, Refused):
+            skipped = Refused(Reason.NOT_PROCESSED, f"item {index} was refused", index=index)
+            if request.mode is Mode.ALL:
+                desk.undo(mark)
+                verdicts[:index] = [skipped] * index
+            verdicts.extend([skipped] * (len(request.items) - index - 1))
+            break
+    desk.keep()
+    return verdicts
+
+
+def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
+    refused = malformed(item)
+    if refused is not None:
+        return refused
+    match item:
+        case Submission():
+            return _decide_submission(item, desk, validate)
+        case Claim():
+            return _decide_claim(item, desk)
+        case Renew():
+            return renew(item, desk.lane(item.policy, item.scope), desk)
+        case Release():
+            return release(item, desk.lane(item.policy, item.scope), desk)
+        case SetMember():
+            return set_member(item, desk)
+        case Acknowledge():
+            return acknowledge(item, desk)
+
+
+def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:
+    lane = desk.lane(item.policy, item.scope)
+    return _known(item, key_identity(item), lane, desk) or claim(item, lane, desk)
+
+
+def _decide_submission(submission: Submission, desk: Desk, validate: Validate | None) -> Verdict:
+    policy = submission.policy
+    if policy.members_only:
+        refused = not_a_member(submission.scope, submission.actor, desk)
+        if refused is not None:
+            return refused
+    lane = desk.lane(policy, submission.scope)
+    identity = key_identity(submission)
+    answer = _known(submission, identity, lane, desk)
+    if answer is None and policy.client_sequence:
+        answer = not_the_next(submission, lane, desk)
+    if answer is None and policy.leased:
+        answer = lease_in_the_way(submission, lane, desk)
+    if answer is not None:
+        return answer
+    sequence = (desk.streams.get(submission.scope) or 0) + 1 if policy.order is Order.STREAM else 0
+    effects = Effects()
+    refused = _not_expected(submission, lane.position, sequence)
+    if refused is None and policy.entities:
+        worked_out = effects_of(submission, sequence, lane.log_time_ms, desk)
+        if isinstance(worked_out, Refused):
+            refused = worked_out
+        else:
+            effects = worked_out
+    if refused is None:
+        refused = _drifted(submission.delta, lane) or _objected(submission, validate) or _limited(submission)
+    if refused is not None:
+        return refused
+    effects.apply(desk)
+    return _commit(submission, identity, sequence, lane, desk)
+
+
+# --- the checks, in their order ----------------------------------------------------------------------
+
+
+def key_identity(item: Submission | Claim) -> KeyIdentity:
+    """Under what the write is remembered. Where clients number their writes, their keys are their own."""
+    client = item.client if isinstance(item, Submission) and item.policy.client_sequence else ""
+    return (item.policy.name, item.scope, client, item.key)
+
+
+def _known(item: Submission | Claim, identity: KeyIdentity, lane: LaneDesk, desk: Desk) -> Replayed | Refused | None:
+    remembered = desk.remembered(item.policy, identity, lane)
+    if remembered is None:
+        return None
+    mismatch = remembered.fingerprint != item.fingerprint
+    if mismatch and item.policy.on_reuse is OnReuse.REFUSE:
+        return Refused(
+            Reason.IDENTITY_REUSED,
+            "this identity was used for a write with other content; nothing was written",
+            field="key",
+        )
+    return Replayed(remembered.receipt, mismatch, remembered.erased)
+
+
+def _not_expected(submission: Submission, position: int, sequence: int) -> Refused | None:
+    if submission.expected_position is not None and submission.expected_position != position:
+        return _unexpected("expected_position", submission.expected_position, position)
+    if submission.expected_sequence is not None and submission.expected_sequence != sequence - 1:
+        return _unexpected("expected_sequence", submission.expected_sequence, sequence - 1)
+    return None
+
+
+def _unexpected(field: str, expected: int, current: int) -> Refused:
+    return Refused(
+        Reason.UNEXPECTED_POSITION, f"expected {expected} as the newest, but it is {current}", field, current
+    )
+
+
+def _drifted(delta: RowDelta | None, lane: LaneDesk) -> Refused | None:
+    drift = None if delta is None else drift_of(delta.hlc, lane.log_time_ms)
+    if drift is None:
+        return None
+    return Refused(
+        Reason.CLOCK_DRIFT,
+        f"the clock is {drift.ahead_ms} ms ahead of the log's; at most {drift.limit_ms} ms are accepted",
+        field="hlc",
+        current=lane.log_time_ms,
+    )
+
+
+def _objected(submission: Submission, validate: Validate | None) -> Refused | None:
+    objection = None if validate is None else validate(submission)
+    return None if objection is None else Refused(Reason.INVALID, objection, field="body")
+
+
+def _limited(submission: Submission) -> Refused | None:
+    if submission.retry_after_ms == 0:
+        return None
+    return Refused(
+        Reason.RATE_LIMITED,
+        f"the limit of new writes is used up; try again in {submission.retry_after_ms} ms",
+        retry_after_ms=submission.retry_after_ms,
+    )
+
+
+# --- the commit --------------------------------------------------------------------------------------
+
+
+def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: LaneDesk, desk: Desk) -> Committed:
+    policy = submission.policy
+    lane.position = position = lane.position + 1
+    log_time_ms = lane.log_time_ms
+    receipt = Receipt(lane.number, position, sequence, log_time_ms, lane.height, submission.client_sequence)
+    remembered = Remembered(receipt, submission.fingerprint)
+    if submission.key:
+        desk.keys.put(identity, remembered)
+    if sequence:
+        desk.streams.put(submission.scope, sequence)
+    if policy.client_sequence:
+        advance(submission, remembered, desk)
+    if policy.leased:
+        settle(submission, desk)
+    if submission.delta is not None:
+        _merge_row(submission.scope, submission.delta, desk)
+    desk.records.append(
+        Record(
+            lane.number,
+            position,
+            sequence,
+            log_time_ms,
+            lane.height,
+            policy.name,
+            submission.scope,
+            submission.key,
+            submission.fingerprint,
+            submission.actor,
+            submission.client,
+            submission.client_sequence,
+            submission.partitions,
+            submission.body,
+        )
+    )
+    if position % desk.settings.eviction_interval == 0:
+        # The record at an evicting position applies first: what it renewed is not evicted by it.
+        lane.eviction_time_ms = log_time_ms
+    return Committed(receipt)
+
+
+def _merge_row(scope: str, delta: RowDelta, desk: Desk) -> None:
+    identity = (scope, delta.table, delta.row_id)
+    before = desk.rows.get(identity)
+    after = merge(before or Row(), delta)
+    if after is not before:
+        desk.rows.put(identity, after)

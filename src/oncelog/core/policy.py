@@ -1,0 +1,230 @@
+"""Policies: what identifies a write, how long that is remembered, and what a second write under it is told.
+
+A policy is a frozen value. Five are built in, one for each door; an application declares its own the same way:
+
+    payments = Policy(
+        name="payments",
+        key_bytes=(1, 64),
+        order=Order.STREAM,
+        on_reuse=OnReuse.REFUSE,
+        retention=kept_for(hours=24),
+    )
+
+One that contradicts itself raises PolicyError right there, not when the first write comes.
+"""
+
+import re
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.errors import PolicyError
+
+NAME_CHARACTERS_MAX: Final = 64
+KEY_BYTES_MAX: Final = 255
+TTL_MS_MAX: Final = 100 * 366 * 86_400_000
+"""A hundred years: beyond it, say FOREVER."""
+
+_NAME: Final = re.compile(rf"[a-z][a-z0-9_.-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+
+
+def _demand(condition: bool, message: str) -> None:
+    if not condition:
+        raise PolicyError(message)
+
+
+class Identity(Enum):
+    """Where the key comes from."""
+
+    GIVEN = "given"
+    """The caller chose it, so two different writes may come under one key."""
+    DERIVED = "derived"
+    """It is a hash of what the write says, so another write has another key."""
+
+
+class Order(Enum):
+    """Which order a record gets its place in, besides its position in the lane."""
+
+    LANE = "lane"
+    """The position itself, in lane 0: one order over the whole log."""
+    STREAM = "stream"
+    """A dense sequence from 1 in the stream that the scope names."""
+
+
+class OnReuse(Enum):
+    """What a write is told that comes under a known key and says something else."""
+
+    REFUSE = "refuse"
+    """That the key is taken: nothing was written."""
+    REPLAY = "replay"
+    """The first write's answer, with a mark that the content differs: the first one stays."""
+
+
+class Forget(Enum):
+    """When a remembered key is forgotten."""
+
+    NEVER = "never"
+    AT_AGE = "at_age"
+    """As soon as it is as old as its time to live, by log time."""
+    AT_EVICTION = "at_eviction"
+    """At the first eviction, a fixed log position, at which it is older than its time to live."""
+
+
+class Retention(Struct, frozen=True):
+    """How long a key is remembered. Made by FOREVER, kept_for and evicted_after."""
+
+    forget: Forget
+    ttl_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.forget is Forget.NEVER:
+            _demand(self.ttl_ms == 0, "what is never forgotten has no time to live")
+        else:
+            _demand(
+                type(self.ttl_ms) is int and 0 < self.ttl_ms <= TTL_MS_MAX,
+                f"a time to live must be 1 to {TTL_MS_MAX} whole milliseconds, not {self.ttl_ms!r}",
+            )
+
+
+FOREVER: Final = Retention(Forget.NEVER)
+
+
+def kept_for(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
+    """Remembered for that long after creation, by log time."""
+    return Retention(Forget.AT_AGE, _ms(days, hours, seconds, ms))
+
+
+def evicted_after(*, days: int = 0, hours: int = 0, seconds: int = 0, ms: int = 0) -> Retention:
+    """Remembered until an eviction finds it older than that."""
+    return Retention(Forget.AT_EVICTION, _ms(days, hours, seconds, ms))
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """What a kind of write promises. See the module's text for how to declare one."""
+
+    name: str
+    key_bytes: tuple[int, int]
+    """Shortest and longest key."""
+    order: Order
+    on_reuse: OnReuse
+    retention: Retention
+    identity: Identity = Identity.GIVEN
+    zero_key: bool = True
+    """Whether a key of nothing but zero bytes is a key."""
+    client_sequence: bool = False
+    """Each client numbers its writes in a scope 1, 2, 3…; keys are the client's own and may be left out."""
+    leased: bool = False
+    """A key can be claimed before its write is known, so that one caller at a time works on it."""
+    members_only: bool = False
+    """Only members of the stream may write."""
+    entities: bool = False
+    """Writes carry operations on entities and relationships, and must carry one."""
+    rows: bool = False
+    """Writes carry a row delta, and must carry it."""
+
+    def __post_init__(self) -> None:
+        _demand(
+            isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None,
+            f"a policy's name is 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
+            f"from a letter on; not {self.name!r}",
+        )
+        shortest, longest = self.key_bytes
+        _demand(
+            1 <= shortest <= longest <= KEY_BYTES_MAX,
+            f"{self.name}: key_bytes must satisfy 1 <= shortest <= longest <= {KEY_BYTES_MAX}, not {self.key_bytes!r}",
+        )
+        _demand(
+            not (self.identity is Identity.DERIVED and self.on_reuse is OnReuse.REFUSE),
+            f"{self.name}: a derived key cannot be reused for another write, so there is nothing to refuse",
+        )
+        self._check_streams()
+        self._check_sequences()
+
+    def _check_streams(self) -> None:
+        for needs_stream in ("client_sequence", "leased", "members_only", "entities", "rows"):
+            _demand(
+                self.order is Order.STREAM or not getattr(self, needs_stream),
+                f"{self.name}: {needs_stream} belongs to a stream, so the order must be Order.STREAM",
+            )
+        _demand(
+            not (self.leased and self.members_only),
+            f"{self.name}: a lease is asked for before there is a write, so there is no member to check",
+        )
+        _demand(not (self.entities and self.rows), f"{self.name}: a write carries entities or a row, not both")
+
+    def _check_sequences(self) -> None:
+        if not self.client_sequence:
+            return
+        _demand(
+            self.retention.forget is not Forget.AT_AGE,
+            f"{self.name}: a client's sequence and its keys must be forgotten at one log position; "
+            "use evicted_after or FOREVER",
+        )
+        _demand(
+            self.identity is Identity.GIVEN,
+            f"{self.name}: a derived key already says which write it is; a client sequence could contradict it",
+        )
+        _demand(
+            self.on_reuse is OnReuse.REFUSE,
+            f"{self.name}: a client sequence refuses reuse (SEQUENCE_REUSED), so keys must refuse it too",
+        )
+        _demand(
+            not self.leased,
+            f"{self.name}: a lease lets callers race for a key, a client sequence puts them in order; choose one",
+        )
+
+
+def _ms(days: int, hours: int, seconds: int, ms: int) -> int:
+    return ((days * 24 + hours) * 3600 + seconds) * 1000 + ms
+
+
+EVENTS: Final = Policy(
+    name="events",
+    key_bytes=(16, 16),
+    order=Order.LANE,
+    on_reuse=OnReuse.REFUSE,
+    retention=FOREVER,
+)
+
+LEDGER: Final = Policy(
+    name="ledger",
+    key_bytes=(16, 16),
+    zero_key=False,
+    order=Order.STREAM,
+    on_reuse=OnReuse.REFUSE,
+    retention=evicted_after(hours=24),
+    client_sequence=True,
+    entities=True,
+)
+
+DELTAS: Final = Policy(
+    name="deltas",
+    identity=Identity.DERIVED,
+    key_bytes=(32, 32),
+    order=Order.STREAM,
+    on_reuse=OnReuse.REPLAY,
+    retention=FOREVER,
+    rows=True,
+)
+
+RUNS: Final = Policy(
+    name="runs",
+    identity=Identity.DERIVED,
+    key_bytes=(16, 16),
+    order=Order.STREAM,
+    on_reuse=OnReuse.REPLAY,
+    retention=FOREVER,
+    leased=True,
+)
+
+CHAT: Final = Policy(
+    name="chat",
+    key_bytes=(16, 16),
+    order=Order.STREAM,
+    on_reuse=OnReuse.REPLAY,
+    retention=kept_for(days=7),
+    members_only=True,
+)
+
+BUILT_IN: Final = (EVENTS, LEDGER, DELTAS, RUNS, CHAT)

@@ -1,0 +1,200 @@
+"""Hashes over records, Merkle trees over hashes, a chain over trees. docs/proofs.md has it byte by byte.
+
+    leaf  = H(0x00 ‖ record header ‖ H(salt ‖ body))
+    node  = H(0x01 ‖ left ‖ right)                        the tree of RFC 9162, section 2.1
+    block = H(0x02 ‖ block header, which holds the hash of the block before)
+
+The three first bytes keep one kind of hash from being passed off as another. The body enters only through its salted
+hash, so that body and salt can be dropped and everything above still verifies; and who has the hash but not the salt
+cannot try out bodies.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from struct import Struct as Layout
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.core.identity import frame
+from oncelog.core.values import Changes, LaneHead, Record
+
+FORMAT_VERSION: Final = 1
+HASH_BYTES: Final = 32
+SALT_BYTES: Final = 16
+NO_HASH: Final = bytes(HASH_BYTES)
+"""What stands for the previous hash in a lane's first block."""
+
+_RECORD_NUMBERS: Final = Layout(">BIQQQQQ")
+_BLOCK_NUMBERS: Final = Layout(">BIQQIQ")
+
+
+class Block(Struct, frozen=True):
+    """The records of one group commit in a lane."""
+
+    lane: int
+    height: int
+    first_position: int
+    count: int
+    log_time_ms: int
+    previous: bytes
+    root: bytes
+
+    @property
+    def hash(self) -> bytes:
+        """Covers every field, and by `previous` every block before."""
+        return sha256(
+            b"\x02"
+            + _BLOCK_NUMBERS.pack(
+                FORMAT_VERSION, self.lane, self.height, self.first_position, self.count, self.log_time_ms
+            )
+            + self.previous
+            + self.root
+        ).digest()
+
+
+class Proof(Struct, frozen=True):
+    """That a record stands in a block: its place among the block's leaves, and the hashes beside its way up."""
+
+    index: int
+    count: int
+    path: tuple[bytes, ...]
+
+
+def record_header(record: Record) -> bytes:
+    """All of a record but its body, in one spelling."""
+    return b"".join(
+        (
+            _RECORD_NUMBERS.pack(
+                FORMAT_VERSION,
+                record.lane,
+                record.position,
+                record.sequence,
+                record.log_time_ms,
+                record.height,
+                record.client_sequence,
+            ),
+            frame(b"policy", record.policy.encode()),
+            frame(b"scope", record.scope.encode()),
+            frame(b"key", record.key),
+            frame(b"fingerprint", record.fingerprint),
+            frame(b"actor", record.actor.encode()),
+            frame(b"client", record.client.encode()),
+            *(frame(b"partition", partition.encode()) for partition in record.partitions),
+        )
+    )
+
+
+def body_hash(salt: bytes, body: bytes) -> bytes:
+    """What stays of a body when it is erased."""
+    return sha256(salt + body).digest()
+
+
+def leaf_hash(header: bytes, salted_body_hash: bytes) -> bytes:
+    """The leaf of a record in its block's tree."""
+    return sha256(b"\x00" + header + salted_body_hash).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The node over two others."""
+    return sha256(b"\x01" + left + right).digest()
+
+
+def root_of(leaves: Sequence[bytes]) -> bytes:
+    """The Merkle root over one leaf or more."""
+    return _levels(leaves)[-1][0]
+
+
+def prove(leaves: Sequence[bytes], index: int) -> Proof:
+    """The inclusion proof of one leaf."""
+    if not 0 <= index < len(leaves):
+        raise IndexError(f"no leaf {index} among {len(leaves)}")
+    path = []
+    place = index
+    for level in _levels(leaves)[:-1]:
+        sibling = place ^ 1
+        if sibling < len(level):
+            path.append(level[sibling])
+        place >>= 1
+    return Proof(index, len(leaves), tuple(path))
+
+
+def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
+    """True if the proof leads from the leaf to the root: RFC 9162, section 2.1.3.2."""
+    if not 0 <= proof.index < proof.count or any(len(one) != HASH_BYTES for one in proof.path):
+        return False
+    place, last, reached = proof.index, proof.count - 1, leaf
+    for sibling in proof.path:
+        if last == 0:
+            return False
+        if place & 1 or place == last:
+            reached = node_hash(sibling, reached)
+            while not place & 1 and place:
+                place >>= 1
+                last >>= 1
+        else:
+            reached = node_hash(reached, sibling)
+        place >>= 1
+        last >>= 1
+    return last == 0 and reached == root
+
+
+def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
+    """True if the record, body and all, stands in the block where its own header says."""
+    return verify_header(record, body_hash(salt, record.body), proof, block)
+
+
+def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: Block) -> bool:
+    """The same for a record whose body has been erased: its hash is all that is left of it."""
+    return (
+        len(salted_body_hash) == HASH_BYTES
+        and (record.lane, record.height) == (block.lane, block.height)
+        and record.position == block.first_position + proof.index
+        and proof.count == block.count
+        and verify_inclusion(leaf_hash(record_header(record), salted_body_hash), proof, block.root)
+    )
+
+
+def seal(changes: Changes, salts: Sequence[bytes]) -> list[Block]:
+    """Closes a block in every lane that `changes` writes records to, and puts its hash into the lane's head.
+
+    `salts` are random, one a record in the order of `changes.records`; they come from outside because nothing in
+    the core draws a random number.
+    """
+    leaves: dict[int, list[bytes]] = {}
+    first: dict[int, Record] = {}
+    for record, salt in zip(changes.records, salts, strict=True):
+        first.setdefault(record.lane, record)
+        leaf = leaf_hash(record_header(record), body_hash(salt, record.body))
+        leaves.setdefault(record.lane, []).append(leaf)
+    blocks = []
+    for lane, lane_leaves in leaves.items():
+        head: LaneHead = changes.heads[lane]
+        block = Block(
+            lane=lane,
+            height=head.height,
+            first_position=first[lane].position,
+            count=len(lane_leaves),
+            log_time_ms=first[lane].log_time_ms,
+            previous=head.block_hash,
+            root=root_of(lane_leaves),
+        )
+        changes.heads[lane] = replace(head, block_hash=block.hash)
+        blocks.append(block)
+    return blocks
+
+
+def _levels(leaves: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """All levels of the tree, leaves first. A node without a sibling moves up as it is.
+
+    This is the tree that RFC 9162 defines from the top down by powers of two, built from the bottom up.
+    """
+    levels = [leaves]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        level = [node_hash(below[place], below[place + 1]) for place in range(0, len(below) - 1, 2)]
+        if len(below) % 2:
+            level.append(below[-1])
+        levels.append(level)
+    return levels

@@ -1,0 +1,59 @@
+"""Clients that number their own writes: 1, 2, 3… in each scope, with no gap and no number twice."""
+
+from oncelog.core.desk import Desk, LaneDesk
+from oncelog.core.values import ClientEntry, ClientIdentity, Reason, Refused, Remembered, Replayed, Submission
+
+
+def client_identity(submission: Submission) -> ClientIdentity:
+    """Whose sequence it is."""
+    return (submission.policy.name, submission.scope, submission.client)
+
+
+def not_the_next(submission: Submission, lane: LaneDesk, desk: Desk) -> Replayed | Refused | None:
+    """None if this is the client's next write; else the answer to an old number or one too high.
+
+    Only for a submission whose key is unknown: a known key has been answered by its key, whatever its number.
+    """
+    entry = desk.client(submission.policy, client_identity(submission), lane)
+    last = entry.sequence if entry else 0
+    sequence = submission.client_sequence
+    if sequence == last + 1:
+        return None
+    if sequence > last:
+        return Refused(
+            Reason.SEQUENCE_GAP,
+            f"sequence {sequence} leaves a gap: the last one committed is {last}, so the next is {last + 1}",
+            field="sequence",
+            current=last,
+        )
+    return _old_number(submission, last, lane, desk)
+
+
+def _old_number(submission: Submission, last: int, lane: LaneDesk, desk: Desk) -> Replayed | Refused:
+    """An old number is never executed as new. Equal content makes it a retry, other content a mistake."""
+    identity = (*client_identity(submission), submission.client_sequence)
+    remembered = desk.remembered_sequence(submission.policy, identity, lane)
+    if remembered is None:
+        # It has committed, or a later number could not have; but what it said has been forgotten.
+        return Replayed(None)
+    if remembered.fingerprint == submission.fingerprint:
+        return Replayed(remembered.receipt, erased=remembered.erased)
+    return Refused(
+        Reason.SEQUENCE_REUSED,
+        f"sequence {submission.client_sequence} was used for another write; the next is {last + 1}",
+        field="sequence",
+        current=last,
+    )
+
+
+def advance(submission: Submission, remembered: Remembered, desk: Desk) -> None:
+    """Notes a committed write of the client."""
+    identity = client_identity(submission)
+    desk.sequences.put((*identity, submission.client_sequence), remembered)
+    entry = ClientEntry(
+        sequence=submission.client_sequence,
+        last_seen_ms=remembered.receipt.log_time_ms,
+        last_key=submission.key,
+        last_fingerprint=submission.fingerprint,
+    )
+    desk.clients.put(identity, entry)

@@ -1,0 +1,331 @@
+"""The words of the house as values: what goes into the decision and what comes out of it.
+
+Everything here is frozen but Snapshot and Changes, which are the stores' tables: mappings from the keys below to
+the values below. Times are log time in milliseconds, and names end in their unit.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from msgspec import Struct, field
+
+from oncelog.core.limits import EVICTION_INTERVAL_DEFAULT, LANES_DEFAULT, LEASE_MS_DEFAULT
+from oncelog.core.merge import Row, RowDelta
+from oncelog.core.operations import Entity, Operation
+from oncelog.core.policy import Policy
+from oncelog.errors import SettingsError
+
+# --- what comes in -----------------------------------------------------------------------------------
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """A write as a door hands it over. Its shape, its sender and the sender's rights are already checked."""
+
+    policy: Policy
+    scope: str
+    """Where the key is unique. With Order.STREAM it names the stream as well."""
+    key: bytes
+    fingerprint: bytes
+    """What the write says, as a hash: equal fingerprints are equal writes."""
+    body: bytes = b""
+    actor: str = ""
+    partitions: tuple[str, ...] = ()
+    client: str = ""
+    client_sequence: int = 0
+    expected_position: int | None = None
+    """Commit only if this is the newest position of the lane."""
+    expected_sequence: int | None = None
+    """Commit only if this is the newest sequence of the stream."""
+    operations: tuple[Operation, ...] = ()
+    delta: RowDelta | None = None
+    fence: int = 0
+    """The number that came with the lease under which this write was made."""
+    retry_after_ms: int = 0
+    """Set by a door whose limits are used up: a new write is refused with it, a known one is answered."""
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """Asks for the right to work on a key. Answered with what became of the key if it is already known."""
+
+    policy: Policy
+    scope: str
+    key: bytes
+    fingerprint: bytes
+    holder: str
+    """Names the caller: a claim repeated by its holder gets the same lease again."""
+    lease_ms: int = LEASE_MS_DEFAULT
+    waited_for: int = 0
+    """The fence of the lease that this caller waited for: if that work failed, it is told so once."""
+
+
+class Renew(Struct, frozen=True, kw_only=True):
+    """Keeps a lease alive while the work goes on."""
+
+    policy: Policy
+    scope: str
+    key: bytes
+    fence: int
+    lease_ms: int = LEASE_MS_DEFAULT
+
+
+class Release(Struct, frozen=True, kw_only=True):
+    """Gives a lease back without a result. `failure` is what those who wait are told."""
+
+    policy: Policy
+    scope: str
+    key: bytes
+    fence: int
+    failure: bytes = b""
+
+
+class SetMember(Struct, frozen=True):
+    """Adds a member to a stream, or removes one."""
+
+    scope: str
+    member: str
+    present: bool = True
+
+
+class Acknowledge(Struct, frozen=True):
+    """A member has received everything in the stream up to `sequence`."""
+
+    scope: str
+    member: str
+    sequence: int
+
+
+Item = Submission | Claim | Renew | Release | SetMember | Acknowledge
+
+
+class Mode(Enum):
+    """What a refused item means for the others of its request."""
+
+    EACH = "each"
+    """Nothing: each item has its own outcome."""
+    ALL = "all"
+    """Nothing of the request happens."""
+    UNTIL_REFUSED = "until_refused"
+    """What stands before it happens, what stands behind it does not."""
+
+
+class Request(Struct, frozen=True):
+    """Items that one caller sent together."""
+
+    items: tuple[Item, ...]
+    mode: Mode = Mode.EACH
+
+
+# --- what comes out: verdicts ------------------------------------------------------------------------
+
+
+class Receipt(Struct, frozen=True):
+    """The place a write got. The same for every retry."""
+
+    lane: int
+    position: int
+    sequence: int
+    """In its stream; 0 where the policy's order is the lane."""
+    log_time_ms: int
+    height: int
+    """Of the block that holds it."""
+    client_sequence: int
+
+
+class Committed(Struct, frozen=True):
+    """A new write got its place."""
+
+    receipt: Receipt
+
+
+class Replayed(Struct, frozen=True):
+    """The write is known: this is its original answer, and nothing was written."""
+
+    receipt: Receipt | None
+    """None where the write is known to have committed but its place has been forgotten."""
+    mismatch: bool = False
+    """The retry said something else; the first one stays."""
+    erased: bool = False
+    """The content has been erased since."""
+
+
+class Granted(Struct, frozen=True):
+    """The caller may work on the key until `until_ms`, and completes it under `fence`."""
+
+    fence: int
+    until_ms: int
+
+
+class Applied(Struct, frozen=True):
+    """Side state is as asked. `changed` is False where it already was."""
+
+    changed: bool
+
+
+class Reason(Enum):
+    """Why something was refused. Each door has one table from these to the words of its wire."""
+
+    MALFORMED = "malformed"
+    NOT_A_MEMBER = "not_a_member"
+    IDENTITY_REUSED = "identity_reused"
+    SEQUENCE_GAP = "sequence_gap"
+    SEQUENCE_REUSED = "sequence_reused"
+    IN_FLIGHT = "in_flight"
+    RUN_FAILED = "run_failed"
+    LEASE_LOST = "lease_lost"
+    UNEXPECTED_POSITION = "unexpected_position"
+    KEY_EXISTS = "key_exists"
+    KEY_NOT_FOUND = "key_not_found"
+    VERSION_MISMATCH = "version_mismatch"
+    VALUE_MISMATCH = "value_mismatch"
+    CLOCK_DRIFT = "clock_drift"
+    INVALID = "invalid"
+    RATE_LIMITED = "rate_limited"
+    INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
+    NOT_PROCESSED = "not_processed"
+
+
+class Refused(Struct, frozen=True):
+    """Nothing was written, and this is why."""
+
+    reason: Reason
+    message: str
+    field: str = ""
+    """The field or the entity's key that is at fault."""
+    current: int = 0
+    """What the log has instead: position, sequence, version or fence, as the reason says."""
+    value: bytes | None = None
+    """The entity's current value, or what a failed run left."""
+    retry_after_ms: int = 0
+    index: int = -1
+    """The operation at fault; with NOT_PROCESSED the item that stood in the way."""
+
+
+Verdict = Committed | Replayed | Granted | Applied | Refused
+
+# --- what is remembered ------------------------------------------------------------------------------
+
+KeyIdentity = tuple[str, str, str, bytes]
+"""Policy, scope, client (only where clients number their writes, else empty), key."""
+SequenceIdentity = tuple[str, str, str, int]
+"""Policy, scope, client, client sequence."""
+ClientIdentity = tuple[str, str, str]
+"""Policy, scope, client."""
+EntityIdentity = tuple[str, str]
+"""Scope, key."""
+RelationshipIdentity = tuple[str, str, str, str]
+"""Scope, resource, relation, subject."""
+RowIdentity = tuple[str, str, str]
+"""Scope, table, row."""
+MemberIdentity = tuple[str, str]
+"""Scope, member."""
+
+
+class Settings(Struct, frozen=True):
+    """What a log is made with and keeps for ever, so that every replay decides the same."""
+
+    lanes: int = LANES_DEFAULT
+    """How many lanes streams are spread over, besides lane 0."""
+    eviction_interval: int = EVICTION_INTERVAL_DEFAULT
+    """Evictions happen at the lane positions that are a multiple of this."""
+
+    def __post_init__(self) -> None:
+        for name in ("lanes", "eviction_interval"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= 2**31 - 1:
+                raise SettingsError(f"{name} must be a whole number from 1 to 2^31−1, not {value!r}")
+
+
+class LaneHead(Struct, frozen=True):
+    """The newest of everything in a lane."""
+
+    position: int = 0
+    log_time_ms: int = 0
+    eviction_time_ms: int = 0
+    """Log time of the last eviction: what is older than its time to live by then is absent."""
+    fence: int = 0
+    """The last fencing number given out; never given out again."""
+    height: int = 0
+    block_hash: bytes = bytes(32)
+
+
+class Remembered(Struct, frozen=True):
+    """What is kept of a committed identity."""
+
+    receipt: Receipt
+    fingerprint: bytes
+    erased: bool = False
+
+
+class ClientEntry(Struct, frozen=True):
+    """Where a client stands in a scope."""
+
+    sequence: int
+    last_seen_ms: int
+    last_key: bytes
+    last_fingerprint: bytes
+
+
+class Lease(Struct, frozen=True):
+    """Who works on a key."""
+
+    fence: int
+    holder: str
+    """Empty once released."""
+    until_ms: int
+    fingerprint: bytes
+    failure: bytes = b""
+
+
+class Record(Struct, frozen=True):
+    """A committed submission. Immutable but for the erasure of its body."""
+
+    lane: int
+    position: int
+    sequence: int
+    log_time_ms: int
+    height: int
+    policy: str
+    scope: str
+    key: bytes
+    fingerprint: bytes
+    actor: str
+    client: str
+    client_sequence: int
+    partitions: tuple[str, ...]
+    body: bytes
+
+
+class Snapshot(Struct):
+    """What the store remembers about a batch. A mapping may hold more than the batch needs, never less."""
+
+    settings: Settings = Settings()
+    heads: Mapping[int, LaneHead] = field(default_factory=dict)
+    keys: Mapping[KeyIdentity, Remembered] = field(default_factory=dict)
+    sequences: Mapping[SequenceIdentity, Remembered] = field(default_factory=dict)
+    clients: Mapping[ClientIdentity, ClientEntry] = field(default_factory=dict)
+    streams: Mapping[str, int] = field(default_factory=dict)
+    """The newest sequence of each stream."""
+    entities: Mapping[EntityIdentity, Entity] = field(default_factory=dict)
+    relationships: Mapping[RelationshipIdentity, int] = field(default_factory=dict)
+    """The stream sequence at which each relationship was made."""
+    rows: Mapping[RowIdentity, Row] = field(default_factory=dict)
+    leases: Mapping[KeyIdentity, Lease] = field(default_factory=dict)
+    members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
+    acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
+
+
+class Changes(Struct):
+    """What to save, in one transaction. None in a mapping removes the entry."""
+
+    records: list[Record]
+    heads: dict[int, LaneHead]
+    keys: dict[KeyIdentity, Remembered | None]
+    sequences: dict[SequenceIdentity, Remembered | None]
+    clients: dict[ClientIdentity, ClientEntry | None]
+    streams: dict[str, int | None]
+    entities: dict[EntityIdentity, Entity | None]
+    relationships: dict[RelationshipIdentity, int | None]
+    rows: dict[RowIdentity, Row | None]
+    leases: dict[KeyIdentity, Lease | None]
+    members: dict[MemberIdentity, bool | None]
+    acknowledged: dict[MemberIdentity, int | None]

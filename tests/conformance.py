@@ -1,0 +1,355 @@
+"""A pytest plugin that ties tests to the rules they show, and makes docs/conformance.md.
+
+A test names its rules with ``@pytest.mark.rule("EV-3")``; docs/rules.toml holds the rules. In every
+run a test that names a rule we do not have stops the collection. ``--conformance=check`` also fails
+the run when a rule said to be proven has no passing test, or when the page is not current;
+``--conformance=write`` makes the page anew. Both speak for all tests and so refuse a part of them.
+"""
+
+import enum
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+DOCUMENTS = {
+    "CO": "Common",
+    "EV": "Events door",
+    "LG": "Ledger door",
+    "DE": "Deltas door",
+    "RU": "Runs door",
+    "CH": "Chat door",
+}
+PLANNED = "planned"
+PROVEN = "proven"
+
+# The options that leave tests out, by the name pytest keeps them under.
+SELECTING_OPTIONS = {
+    "keyword": "-k",
+    "markexpr": "-m",
+    "lf": "--last-failed",
+    "stepwise": "--stepwise",
+    "deselect": "--deselect",
+    "ignore": "--ignore",
+    "ignore_glob": "--ignore-glob",
+    "collectonly": "--collect-only",
+}
+
+INTRODUCTION = (
+    "Each row is a rule of the rule catalogue. A rule is *proven* when tests show all of it, and "
+    "*planned* while any part of it (a door, a store) is not there yet; a planned rule may have "
+    "tests already. The tests listed are those that carry the rule's id and pass. This page is "
+    "generated from `docs/rules.toml` and a run of all tests, by `make conformance`; `make test` "
+    "fails when it is not current, or when a proven rule has no passing test."
+)
+
+
+class Rule(NamedTuple):
+    """One rule of the catalogue."""
+
+    rule_id: str
+    meaning: str
+    state: str
+
+    @property
+    def document(self) -> str:
+        """The key in DOCUMENTS of the document that the rule belongs to."""
+        return self.rule_id.partition("-")[0]
+
+
+class Outcome(enum.IntEnum):
+    """What became of a test, from best to worst; a test expected to fail counts as skipped."""
+
+    PASSED = 0
+    SKIPPED = 1
+    FAILED = 2
+
+
+class Case(NamedTuple):
+    """One test as pytest ran it: for a parametrised function, one of its cases."""
+
+    function: str
+    rule_ids: frozenset[str]
+    outcome: Outcome
+
+
+# --- The rules and the page ------------------------------------------------------------------
+
+
+def load_rules(path: Path) -> dict[str, Rule]:
+    """Read the rules by id, in the order of the file; a file that is wrong is a usage error."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"The rules cannot be read from {path}: {error}") from error
+    return {rule_id: _parse_rule(path, rule_id, table) for rule_id, table in tables.items()}
+
+
+def _parse_rule(path: Path, rule_id: str, table: object) -> Rule:
+    match table:
+        case {"meaning": str(meaning), "state": "planned" | "proven" as state, **others} if meaning and not others:
+            rule = Rule(rule_id, meaning, state)
+        case _:
+            raise pytest.UsageError(
+                f'{path}: {rule_id} must have a meaning and a state, "{PLANNED}" or "{PROVEN}", and nothing else.'
+            )
+    if rule.document not in DOCUMENTS:
+        raise pytest.UsageError(f"{path}: {rule_id} belongs to no document we know.")
+    return rule
+
+
+def render_page(rules: Sequence[Rule], tests_by_rule: Mapping[str, Iterable[str]], to_root: str = "../") -> str:
+    """Make the text of the page; `to_root` leads from the page's folder to where tests are named from."""
+    blocks = ["# Conformance", INTRODUCTION, count_line(rules)]
+    for document, title in DOCUMENTS.items():
+        rows = [_row(rule, tests_by_rule.get(rule.rule_id, ()), to_root) for rule in rules if rule.document == document]
+        if rows:
+            heading = ["| rule | meaning | state | tests |", "|---|---|---|---|"]
+            blocks += [f"## {title}", "\n".join(heading + rows)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def count_line(rules: Sequence[Rule]) -> str:
+    """Say how far we are, in one sentence."""
+    return f"{sum(rule.state == PROVEN for rule in rules)} of {len(rules)} rules proven."
+
+
+def _row(rule: Rule, tests: Iterable[str], to_root: str) -> str:
+    # The order in which tests ran is random, and must not show.
+    links = ", ".join(_link(test, to_root) for test in sorted(set(tests)))
+    meaning = rule.meaning.replace("|", "\\|")
+    return f"| {rule.rule_id} | {meaning} | {rule.state} | {links} |"
+
+
+def _link(test: str, to_root: str) -> str:
+    path, _, name = test.partition("::")
+    return f"[`{name}`]({to_root}{path})"
+
+
+# --- What a run showed -----------------------------------------------------------------------
+
+
+def function_of(node_id: str) -> str:
+    """Name the test function of a node id, whatever stands in the brackets of its parameters."""
+    path, separator, name = node_id.partition("::")
+    return path + separator + name.partition("[")[0]
+
+
+def outcomes_by_rule(cases: Iterable[Case]) -> dict[str, dict[str, Outcome]]:
+    """Fold the cases into one outcome for each rule and test function.
+
+    One failed case fails the function. A skipped one, such as that of a store which this machine
+    does not have, leaves the function to its other cases.
+    """
+    gathered: dict[str, dict[str, set[Outcome]]] = defaultdict(lambda: defaultdict(set))
+    for case in cases:
+        for rule_id in case.rule_ids:
+            gathered[rule_id][case.function].add(case.outcome)
+    return {
+        rule_id: {function: _fold(outcomes) for function, outcomes in functions.items()}
+        for rule_id, functions in gathered.items()
+    }
+
+
+def _fold(outcomes: set[Outcome]) -> Outcome:
+    return Outcome.FAILED if Outcome.FAILED in outcomes else min(outcomes)
+
+
+def passing_tests(outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, list[str]]:
+    """Keep the test functions that count: those that passed, by rule."""
+    return {
+        rule_id: [test for test, outcome in tests.items() if outcome is Outcome.PASSED]
+        for rule_id, tests in outcomes.items()
+    }
+
+
+def unproven(rules: Iterable[Rule], outcomes: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
+    """Name, a sentence each, the rules that are said to be proven and have no passing test."""
+    sentences = []
+    for rule in rules:
+        tests = outcomes.get(rule.rule_id, {})
+        if rule.state == PROVEN and Outcome.PASSED not in tests.values():
+            named = ", ".join(f"{test} ({tests[test].name.lower()})" for test in sorted(tests))
+            why = f"none of its tests passed: {named}" if named else "no test carries its id"
+            sentences.append(f"{rule.rule_id} is said to be proven, but {why}.")
+    return sentences
+
+
+# --- In every run: the option, the marker, no unknown rules ------------------------------------
+
+_RULES = pytest.StashKey[dict[str, Rule]]()
+# Ids travel with the reports, because under pytest-xdist nothing else of an item comes back.
+_PROPERTY = "rule"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "conformance to the rule catalogue")
+    group.addoption(
+        "--conformance",
+        choices=["off", "check", "write"],
+        default="off",
+        help="check: fail when a proven rule has no passing test or docs/conformance.md is not "
+        "current; write: make docs/conformance.md anew; both need a run of all tests. "
+        "Default: off.",
+    )
+    parser.addini(
+        "conformance_rules",
+        "The file of the rules, from the root directory.",
+        type="string",
+        default="docs/rules.toml",
+    )
+    parser.addini(
+        "conformance_page",
+        "The page that is made, from the root directory and inside it.",
+        type="string",
+        default="docs/conformance.md",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "rule(*ids): the rules of docs/rules.toml that this test shows.")
+    rules = load_rules(config.rootpath / config.getini("conformance_rules"))
+    config.stash[_RULES] = rules
+    mode: str = config.getoption("conformance")
+    is_worker = hasattr(config, "workerinput")  # of pytest-xdist; its controller sees all reports
+    if mode != "off" and not is_worker:
+        _refuse_selection(config, mode)
+        page = Path(config.getini("conformance_page"))
+        run = ConformanceRun(mode, list(rules.values()), config.rootpath, page)
+        config.pluginmanager.register(run, "conformance-run")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m, so that no unknown id hides behind them
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rules = config.stash[_RULES]
+    mistakes = [mistake for item in items for mistake in _marker_mistakes(item, rules)]
+    if mistakes:
+        raise pytest.UsageError("\n".join(mistakes))
+    for item in items:
+        ids = {rule_id for marker in item.iter_markers("rule") for rule_id in marker.args}
+        item.user_properties += [(_PROPERTY, rule_id) for rule_id in sorted(ids)]
+
+
+def _marker_mistakes(item: pytest.Item, rules: Mapping[str, Rule]) -> list[str]:
+    mistakes = []
+    for marker in item.iter_markers("rule"):
+        if marker.kwargs or not marker.args:
+            mistakes.append(f"{item.nodeid}: the rule marker takes rule ids, at least one.")
+        mistakes += [
+            f"{item.nodeid}: there is no rule {rule_id!r}."
+            for rule_id in marker.args
+            if not isinstance(rule_id, str) or rule_id not in rules
+        ]
+    return mistakes
+
+
+def _refuse_selection(config: pytest.Config, mode: str) -> None:
+    used = [flag for name, flag in SELECTING_OPTIONS.items() if config.getoption(name, None)]
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        used.append("paths")
+    elif config.invocation_params.dir != config.rootpath:
+        used.append("a folder other than the root")
+    if used:
+        raise _needs_all_tests(mode, f"this run was narrowed by {', '.join(used)}")
+
+
+def _needs_all_tests(mode: str, why: str) -> pytest.UsageError:
+    return pytest.UsageError(f"--conformance={mode} needs a run of all tests; {why}.")
+
+
+# --- In check and write: the run as a whole ----------------------------------------------------
+
+
+class ConformanceRun:
+    """Follows a run of all tests, and at its end checks the page or writes it."""
+
+    def __init__(self, mode: str, rules: Sequence[Rule], root: Path, page: Path) -> None:
+        self._mode = mode
+        self._rules = rules
+        self._root = root
+        self._page = page
+        self._collected: set[str] = set()
+        self._cases: dict[str, Case] = {}
+        self._summary: list[str] = []
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        if items:
+            why = f"{len(items)} were deselected, the first is {items[0].nodeid}"
+            raise _needs_all_tests(self._mode, why)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected = {item.nodeid for item in session.items}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome = _outcome_of(report)
+        if outcome is None:
+            return
+        # A test has several reports (set-up, call, tear-down, subtests), and its worst one counts.
+        earlier = self._cases.get(report.nodeid)
+        worst = max(outcome, earlier.outcome) if earlier else outcome
+        rule_ids = frozenset(str(value) for name, value in report.user_properties if name == _PROPERTY)
+        self._cases[report.nodeid] = Case(function_of(report.nodeid), rule_ids, worst)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        problems = self._problems(exitstatus)
+        if problems:
+            self._summary = problems
+            if exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            return
+        self._summary = [count_line(self._rules)]
+        if self._mode == "write":
+            target = self._root / self._page
+            target.write_text(self._text(), encoding="utf-8", newline="\n")
+            self._summary += [f"{self._page} is written.", *self._skipped_notes()]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("conformance")
+        for line in self._summary:
+            terminalreporter.write_line(line)
+
+    def _problems(self, exitstatus: int) -> list[str]:
+        done = "written" if self._mode == "write" else "checked"
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if not ended or self._collected - self._cases.keys():
+            return [f"Not all tests ran, so nothing was {done}."]
+        problems = unproven(self._rules, self._outcomes())
+        if exitstatus == pytest.ExitCode.TESTS_FAILED:
+            # A page made now would lack the tests that failed.
+            problems.append(f"Tests failed, so {self._page} was not {done}.")
+        elif self._mode == "check" and not self._is_current():
+            problems.append(f"{self._page} is not current; run `make conformance`.")
+            problems += self._skipped_notes()
+        elif self._mode == "write" and problems:
+            problems.append(f"So {self._page} was not written.")
+        return problems
+
+    def _outcomes(self) -> dict[str, dict[str, Outcome]]:
+        return outcomes_by_rule(self._cases.values())
+
+    def _text(self) -> str:
+        to_root = "../" * len(self._page.parent.parts)
+        return render_page(self._rules, passing_tests(self._outcomes()), to_root)
+
+    def _is_current(self) -> bool:
+        target = self._root / self._page
+        return target.is_file() and target.read_bytes() == self._text().encode()
+
+    def _skipped_notes(self) -> list[str]:
+        # Without this, a machine that lacks a store would advise to take its tests off the page.
+        skipped = {
+            test for tests in self._outcomes().values() for test, outcome in tests.items() if outcome is Outcome.SKIPPED
+        }
+        return [f"Skipped here, and so not on the page: {test}" for test in sorted(skipped)]
+
+
+def _outcome_of(report: pytest.TestReport) -> Outcome | None:
+    """What one report says of its test; None for a set-up or tear-down in which all was well."""
+    if report.failed:
+        return Outcome.FAILED
+    if report.skipped or hasattr(report, "wasxfail"):
+        return Outcome.SKIPPED
+    return Outcome.PASSED if report.when == "call" else None
