@@ -26,7 +26,6 @@ from oncelog.core.values import (
     Verdict,
 )
 
-
 _Key = TypeVar("_Key", int, str)
 
 

@@ -1,0 +1,374 @@
+"""Who a write is and what it says: framing, fingerprints, delta ids, run keys, request hashes, lanes."""
+
+import random
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core import vectors
+from oncelog.core.canonical import canonical, canonical_args, parse
+from oncelog.core.identity import (
+    delta_id,
+    delta_id_of,
+    fingerprint,
+    fingerprint_of,
+    frame,
+    lane_of,
+    normal_partitions,
+    request_hash,
+    run_key,
+    run_key_of,
+    run_key_v1,
+)
+from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.errors import CanonicalError
+
+RUN = {
+    "plan_id": "plan-123",
+    "campaign_id": 456,
+    "event_type": "tool.execute",
+    "tool_name": "dice_roll",
+    "ruleset_version": "dnd5e-v1.0",
+    "args_json": {"sides": 20, "count": 1},
+}
+DELTA = {
+    "clientId": "client-1",
+    "hlc": "65536000000",
+    "table": "todos",
+    "rowId": "row-1",
+    "columns": [{"column": "a", "value": 1}, {"column": "b", "value": {"x": 1, "y": 2}}],
+}
+
+
+def named(items: list[dict[str, Any]]) -> Any:
+    return [pytest.param(item, id=item["name"]) for item in items]
+
+
+# --- framing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("RU-1")
+def test_a_frame_is_label_length_value() -> None:
+    assert frame(b"plan_id", "é".encode()) == b"plan_id\x00\x00\x00\x02\xc3\xa9"
+    assert frame(b"x", b"") == b"x\x00\x00\x00\x00"
+    assert frame(b"x", bytes(70_000))[:5] == b"x\x00\x01\x11\x70"
+
+
+@pytest.mark.rule("RU-1", "RU-10", "LG-14")
+@given(st.lists(st.binary(max_size=12), max_size=4), st.lists(st.binary(max_size=12), max_size=4))
+def test_no_shift_of_a_boundary_makes_two_inputs_one(left: list[bytes], right: list[bytes]) -> None:
+    def framed(values: list[bytes]) -> bytes:
+        return b"".join(frame(b"v", value) for value in values)
+
+    assert (framed(left) == framed(right)) == (left == right)
+
+
+# --- events ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("EV-6")
+def test_partitions_are_normalised_then_deduplicated_then_sorted_by_utf_16() -> None:
+    assert normal_partitions(["b", "a", "b"]) == ("a", "b")
+    assert normal_partitions(["cafe\u0301", "café"]) == ("café",)
+    assert normal_partitions(["\ufffd", "\U0001f600", "z"]) == ("z", "\U0001f600", "\ufffd")
+    assert normal_partitions(["e\u0301"]) == ("é",)
+    assert normal_partitions([]) == ()
+
+
+@pytest.mark.rule("EV-6")
+@given(st.lists(st.text(max_size=3), max_size=5), st.randoms(use_true_random=False))
+def test_normal_partitions_are_their_own_normal_form_in_any_order(names: list[str], chance: random.Random) -> None:
+    normal = normal_partitions(names)
+    assert normal_partitions(normal) == normal
+    shuffled = [*names, *names]
+    chance.shuffle(shuffled)
+    assert normal_partitions(shuffled) == normal
+
+
+@pytest.mark.rule("EV-6")
+@given(
+    st.lists(st.text(max_size=5), min_size=1, max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(-9, 9) | st.text(), max_size=4),
+)
+def test_the_fingerprint_is_the_hash_of_the_canonical_form(names: list[str], event: dict[str, Any]) -> None:
+    partitions = normal_partitions(names)
+    whole = sha256(canonical({"partitions": list(partitions), "event": event})).digest()
+    assert fingerprint(partitions, canonical(event)) == whole
+    assert fingerprint_of({"event": event, "partitions": names, "id": "no part of it"}) == whole
+
+
+@pytest.mark.rule("EV-6", "CO-5")
+def test_equal_content_has_one_fingerprint_and_other_content_another() -> None:
+    base = fingerprint_of({"partitions": ["a", "b"], "event": {"type": "x", "n": 1}})
+    assert fingerprint_of(parse('{"event":{"n":1.0,"type":"x"},"partitions":["b","a","a"]}')) == base
+    for other in (
+        {"partitions": ["a"], "event": {"type": "x", "n": 1}},
+        {"partitions": ["a", "b"], "event": {"type": "x", "n": "1"}},
+        {"partitions": ["a", "b"], "event": {"type": "x", "n": 1, "m": None}},
+    ):
+        assert fingerprint_of(other) != base
+    composed = fingerprint_of({"partitions": ["a"], "event": {"type": "é"}})
+    assert fingerprint_of({"partitions": ["a"], "event": {"type": "e\u0301"}}) != composed
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ([], "$"),
+        ({}, "$.partitions"),
+        ({"partitions": []}, "$.event"),
+        ({"partitions": "a", "event": {}}, "$.partitions"),
+        ({"partitions": ["a", 1], "event": {}}, "$.partitions[1]"),
+        ({"partitions": ["\ud800"], "event": {}}, "$.partitions[0]"),
+        ({"partitions": ["a"], "event": {"x": [2**53]}}, "$.event.x[0]"),
+    ],
+)
+def test_a_fingerprint_is_refused_by_path(value: Any, path: str) -> None:
+    with pytest.raises(CanonicalError) as refused:
+        fingerprint_of(value)
+    assert refused.value.path == path
+
+
+# --- deltas ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-2")
+@pytest.mark.parametrize("vector", named(vectors.load("delta_ids")))
+def test_delta_ids_agree_with_independent_implementations(vector: dict[str, Any]) -> None:
+    assert canonical(vector["input"]).decode() == vector["canonical"]
+    assert delta_id_of(vector["input"]).hex() == vector["deltaId"]
+
+
+@pytest.mark.rule("DE-2")
+def test_a_delta_id_depends_on_its_five_fields_and_on_nothing_else() -> None:
+    base = delta_id_of(DELTA)
+    assert delta_id_of({**DELTA, "op": "DELETE", "deltaId": "00", "received": 5}) == base
+    assert delta_id_of(dict(reversed(DELTA.items()))) == base
+    assert delta_id("client-1", "65536000000", "todos", "row-1", DELTA["columns"]) == base
+    changes = {
+        "clientId": "client-2",
+        "hlc": "65536000001",
+        "table": "todo",
+        "rowId": "row-2",
+        "columns": list(reversed(DELTA["columns"])),
+    }
+    assert len({base, *(delta_id_of({**DELTA, name: value}) for name, value in changes.items())}) == 6
+
+
+@pytest.mark.rule("DE-2")
+def test_computing_an_id_does_not_judge_names() -> None:
+    odd = {**DELTA, "table": "no identifier; at all", "columns": [{"column": "", "value": None}, {"column": ""}]}
+    assert len(delta_id_of(odd)) == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"hlc": 65536000000}, "$.hlc"),
+        ({"hlc": "007"}, "$.hlc"),
+        ({"hlc": "-1"}, "$.hlc"),
+        ({"hlc": "18446744073709551616"}, "$.hlc"),
+        ({"clientId": None}, "$.clientId"),
+        ({"rowId": "\ud800"}, "$.rowId"),
+        ({"columns": {}}, "$.columns"),
+        ({"columns": [{"column": "a", "value": 2**60}]}, "$.columns[0].value"),
+    ],
+)
+def test_a_delta_id_is_refused_by_path(change: dict[str, Any], path: str) -> None:
+    with pytest.raises(CanonicalError) as refused:
+        delta_id_of({**DELTA, **change})
+    assert refused.value.path == path
+
+
+@pytest.mark.parametrize("name", DELTA)
+def test_a_missing_field_of_a_delta_is_named(name: str) -> None:
+    with pytest.raises(CanonicalError) as refused:
+        delta_id_of({key: value for key, value in DELTA.items() if key != name})
+    assert refused.value.path == f"$.{name}"
+
+
+# --- runs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("RU-1", "RU-2")
+@pytest.mark.parametrize("vector", named(vectors.load("run_keys_v2")))
+def test_run_keys_agree_with_independent_implementations(vector: dict[str, Any]) -> None:
+    assert run_key_of(vector["input"]).hex() == vector["key_hex"]
+
+
+@pytest.mark.rule("RU-3", "RU-4")
+@pytest.mark.parametrize("vector", named(vectors.load("run_args_canonical")))
+def test_run_arguments_agree_with_independent_implementations(vector: dict[str, Any]) -> None:
+    if vector.get("refused"):
+        with pytest.raises(CanonicalError):
+            canonical_args(parse(vector["input_json"]))
+    else:
+        assert canonical_args(parse(vector["input_json"])).decode() == vector["canonical"]
+
+
+@pytest.mark.rule("RU-1", "RU-2")
+def test_the_key_is_the_first_half_of_a_hash_over_six_frames() -> None:
+    framed = b"".join(
+        label + len(value).to_bytes(4, "big") + value
+        for label, value in [
+            (b"plan_id", b""),
+            (b"campaign_id", b"-7"),
+            (b"event_type", "é".encode()),
+            (b"tool_name", b""),
+            (b"ruleset_version", b""),
+            (b"args_json", b"{}"),
+        ]
+    )
+    assert run_key(None, -7, "é", None, None, None) == sha256(framed).digest()[:16]
+
+
+@pytest.mark.rule("RU-5")
+def test_each_of_the_six_fields_changes_the_key_and_nothing_else_does() -> None:
+    base = run_key_of(RUN)
+    changes = {
+        "plan_id": "plan-124",
+        "campaign_id": 457,
+        "event_type": "tool.validate",
+        "tool_name": "dice",
+        "ruleset_version": "dnd5e-v1.1",
+        "args_json": {"sides": 20, "count": 2},
+    }
+    assert len({base, *(run_key_of({**RUN, name: value}) for name, value in changes.items())}) == 7
+    assert run_key_of({**RUN, "execution_request_id": "e-1", "replay_ordinal": 4, "payload": {"sum": 3}}) == base
+
+
+@pytest.mark.rule("RU-3", "RU-5")
+def test_only_the_arguments_are_normalised() -> None:
+    assert run_key_of({**RUN, "args_json": {"e\u0301": 1}}) == run_key_of({**RUN, "args_json": {"é": 1}})
+    for name in ("plan_id", "event_type", "tool_name", "ruleset_version"):
+        assert run_key_of({**RUN, name: "e\u0301"}) != run_key_of({**RUN, name: "é"})
+
+
+@pytest.mark.rule("RU-10")
+def test_a_hundred_thousand_inputs_have_a_hundred_thousand_keys() -> None:
+    chance = random.Random(20261115)
+    # Short values over few letters: under plain concatenation most of these would collide.
+    inputs: set[tuple[Any, ...]] = set()
+    while len(inputs) < 100_000:
+        short = ["".join(chance.choices("ab1", k=chance.randrange(4))) for _ in range(4)]
+        inputs.add((short[0], chance.randrange(30), short[1], short[2], short[3], chance.randrange(30)))
+    keys = {run_key(plan, campaign, event, tool, rules, {"n": n}) for plan, campaign, event, tool, rules, n in inputs}
+    assert len(keys) == 100_000
+
+
+@pytest.mark.rule("RU-10")
+def test_what_collides_under_plain_concatenation_does_not_collide() -> None:
+    shifted: list[tuple[str, int, str, str, str, dict[str, int]]] = [
+        ("ab", 1, "c", "d", "e", {}),
+        ("a", 1, "bc", "d", "e", {}),
+        ("a", 11, "c", "d", "e", {}),
+        ("a1", 1, "c", "d", "e", {}),
+        ("a", 1, "c", "de", "", {}),
+        ("a", 1, "c", "", "de", {}),
+        ("a", 1, "c", "d", "eargs_json\x00\x00\x00\x02{}", {}),
+    ]
+    assert len({run_key(*one) for one in shifted}) == len(shifted)
+
+
+@pytest.mark.rule("RU-9")
+def test_the_key_before_v2_is_framed_alike_over_the_old_fields() -> None:
+    key = run_key_v1("p", 1, "e", "request-9", 3, {"sum": 7, "note": None})
+    framed = (
+        frame(b"plan_id", b"p")
+        + frame(b"campaign_id", b"1")
+        + frame(b"event_type", b"e")
+        + frame(b"execution_request_id", b"request-9")
+        + frame(b"replay_ordinal", b"3")
+        + frame(b"payload", b'{"sum":7}')
+    )
+    assert key == sha256(framed).digest()[:16]
+    assert run_key_v1("p", 1, "e", None, 3, {"sum": 7}) != key
+    assert run_key_v1("p", 1, "e", "request-9", 4, {"sum": 7}) != key
+
+
+@pytest.mark.rule("RU-2")
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"campaign_id": "456"}, "$.campaign_id"),
+        ({"campaign_id": 456.0}, "$.campaign_id"),
+        ({"campaign_id": True}, "$.campaign_id"),
+        ({"campaign_id": None}, "$.campaign_id"),
+        ({"campaign_id": 10**5000}, "$.campaign_id"),
+        ({"event_type": None}, "$.event_type"),
+        ({"plan_id": 5}, "$.plan_id"),
+        ({"tool_name": "\ud800"}, "$.tool_name"),
+        ({"args_json": {"a": [1.5]}}, "$.args_json.a[0]"),
+    ],
+)
+def test_a_run_key_is_refused_by_path(change: dict[str, Any], path: str) -> None:
+    with pytest.raises(CanonicalError) as refused:
+        run_key_of({**RUN, **change})
+    assert refused.value.path == path
+
+
+@pytest.mark.parametrize("name", ["campaign_id", "event_type"])
+def test_a_missing_field_of_a_run_is_named(name: str) -> None:
+    with pytest.raises(CanonicalError) as refused:
+        run_key_of({key: value for key, value in RUN.items() if key != name})
+    assert refused.value.path == f"$.{name}"
+
+
+# --- the ledger --------------------------------------------------------------------------------------
+
+names = st.text(alphabet="ab", max_size=3)
+blobs = st.binary(max_size=3)
+conditions = st.builds(Condition, must=st.sampled_from(Must), version=st.integers(0, 3), value=blobs)
+operations = (
+    st.builds(SetEntity, names, blobs, st.none() | st.integers(0, 3), st.none() | conditions)
+    | st.builds(DeleteEntity, names)
+    | st.builds(Relate, names, names, names)
+    | st.builds(Unrelate, names, names, names)
+)
+
+
+@pytest.mark.rule("LG-14")
+@given(st.lists(operations, max_size=4), st.lists(operations, max_size=4))
+def test_the_request_hash_is_equal_exactly_for_equal_operations(left: list[Operation], right: list[Operation]) -> None:
+    assert (request_hash(left) == request_hash(right)) == (left == right)
+
+
+@pytest.mark.rule("LG-14")
+def test_every_part_of_an_operation_changes_the_request_hash() -> None:
+    written = SetEntity("k", b"v", 5, Condition(Must.HAVE_VERSION, 1))
+    transactions: list[list[Operation]] = [
+        [],
+        [written],
+        [written, written],
+        [SetEntity("kv", b"", 5, Condition(Must.HAVE_VERSION, 1))],
+        [SetEntity("k", b"v", 6, Condition(Must.HAVE_VERSION, 1))],
+        [SetEntity("k", b"v", 0, None)],
+        [SetEntity("k", b"v", None, None)],
+        [SetEntity("k", b"v", 5, Condition(Must.HAVE_VERSION, 2))],
+        [SetEntity("k", b"v", 5, Condition(Must.HAVE_VALUE, 1))],
+        [SetEntity("k", b"v", 5, Condition(Must.HAVE_VALUE, 0, b"w"))],
+        [DeleteEntity("k")],
+        [Relate("a", "b", "c")],
+        [Relate("ab", "", "c")],
+        [Unrelate("a", "b", "c")],
+        [DeleteEntity("k"), Relate("a", "b", "c")],
+        [Relate("a", "b", "c"), DeleteEntity("k")],
+    ]
+    assert len({request_hash(one) for one in transactions}) == len(transactions)
+
+
+# --- lanes -------------------------------------------------------------------------------------------
+
+
+def test_a_stream_keeps_its_lane_for_ever() -> None:
+    # These numbers are on disk in every log: a change of the hash would tear streams apart.
+    assert [lane_of(stream, 16) for stream in ("chat/1", "chat/2", "vault/acme", "é")] == [1, 8, 6, 4]
+    assert {lane_of(f"stream/{number}", 16) for number in range(1000)} == set(range(1, 17))
+    assert lane_of("anything", 1) == 1
+
+
+def test_the_vectors_are_those_that_came_with_the_catalogue() -> None:
+    assert [len(vectors.load(name)) for name in ("delta_ids", "run_args_canonical", "run_keys_v2")] == [24, 26, 46]

@@ -1,0 +1,183 @@
+"""The invariants find nothing in what the decision makes, and find every kind of damage done to it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from core.writes import DAY_MS, Log, event, key, message, transaction
+from oncelog.core.invariants import INVARIANTS, Answer, History, Reading, Sync, receipt_of, violations
+from oncelog.core.plan import key_identity
+from oncelog.core.values import Acknowledge, Committed, KeyIdentity, Reason, Refused, SetMember, Submission, Verdict
+
+
+def identity_of(number: int) -> KeyIdentity:
+    return ("events", "", "", key(number))
+
+
+def run(writes: list[Submission], log: Log | None = None) -> History:
+    """Submits everything, reads everything, and records all of it."""
+    log = log or Log()
+    for scope in ("chat/1", "chat/2"):
+        log(SetMember(scope, "user:ann"))
+    answers = [Answer(key_identity(write), write.fingerprint, log(write)) for write in writes]
+    for scope, last in log.snapshot.streams.items():
+        if scope.startswith("chat/"):
+            log(Acknowledge(scope, "user:ann", last))
+    seen = [(record.position, ("events", "", "", record.key)) for record in log.records if record.lane == 0]
+    return History(
+        records=list(log.records),
+        settings=log.snapshot.settings,
+        answers=answers,
+        readings=[Reading("reader", 0, 0, len(seen), seen)],
+        syncs=[Sync("ann", scope, 0, last, range(1, last + 1)) for scope, last in log.snapshot.streams.items()],
+        acknowledged=dict(log.snapshot.acknowledged),
+        keys=dict(log.snapshot.keys),
+        streams=dict(log.snapshot.streams),
+        positions={lane: head.position for lane, head in log.snapshot.heads.items()},
+    )
+
+
+def ordinary() -> History:
+    writes = [event(1), event(2, partitions=("p",)), event(1), event(2, "other"), event(3)]
+    writes += [message(1), message(2), message(1), message(1, scope="chat/2"), transaction(1, 1), transaction(None, 2)]
+    return run(writes)
+
+
+@pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-13", "CO-14")
+def test_an_ordinary_history_has_nothing_wrong_with_it() -> None:
+    assert violations(ordinary()) == []
+    assert violations(History(records=[])) == []
+
+
+@pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-14")
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from("xy"), st.sampled_from("emt")), max_size=30))
+def test_whatever_is_submitted_the_history_is_in_order(writes: list[tuple[int, str, str]]) -> None:
+    kinds: dict[str, Callable[[int, str], Submission]] = {
+        "e": event,
+        "m": message,
+        "t": lambda number, content: transaction(number, number, content=content),
+    }
+    assert violations(run([kinds[kind](number, content) for number, content, kind in writes])) == []
+
+
+@pytest.mark.rule("CH-5", "CH-13", "LG-16")
+def test_a_key_used_again_after_it_was_forgotten_is_no_violation() -> None:
+    log = Log(eviction_interval=1)
+    early = run([message(1), transaction(1, 1)], log)
+    assert violations(early) == []
+    log.now_ms += 8 * DAY_MS
+    history = run([transaction(1, 1, client="c2"), message(1), transaction(1, 1)], log)
+    assert len(history.records) == 5
+    assert violations(history) == []
+    assert found(replace(history, records=[replace(one, log_time_ms=5) for one in history.records])) >= {
+        "idempotency_guarantee"
+    }
+
+
+def found(history: History) -> set[str]:
+    return {violation.invariant for violation in violations(history)}
+
+
+def damaged(**changes: Any) -> History:
+    return replace(ordinary(), **changes)
+
+
+def test_every_invariant_has_a_name_of_its_own() -> None:
+    assert len({getattr(invariant, "__name__", "") for invariant in INVARIANTS}) == len(INVARIANTS) == 9
+
+
+@pytest.mark.rule("CH-13")
+def test_sequence_monotonic() -> None:
+    records = [replace(one, sequence=1) if one.policy == "chat" else one for one in ordinary().records]
+    assert "sequence_monotonic" in found(damaged(records=records))
+
+
+@pytest.mark.rule("CH-13", "CO-14")
+def test_idempotency_guarantee() -> None:
+    records = ordinary().records
+    twice = [*records, replace(records[0], position=4)]
+    assert "idempotency_guarantee" in found(damaged(records=twice))
+    assert "idempotency_guarantee" in found(damaged(policies={}))
+
+
+@pytest.mark.rule("CH-13")
+def test_sync_completeness() -> None:
+    assert found(damaged(syncs=[Sync("ann", "chat/1", 0, 2, [2])])) == {"sync_completeness"}
+    assert found(damaged(syncs=[Sync("ann", "chat/1", 1, 2, [2])])) == set()
+    assert found(damaged(syncs=[Sync("ann", "chat/1", 0, 1, [1])])) == set()
+
+
+@pytest.mark.rule("CH-13")
+def test_delivery_state_consistency() -> None:
+    assert found(damaged(acknowledged={("chat/1", "user:ann"): 3})) == {"delivery_state_consistency"}
+    assert found(damaged(acknowledged={("chat/none", "user:ann"): 1})) == {"delivery_state_consistency"}
+
+
+@pytest.mark.rule("CO-10")
+def test_commits_are_whole() -> None:
+    history = ordinary()
+    assert history.keys is not None
+    assert history.streams is not None
+    assert history.positions is not None
+    known = next(iter(history.keys))
+    other_place = replace(history.keys[known], fingerprint=b"other")
+    changes: list[dict[str, Any]] = [
+        {"keys": {one: what for one, what in history.keys.items() if one != known}},
+        {"keys": {**history.keys, ("events", "", "", key(99)): history.keys[known]}},
+        {"keys": {**history.keys, known: other_place}},
+        {"streams": {**history.streams, "chat/1": 3}},
+        {"streams": {}},
+        {"positions": {**history.positions, 0: 2}},
+    ]
+    for change in changes:
+        assert found(damaged(**change)) == {"commits_are_whole"}, change
+
+
+@pytest.mark.rule("CO-11")
+def test_answers_are_durable() -> None:
+    history = ordinary()
+    lost = [record for record in history.records if record.key != key(3) or record.policy != "events"]
+    assert "answers_are_durable" in found(damaged(records=lost))
+    receipt = receipt_of(history.records[0])
+    moved = Answer(identity_of(1), b"x", Committed(replace(receipt, log_time_ms=7)))
+    assert found(damaged(answers=[moved])) == {"answers_are_durable"}
+
+
+@pytest.mark.rule("CO-12")
+def test_numbers_are_never_reused() -> None:
+    history = ordinary()
+    other = Answer(identity_of(9), b"x", Committed(receipt_of(history.records[0])))
+    assert "numbers_are_never_reused" in found(damaged(answers=[*history.answers, other]))
+    remembered_otherwise = Reading("before the crash", 0, 2, 3, [(3, identity_of(8))])
+    assert found(damaged(readings=[remembered_otherwise])) == {"numbers_are_never_reused"}
+    message_twice = [
+        replace(one, sequence=1, key=key(50 + one.position)) if one.policy == "chat" else one for one in history.records
+    ]
+    assert "numbers_are_never_reused" in found(damaged(records=message_twice, keys=None, answers=[]))
+
+
+@pytest.mark.rule("CO-13")
+@pytest.mark.parametrize("seen", [[1, 3], [1, 2], [1, 2, 2, 3], [2, 1, 3], [1, 2, 3, 4], []])
+def test_readers_miss_nothing(seen: list[int]) -> None:
+    reading = Reading("reader", 0, 0, 3, [(position, identity_of(position)) for position in seen])
+    assert "readers_miss_nothing" in found(damaged(readings=[reading]))
+
+
+@pytest.mark.rule("CO-13")
+def test_a_reader_of_a_partition_is_judged_by_the_partition() -> None:
+    assert found(damaged(readings=[Reading("reader", 0, 0, 3, [(2, identity_of(2))], "p")])) == set()
+    assert found(damaged(readings=[Reading("reader", 0, 2, 3, [], "p")])) == set()
+    assert found(damaged(readings=[Reading("reader", 0, 0, 3, [], "p")])) == {"readers_miss_nothing"}
+
+
+@pytest.mark.rule("CO-14")
+def test_one_outcome_each_identity() -> None:
+    history = ordinary()
+    reused: Verdict = Refused(Reason.IDENTITY_REUSED, "")
+    success: Verdict = Committed(receipt_of(history.records[0]))
+    for fingerprint, verdict in ((b"x", reused), (b"other", success)):
+        assert found(damaged(answers=[Answer(identity_of(1), fingerprint, verdict)])) == {"one_outcome_each_identity"}

@@ -1,0 +1,67 @@
+"""The core does no I/O, reads no clock, draws no random number and writes no log. Nor does what it imports of ours."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import oncelog.core
+
+CORE = Path(oncelog.core.__file__).parent
+ALLOWED = {
+    "collections",
+    "decimal",
+    "enum",
+    "functools",
+    "hashlib",
+    "itertools",
+    "json",
+    "math",
+    "msgspec",
+    "oncelog",
+    "orjson",
+    "re",
+    "struct",
+    "types",
+    "typing",
+    "unicodedata",
+}
+"""Modules that compute and do nothing else."""
+
+NEVER_CALLED = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
+
+
+def imported_names(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names.add(node.module or "")
+    return names
+
+
+def test_the_core_imports_only_what_computes() -> None:
+    files = sorted(CORE.glob("**/*.py"))
+    assert len(files) > 10
+    for file in files:
+        names = imported_names(ast.parse(file.read_text(encoding="utf-8")))
+        ours = {name for name in names if name.split(".")[0] == "oncelog"}
+        assert {name.split(".")[0] for name in names} <= ALLOWED, file.name
+        assert all(name == "oncelog.errors" or name.startswith("oncelog.core") for name in ours), file.name
+
+
+def test_the_core_calls_nothing_that_reaches_outside() -> None:
+    for file in CORE.glob("**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in NEVER_CALLED, f"{file.name}:{node.lineno}"
+
+
+def test_importing_the_decision_loads_no_module_that_does_io() -> None:
+    program = "import sys, oncelog.core.footprint, oncelog.core.invariants, oncelog.core.proof; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
+    assert not {"sqlite3", "asyncio", "socket", "logging", "random", "secrets", "threading", "typer"} & set(
+        loaded.stdout.split()
+    )
