@@ -1,8 +1,10 @@
 """How much randomness the tests use.
 
 By default every run is the same run: hypothesis derives its examples from the test itself. `--soak` draws new ones,
-many more of them, and prints the seed; a failure is repeated with `--soak --hypothesis-seed=N`.
+many more of them, from a seed that it prints; `--soak --hypothesis-seed=N` repeats that run.
 """
+
+import secrets
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,11 +24,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="many more generated cases, from a new seed that is printed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before hypothesis looks at its seed
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("soak" if config.getoption("--soak") else "default")
+    is_soak = config.getoption("--soak")
+    settings.load_profile("soak" if is_soak else "default")
+    if is_soak and config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(secrets.randbelow(2**32))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    if not config.getoption("--soak"):
-        return "generated cases: the same in every run"
-    return "generated cases: new in every run (--soak)"
+    if config.getoption("--soak"):
+        return f"generated cases: new ones, --soak --hypothesis-seed={config.getoption('--hypothesis-seed')}"
+    return "generated cases: the same in every run"

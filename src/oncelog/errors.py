@@ -1,4 +1,4 @@
-"""The one tree of errors. Outcomes of a submission are values (`core.state`), never one of these.
+"""The one tree of errors. Outcomes of a submission are values (`core.values`), never one of these.
 
 OncelogError
 ├── CanonicalError     a value has no canonical form; says where in it and why

@@ -107,6 +107,27 @@ def test_depth_changes_the_way_but_not_the_bytes(levels: int) -> None:
     assert json.loads(form) == value
 
 
+@pytest.mark.rule("CO-4")
+@pytest.mark.parametrize(
+    ("value", "is_fast"),
+    [
+        ({"a": [1, "é", None, 0.5, {"😀": 1}], "total": 99.0, "zero": -0.0}, False),
+        ({"a": [1, "é😀", None, 0.5, True], "total": 99.0, "zero": -0.0}, True),
+        (nested(FAST_DEPTH_LEVELS_MAX + 1), True),
+        (nested(FAST_DEPTH_LEVELS_MAX + 1, 1.0), True),
+        (nested(FAST_DEPTH_LEVELS_MAX + 2), False),
+        (nested(FAST_DEPTH_LEVELS_MAX + 2, 1.0), False),
+        ({"a": 1e-7}, False),
+        ({"a": 1e21}, False),
+        ({"a": 2.0**53}, False),
+        ({"a": math.nan}, False),
+        ({"a": (1, 2)}, False),
+    ],
+)
+def test_the_common_values_go_the_fast_way(value: Any, is_fast: bool) -> None:
+    assert (canonical_fast(value) is not None) == is_fast
+
+
 # The samples of RFC 8785, appendix B, and the borders of this catalogue.
 @pytest.mark.rule("CO-1")
 @pytest.mark.parametrize(

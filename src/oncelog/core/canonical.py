@@ -11,7 +11,6 @@ of every value. The fast way never refuses: in doubt it hands over to the exact 
 """
 
 import json
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
@@ -48,7 +47,7 @@ _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
 _FAST_FLOAT_MIN: Final = 1e-4
 _FAST_FLOAT_MAX: Final = 1e15
 _FIRST_SURROGATE: Final = "\ud800"
-_BEYOND_BMP: Final = re.compile(rb"[\xf0-\xf4]")
+_FIRST_OF_FOUR_BYTES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
 
@@ -57,6 +56,14 @@ def canonical(value: JsonValue) -> bytes:
     """The JCS form of `value`. Raises CanonicalError for a value that has none."""
     encoded = canonical_fast(value)
     return canonical_exact(value) if encoded is None else encoded
+
+
+def canonical_at(value: JsonValue, path: str, form: Callable[[JsonValue], bytes] = canonical) -> bytes:
+    """The form of a value that stands at `path` of a larger one: what is refused is refused with the whole path."""
+    try:
+        return form(value)
+    except CanonicalError as error:
+        raise CanonicalError(path + error.path.removeprefix("$"), error.reason) from error
 
 
 def canonical_text(text: bytes | str) -> bytes:
@@ -80,12 +87,15 @@ def canonical_text(text: bytes | str) -> bytes:
 def canonical_fast(value: JsonValue) -> bytes | None:
     """The JCS form by the native encoder, or None where only the exact way can tell."""
     if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
-        return None
+        try:
+            value = _with_whole_floats_as_integers(value, FAST_DEPTH_LEVELS_MAX)
+        except _NotPlain:
+            return None
     try:
         encoded = orjson.dumps(value, option=_ORJSON_OPTIONS)
     except orjson.JSONEncodeError:
         return None
-    if encoded.isascii() or not _BEYOND_BMP.search(encoded) or _keys_are_in_bmp(value):
+    if encoded.isascii() or _is_in_bmp(encoded) or _keys_are_in_bmp(value):
         return encoded
     return None
 
@@ -167,11 +177,40 @@ def _is_plain(value: JsonValue, levels: int) -> bool:
     return True
 
 
+class _NotPlain(Exception):  # noqa: N818 - it never leaves this module
+    """Only the exact way can tell."""
+
+
+def _with_whole_floats_as_integers(value: JsonValue, levels: int) -> JsonValue:
+    """A plain copy: `1.0` is the one odd thing that is common, since many programs send their numbers so."""
+    kind = type(value)
+    if kind in _SIMPLE_SCALARS:
+        return value
+    if kind is float:
+        if _is_plain_float(value):
+            return value
+        if value.is_integer() and abs(value) <= INTEGER_MAX:
+            return int(value)
+    elif levels >= 0 and kind is dict:
+        return {key: _with_whole_floats_as_integers(item, levels - 1) for key, item in value.items()}
+    elif levels >= 0 and kind is list:
+        return [_with_whole_floats_as_integers(item, levels - 1) for item in value]
+    raise _NotPlain
+
+
+def _is_in_bmp(encoded: bytes) -> bool:
+    """True if no character needs four bytes. Deleting them and comparing lengths is the quickest way to look."""
+    return len(encoded.translate(None, _FIRST_OF_FOUR_BYTES)) == len(encoded)
+
+
 def _keys_are_in_bmp(value: JsonValue) -> bool:
     """True if sorting by UTF-8, as the native encoder does, is sorting by UTF-16."""
     if type(value) is dict:
-        return max("".join(value), default="") < _FIRST_SURROGATE and all(map(_keys_are_in_bmp, value.values()))
-    return type(value) is not list or all(map(_keys_are_in_bmp, value))
+        keys = "".join(value)
+        if not keys.isascii() and max(keys) >= _FIRST_SURROGATE:
+            return False
+        value = value.values()
+    return all(_keys_are_in_bmp(item) for item in value if type(item) is dict or type(item) is list)
 
 
 def _is_plain_float(value: float) -> bool:
@@ -322,10 +361,10 @@ def _ecmascript_number(value: float) -> str:
     """Number::toString of ECMAScript, from the shortest digits that read back as `value`."""
     if not isfinite(value):
         raise _Refusal(_NOT_FINITE)
-    if value.is_integer() and INTEGER_MAX < abs(value) < EXPONENT_FORM_FROM:
-        raise _Refusal("a float that stands for an integer beyond ±(2^53−1); send it as a string")
-    if value == 0:
-        return "0"
+    if value.is_integer() and abs(value) < EXPONENT_FORM_FROM:
+        if abs(value) > INTEGER_MAX:
+            raise _Refusal("a float that stands for an integer beyond ±(2^53−1); send it as a string")
+        return str(int(value))
     negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - only NaN and infinities have a letter there
     digits = "".join(map(str, digit_tuple))

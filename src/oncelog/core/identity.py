@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from oncelog.core.canonical import JsonValue, canonical, canonical_args, nfc, utf16_order
+from oncelog.core.canonical import JsonValue, canonical, canonical_args, canonical_at, nfc, utf16_order
 from oncelog.core.hlc import parse_hlc
 from oncelog.core.operations import Condition, DeleteEntity, Operation, Relate, SetEntity, Unrelate
 from oncelog.errors import CanonicalError
@@ -50,7 +50,7 @@ def fingerprint_of(value: JsonValue) -> bytes:
     partitions = required(members, "partitions")
     if type(partitions) is not list:
         raise CanonicalError("$.partitions", f"must be an array, not {_kind(partitions)}")
-    event = _canonical_at(required(members, "event"), "$.event")
+    event = canonical_at(required(members, "event"), "$.event")
     return fingerprint(normal_partitions(partitions), event)
 
 
@@ -98,7 +98,7 @@ def run_key(
         (b"event_type", text_field(event_type, "$.event_type").encode()),
         (b"tool_name", _nullable_text(tool_name, "$.tool_name")),
         (b"ruleset_version", _nullable_text(ruleset_version, "$.ruleset_version")),
-        (b"args_json", _args_at(args, "$.args_json")),
+        (b"args_json", canonical_at(args, "$.args_json", canonical_args)),
     )
 
 
@@ -117,7 +117,7 @@ def run_key_v1(
         (b"event_type", text_field(event_type, "$.event_type").encode()),
         (b"execution_request_id", _nullable_text(execution_request_id, "$.execution_request_id")),
         (b"replay_ordinal", _decimal(replay_ordinal, "$.replay_ordinal")),
-        (b"payload", _args_at(payload, "$.payload")),
+        (b"payload", canonical_at(payload, "$.payload", canonical_args)),
     )
 
 
@@ -149,13 +149,6 @@ def _decimal(value: JsonValue, path: str) -> bytes:
         return str(value).encode()
     except ValueError as error:
         raise CanonicalError(path, "integer of too many digits") from error
-
-
-def _args_at(value: JsonValue, path: str) -> bytes:
-    try:
-        return canonical_args(value)
-    except CanonicalError as error:
-        raise CanonicalError(path + error.path[1:], error.reason) from error
 
 
 # --- the ledger --------------------------------------------------------------------------------------
@@ -235,13 +228,6 @@ def required(members: Mapping[str, JsonValue], name: str) -> JsonValue:
     if name not in members:
         raise CanonicalError(f"$.{name}", "is missing")
     return members[name]
-
-
-def _canonical_at(value: JsonValue, path: str) -> bytes:
-    try:
-        return canonical(value)
-    except CanonicalError as error:
-        raise CanonicalError(path + error.path[1:], error.reason) from error
 
 
 _JSON_NAMES: Final = {

@@ -10,7 +10,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from oncelog.core.canonical import JsonValue, canonical, utf16_order
+from oncelog.core.canonical import JsonValue, canonical_at, parse, path_of, utf16_order
 from oncelog.core.identity import delta_id
 from oncelog.errors import CanonicalError
 
@@ -96,32 +96,35 @@ def extract(
     The columns are in the order of UTF-16 code units, whatever the order in the rows: a client that makes the
     delta again after a crash, from the same two rows, clock and names, makes the same id again.
     """
-    if before is None and after is None:
+    if after is None:
+        return None if before is None else _delta(Op.DELETE, {}, client_id, hlc, table, row_id)
+    changed = _changed_columns(before or {}, after)
+    if before is not None and not changed:
         return None
-    columns: list[dict[str, JsonValue]] = []
-    op = Op.DELETE
-    if after is not None:
-        op = Op.INSERT if before is None else Op.UPDATE
-        columns = _changed_columns(before or {}, after)
-        if op is Op.UPDATE and not columns:
-            return None
+    return _delta(Op.INSERT if before is None else Op.UPDATE, changed, client_id, hlc, table, row_id)
+
+
+def _changed_columns(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> dict[str, bytes]:
+    for name in before:
+        if name not in after:
+            reason = "is missing after the change; a column cannot be removed, set it to null"
+            raise CanonicalError(path_of([name]), reason)
+    forms = {name: canonical_at(after[name], path_of([name])) for name in sorted(after, key=utf16_order)}
+    return {
+        name: form
+        for name, form in forms.items()
+        if name not in before or form != canonical_at(before[name], path_of([name]))
+    }
+
+
+def _delta(op: Op, columns: Mapping[str, bytes], client_id: str, hlc: int, table: str, row_id: str) -> RowDelta:
+    listed = [{"column": name, "value": parse(form)} for name, form in columns.items()]
     return RowDelta(
         op=op,
         table=table,
         row_id=row_id,
         client_id=client_id,
         hlc=hlc,
-        columns=tuple((column["column"], canonical(column["value"])) for column in columns),
-        delta_id=delta_id(client_id, str(hlc), table, row_id, columns),
+        columns=tuple(columns.items()),
+        delta_id=delta_id(client_id, str(hlc), table, row_id, listed),
     )
-
-
-def _changed_columns(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[dict[str, JsonValue]]:
-    for name in before:
-        if name not in after:
-            raise CanonicalError(f"$.{name}", "is missing after the change; a column cannot be removed, set it to null")
-    return [
-        {"column": name, "value": after[name]}
-        for name in sorted(after, key=utf16_order)
-        if name not in before or canonical(after[name]) != canonical(before[name])
-    ]

@@ -128,19 +128,19 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
     if answer is not None:
         return answer
     sequence = (desk.streams.get(submission.scope) or 0) + 1 if policy.order is Order.STREAM else 0
-    effects = Effects()
     refused = _not_expected(submission, lane.position, sequence)
+    effects: Effects | None = None
     if refused is None and policy.entities:
         worked_out = effects_of(submission, sequence, lane.log_time_ms, desk)
         if isinstance(worked_out, Refused):
             refused = worked_out
         else:
             effects = worked_out
-    if refused is None:
-        refused = _drifted(submission.delta, lane) or _objected(submission, validate) or _limited(submission)
+    refused = refused or _drifted(submission, lane) or _objected(submission, validate) or _limited(submission)
     if refused is not None:
         return refused
-    effects.apply(desk)
+    if effects is not None:
+        effects.apply(desk)
     return _commit(submission, identity, sequence, lane, desk)
 
 
@@ -181,8 +181,8 @@ def _unexpected(field: str, expected: int, current: int) -> Refused:
     )
 
 
-def _drifted(delta: RowDelta | None, lane: LaneDesk) -> Refused | None:
-    drift = None if delta is None else drift_of(delta.hlc, lane.log_time_ms)
+def _drifted(submission: Submission, lane: LaneDesk) -> Refused | None:
+    drift = None if submission.delta is None else drift_of(submission.delta.hlc, lane.log_time_ms)
     if drift is None:
         return None
     return Refused(

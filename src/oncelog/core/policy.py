@@ -129,6 +129,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             f"a policy's name is 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
             f"from a letter on; not {self.name!r}",
         )
+        self._check_types()
         shortest, longest = self.key_bytes
         _demand(
             1 <= shortest <= longest <= KEY_BYTES_MAX,
@@ -141,8 +142,18 @@ class Policy(Struct, frozen=True, kw_only=True):
         self._check_streams()
         self._check_sequences()
 
+    def _check_types(self) -> None:
+        """The decision compares these by identity: the text "refuse" would not be OnReuse.REFUSE, in silence."""
+        for field, kind in _FIELD_TYPES.items():
+            value = getattr(self, field)
+            _demand(type(value) is kind, f"{self.name}: {field} must be of type {kind.__name__}, not {value!r}")
+        _demand(
+            [type(length) for length in self.key_bytes] == [int, int],
+            f"{self.name}: key_bytes must be two whole numbers, not {self.key_bytes!r}",
+        )
+
     def _check_streams(self) -> None:
-        for needs_stream in ("client_sequence", "leased", "members_only", "entities", "rows"):
+        for needs_stream in _STREAM_FLAGS:
             _demand(
                 self.order is Order.STREAM or not getattr(self, needs_stream),
                 f"{self.name}: {needs_stream} belongs to a stream, so the order must be Order.STREAM",
@@ -177,6 +188,18 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 def _ms(days: int, hours: int, seconds: int, ms: int) -> int:
     return ((days * 24 + hours) * 3600 + seconds) * 1000 + ms
+
+
+_STREAM_FLAGS: Final = ("client_sequence", "leased", "members_only", "entities", "rows")
+_FIELD_TYPES: Final = {
+    "key_bytes": tuple,
+    "order": Order,
+    "on_reuse": OnReuse,
+    "retention": Retention,
+    "identity": Identity,
+    "zero_key": bool,
+    **dict.fromkeys(_STREAM_FLAGS, bool),
+}
 
 
 EVENTS: Final = Policy(

@@ -87,7 +87,7 @@ def record_header(record: Record) -> bytes:
 
 
 def body_hash(salt: bytes, body: bytes) -> bytes:
-    """What stays of a body when it is erased."""
+    """What stays of a body when it is erased. A salt has SALT_BYTES bytes, no more and no less."""
     return sha256(salt + body).digest()
 
 
@@ -142,7 +142,8 @@ def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
 
 def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
     """True if the record, body and all, stands in the block where its own header says."""
-    return verify_header(record, body_hash(salt, record.body), proof, block)
+    # The salt's length is fixed: otherwise a byte could move between salt and body without changing their hash.
+    return len(salt) == SALT_BYTES and verify_header(record, body_hash(salt, record.body), proof, block)
 
 
 def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: Block) -> bool:
@@ -159,8 +160,8 @@ def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: 
 def seal(changes: Changes, salts: Sequence[bytes]) -> list[Block]:
     """Closes a block in every lane that `changes` writes records to, and puts its hash into the lane's head.
 
-    `salts` are random, one a record in the order of `changes.records`; they come from outside because nothing in
-    the core draws a random number.
+    `salts` are random, SALT_BYTES long, one a record in the order of `changes.records`. They come from outside
+    because nothing in the core draws a random number.
     """
     leaves: dict[int, list[bytes]] = {}
     first: dict[int, Record] = {}

@@ -1,0 +1,1 @@
+"""Performance, measured: `python -m bench`. See README.md."""

@@ -1,0 +1,81 @@
+"""Results as people read them: a table for the terminal, a page for the repository."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from bench.measure import Result
+
+COLUMNS: Final = ("name", "ours", "baseline", "ratio", "median", "target", "result")
+PACKAGES: Final = ("msgspec", "orjson", "rfc8785")
+HOW_TO_READ: Final = """\
+Times are the best of all rounds for one operation, and `ratio` is the baseline's best time divided by ours: above 1×
+ours is faster, and between machines only ratios can be compared.
+`median` is the median of the same ratio taken round by round: where it is far from `ratio`, the machine was busy and
+the run is worth repeating."""
+
+
+def table(results: Sequence[Result], *, judged: bool) -> str:
+    """Aligned plain text. Where nothing is judged, the targets are shown without a word on them."""
+    rows = [COLUMNS, *(_cells(result, judged) for result in results)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, tuple("-" * width for width in widths))
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def page(name: str, command: str, results: Sequence[Result], *, judged: bool) -> str:
+    """Markdown. Says what the machine is, not whose."""
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(result, judged) for result in results)]
+    facts = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": f"`{command}`", **_machine()}
+    parts = (
+        f"# Results: {name}",
+        "\n".join(f"- {fact}: {value}" for fact, value in facts.items()),
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+        HOW_TO_READ,
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(result: Result, judged: bool) -> tuple[str, ...]:
+    measurement = result.measurement
+    at_least = "" if measurement.target_ratio is None else f"≥ {measurement.target_ratio:g}×"
+    less_than = "" if measurement.target_us is None else f"< {measurement.target_us:g} µs"
+    target = ", ".join(filter(None, (at_least, less_than)))
+    return (
+        measurement.name,
+        f"{result.ours_us:.2f} µs",
+        f"{result.baseline_us:.2f} µs {measurement.against}",
+        f"{result.ratio:.2f}×",
+        f"{result.median_ratio:.2f}×",
+        target,
+        ("met" if result.is_met else "NOT MET") if target and judged else "",
+    )
+
+
+def _machine() -> dict[str, str]:
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in cpu_lines if line.startswith("model name"))
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    # The results themselves are no change of what was measured.
+    changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
+    return {
+        "machine": f"{next(models, platform.machine())}, {os.cpu_count()} cores, {memory_gib:.1f} GiB",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "packages": ", ".join(f"{package} {version(package)}" for package in PACKAGES),
+        "commit": (_git("rev-parse", "--short", "HEAD") or "unknown") + ("+changes" if changes else ""),
+    }
+
+
+def _git(*arguments: str) -> str:
+    """What git says, or nothing where there is no git or no repository."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,518 @@
+"""A second opinion on `oncelog.core.plan`: slow, naive, and written without reading it.
+
+It shares no code with the decision, only the value types that go in and come out. It keeps one list of everything
+that ever happened and answers every question by looking through all of it: a sequence is a count of writes, a row is
+what its deltas say by the definition in DE-7, a key is forgotten if there was an eviction that found it too old. What
+did not happen is cut off the end of the list. There is no state that could be brought up to date in the wrong way.
+
+The rules come from the rule catalogue and from the texts of the value types. Messages are left empty, and `field` is
+given only where the rules say what it is (entities), so compare verdicts after `without_words`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import NamedTuple, TypeVar, assert_never
+
+from msgspec.structs import replace
+
+from oncelog.core.limits import CLOCK_DRIFT_MS_MAX, LEASE_MEMORY_MS, LEASE_MS_MAX, SEQUENCE_MAX
+from oncelog.core.merge import Op, RowDelta
+from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.policy import Forget, OnReuse, Order, Policy
+from oncelog.core.values import (
+    Acknowledge,
+    Applied,
+    Claim,
+    Committed,
+    Granted,
+    Item,
+    KeyIdentity,
+    Lease,
+    Mode,
+    Reason,
+    Receipt,
+    Refused,
+    Release,
+    Renew,
+    Replayed,
+    Request,
+    SetMember,
+    Settings,
+    Submission,
+    Verdict,
+)
+
+Validate = Callable[[Submission], str | None]
+Leased = Claim | Renew | Release
+T = TypeVar("T")
+
+CONDITION_REASONS = (Reason.KEY_EXISTS, Reason.KEY_NOT_FOUND, Reason.VERSION_MISMATCH, Reason.VALUE_MISMATCH)
+
+# --- what can happen -----------------------------------------------------------------------------------
+
+
+class Write(NamedTuple):
+    """A submission was committed, in the batch of that number."""
+
+    submission: Submission
+    receipt: Receipt
+    batch: int
+
+
+class LeaseChange(NamedTuple):
+    """A lease was granted (`is_new`: under a number of its own), granted again, renewed or released."""
+
+    item: Leased
+    lane: int
+    at_ms: int
+    lease: Lease
+    is_new: bool
+
+
+Event = Write | LeaseChange | SetMember | Acknowledge
+"""Members and acknowledgements are kept as the items that were applied."""
+
+
+# --- small words -----------------------------------------------------------------------------------------
+
+
+def refused(reason: Reason, *, current: int = 0, value: bytes | None = None, retry_after_ms: int = 0) -> Refused:
+    return Refused(reason, "", current=current, value=value, retry_after_ms=retry_after_ms)
+
+
+def without_words(verdict: Verdict) -> Verdict:
+    """The verdict without what is meant for people: messages, and the names of fields."""
+    if not isinstance(verdict, Refused):
+        return verdict
+    field = verdict.field if verdict.reason in CONDITION_REASONS else ""
+    return replace(verdict, message="", field=field)
+
+
+def newest(found: Iterable[T]) -> T | None:
+    everything = list(found)
+    return everything[-1] if everything else None
+
+
+def identity_of(item: Submission | Leased) -> KeyIdentity:
+    client = item.client if isinstance(item, Submission) and item.policy.client_sequence else ""
+    return (item.policy.name, item.scope, client, item.key)
+
+
+def rank(delta: RowDelta) -> tuple[int, list[int], bytes]:
+    """DE-7: higher HLC, then higher client by UTF-16 code unit, then higher id."""
+    utf16 = delta.client_id.encode("utf-16-be")
+    return (delta.hlc, [utf16[i] * 256 + utf16[i + 1] for i in range(0, len(utf16), 2)], delta.delta_id)
+
+
+def row_of(deltas: Sequence[RowDelta]) -> dict[str, bytes] | None:
+    """DE-7: a row that never was, with all its deltas in the order of their rank. None: it does not exist."""
+    row: dict[str, bytes] | None = None
+    for delta in sorted(deltas, key=rank):
+        row = None if delta.op is Op.DELETE else {**(row or {}), **dict(delta.columns)}
+    return row
+
+
+def key_is_malformed(policy: Policy, key: bytes) -> bool:
+    if not key:
+        return not policy.client_sequence
+    shortest, longest = policy.key_bytes
+    return not shortest <= len(key) <= longest or (not policy.zero_key and key == bytes(len(key)))
+
+
+# --- the model -------------------------------------------------------------------------------------------
+
+
+class PlanModel:
+    """Decides batches by looking through everything that ever happened."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.history: list[Event] = []
+        self.batch = 0
+        self.now_ms = 0
+        self.validate: Validate | None = None
+
+    def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
+        self.batch += 1
+        self.now_ms = now_ms
+        self.validate = validate
+        return [self._request(request) for request in batch]
+
+    def _request(self, request: Request) -> list[Verdict]:
+        before = len(self.history)
+        verdicts: list[Verdict] = []
+        for index, item in enumerate(request.items):
+            verdicts.append(self._decide(item))
+            if request.mode is Mode.EACH or not isinstance(verdicts[-1], Refused):
+                continue
+            not_processed = Refused(Reason.NOT_PROCESSED, "", index=index)
+            behind: list[Verdict] = [not_processed] * (len(request.items) - index - 1)
+            if request.mode is Mode.UNTIL_REFUSED:
+                return verdicts + behind
+            del self.history[before:]
+            return [not_processed] * index + verdicts[-1:] + behind
+        return verdicts
+
+    def _decide(self, item: Item) -> Verdict:
+        match item:
+            case Submission():
+                return self._submission(item)
+            case SetMember():
+                return self._set_member(item)
+            case Acknowledge():
+                return self._acknowledge(item)
+            case Claim() | Renew() | Release() if self._lease_item_is_malformed(item):
+                return refused(Reason.MALFORMED)
+            case Claim():
+                return self._claim(item)
+            case Renew():
+                return self._renew(item)
+            case Release():
+                return self._release(item)
+            case _:
+                assert_never(item)
+
+    # --- what the history says: lanes -------------------------------------------------------------------
+
+    def writes(self) -> list[Write]:
+        return [event for event in self.history if isinstance(event, Write)]
+
+    def lane_of(self, policy: Policy, scope: str) -> int:
+        if policy.order is Order.LANE:
+            return 0
+        return 1 + int.from_bytes(sha256(scope.encode()).digest()[:8], "big") % self.settings.lanes
+
+    def position(self, lane: int) -> int:
+        return sum(write.receipt.lane == lane for write in self.writes())
+
+    def sequence(self, scope: str) -> int:
+        in_streams = [write.submission for write in self.writes() if write.submission.policy.order is Order.STREAM]
+        return sum(submission.scope == scope for submission in in_streams)
+
+    def fence(self, lane: int) -> int:
+        return sum(isinstance(event, LeaseChange) and event.is_new and event.lane == lane for event in self.history)
+
+    def blocks(self, lane: int) -> set[int]:
+        """The batches that put a record into the lane: one block each."""
+        return {write.batch for write in self.writes() if write.receipt.lane == lane}
+
+    def saved_log_time_ms(self, lane: int) -> int:
+        times = [write.receipt.log_time_ms for write in self.writes() if write.receipt.lane == lane]
+        new_leases = [event for event in self.history if isinstance(event, LeaseChange) and event.is_new]
+        return max(times + [event.at_ms for event in new_leases if event.lane == lane], default=0)
+
+    def log_time_ms(self, item: Submission | Leased) -> int:
+        return max(self.now_ms, self.saved_log_time_ms(self.lane_of(item.policy, item.scope)))
+
+    def evictions(self, lane: int) -> list[int]:
+        """The log times of all evictions in the lane."""
+        in_lane = [write.receipt for write in self.writes() if write.receipt.lane == lane]
+        return [it.log_time_ms for it in in_lane if it.position % self.settings.eviction_interval == 0]
+
+    def forgotten(self, item: Submission | Leased, seen_ms: int) -> bool:
+        retention = item.policy.retention
+        match retention.forget:
+            case Forget.NEVER:
+                return False
+            case Forget.AT_AGE:
+                return self.log_time_ms(item) - seen_ms >= retention.ttl_ms
+            case Forget.AT_EVICTION:
+                evictions = self.evictions(self.lane_of(item.policy, item.scope))
+                return any(at_ms - seen_ms > retention.ttl_ms for at_ms in evictions)
+
+    # --- what the history says: keys, clients, leases ---------------------------------------------------
+
+    def known(self, item: Submission | Claim) -> Write | None:
+        """The write that is remembered under the item's key."""
+        if not item.key:
+            return None
+        write = newest(write for write in self.writes() if identity_of(write.submission) == identity_of(item))
+        return None if write is None or self.forgotten(item, write.receipt.log_time_ms) else write
+
+    def client_writes(self, submission: Submission) -> list[Write]:
+        name, scope, client, _ = identity_of(submission)
+        return [write for write in self.writes() if identity_of(write.submission)[:3] == (name, scope, client)]
+
+    def last_client_sequence(self, submission: Submission) -> int:
+        last = newest(self.client_writes(submission))
+        if last is None or self.forgotten(submission, last.receipt.log_time_ms):
+            return 0
+        return last.submission.client_sequence
+
+    def lease(self, item: Submission | Leased) -> Lease | None:
+        """The key's newest lease, unless a write was committed under the key since, or it is too long ago."""
+        lease: Lease | None = None
+        for event in self.history:
+            if isinstance(event, LeaseChange) and identity_of(event.item) == identity_of(item):
+                lease = event.lease
+            elif isinstance(event, Write) and identity_of(event.submission) == identity_of(item):
+                lease = None
+        if lease is None or self.log_time_ms(item) > lease.until_ms + LEASE_MEMORY_MS:
+            return None
+        return lease
+
+    def held_lease(self, item: Submission | Renew | Release) -> Lease | None:
+        """The lease that the item's fence speaks of, if it is still the holder's."""
+        lease = self.lease(item)
+        return lease if lease is not None and lease.holder and lease.fence == item.fence else None
+
+    # --- what the history says: side state --------------------------------------------------------------
+
+    def operations(self, scope: str) -> list[tuple[int, Operation]]:
+        """All operations ever committed in the scope, each with its version."""
+        in_scope = [write for write in self.writes() if write.submission.scope == scope]
+        return [(write.receipt.sequence, it) for write in in_scope for it in write.submission.operations]
+
+    def deltas(self, scope: str, table: str, row_id: str) -> list[RowDelta]:
+        submissions = [write.submission for write in self.writes() if write.submission.scope == scope]
+        deltas = [submission.delta for submission in submissions if submission.delta is not None]
+        return [delta for delta in deltas if (delta.table, delta.row_id) == (table, row_id)]
+
+    def is_member(self, scope: str, member: str) -> bool:
+        changes = [event for event in self.history if isinstance(event, SetMember)]
+        last = newest(change for change in changes if (change.scope, change.member) == (scope, member))
+        return last is not None and last.present
+
+    def acknowledged(self, scope: str, member: str) -> int:
+        applied = [event for event in self.history if isinstance(event, Acknowledge)]
+        return max((it.sequence for it in applied if (it.scope, it.member) == (scope, member)), default=0)
+
+    # --- a submission, check by check (CO-18) -----------------------------------------------------------
+
+    def _submission(self, submission: Submission) -> Verdict:
+        checks: list[Callable[[Submission], Verdict | None]] = [
+            self._check_shape,
+            self._check_member,
+            self._check_identity,
+            self._check_client_sequence,
+            self._check_lease,
+            self._check_expectation,
+            self._check_conditions,
+            self._check_clock,
+            self._check_application,
+            self._check_limits,
+        ]
+        for check in checks:
+            verdict = check(submission)
+            if verdict is not None:
+                return verdict
+        return self._commit(submission)
+
+    def _check_shape(self, submission: Submission) -> Verdict | None:
+        policy = submission.policy
+        is_stream = policy.order is Order.STREAM
+        numbered = bool(submission.client) and 1 <= submission.client_sequence <= SEQUENCE_MAX
+        demands = [
+            not key_is_malformed(policy, submission.key),
+            numbered if policy.client_sequence else submission.client_sequence == 0,
+            bool(submission.scope) or not is_stream,
+            is_stream or submission.expected_sequence is None,
+            bool(submission.operations) == policy.entities,
+            (submission.delta is not None) == policy.rows,
+            policy.leased or submission.fence == 0,
+        ]
+        return None if all(demands) else refused(Reason.MALFORMED)
+
+    def _check_member(self, submission: Submission) -> Verdict | None:
+        if submission.policy.members_only and not self.is_member(submission.scope, submission.actor):
+            return refused(Reason.NOT_A_MEMBER)
+        return None
+
+    def _check_identity(self, item: Submission | Claim) -> Verdict | None:
+        write = self.known(item)
+        if write is None:
+            return None
+        mismatch = write.submission.fingerprint != item.fingerprint
+        if mismatch and item.policy.on_reuse is OnReuse.REFUSE:
+            return refused(Reason.IDENTITY_REUSED)
+        return Replayed(write.receipt, mismatch=mismatch)
+
+    def _check_client_sequence(self, submission: Submission) -> Verdict | None:
+        last = self.last_client_sequence(submission)
+        number = submission.client_sequence
+        if not submission.policy.client_sequence or number == last + 1:
+            return None
+        if number > last + 1:
+            return refused(Reason.SEQUENCE_GAP, current=last)
+        write = newest(it for it in self.client_writes(submission) if it.submission.client_sequence == number)
+        if write is None or self.forgotten(submission, write.receipt.log_time_ms):
+            return Replayed(None)
+        if write.submission.fingerprint == submission.fingerprint:
+            return Replayed(write.receipt)
+        return refused(Reason.SEQUENCE_REUSED, current=last)
+
+    def _check_lease(self, submission: Submission) -> Verdict | None:
+        if not submission.policy.leased:
+            return None
+        if submission.fence:
+            return None if self.held_lease(submission) else self._lease_lost(submission)
+        return self._in_flight(submission, holder=None)
+
+    def _lease_lost(self, item: Submission | Renew) -> Refused:
+        lease = self.lease(item)
+        return refused(Reason.LEASE_LOST, current=lease.fence if lease else 0)
+
+    def _in_flight(self, item: Submission | Claim, holder: str | None) -> Refused | None:
+        """What stands in the way of one who is not the holder, or says something else, while a lease runs."""
+        lease = self.lease(item)
+        log_time_ms = self.log_time_ms(item)
+        if lease is None or not lease.holder or log_time_ms >= lease.until_ms:
+            return None
+        if lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE:
+            return refused(Reason.IDENTITY_REUSED)
+        if lease.holder != holder:
+            return refused(Reason.IN_FLIGHT, current=lease.fence, retry_after_ms=lease.until_ms - log_time_ms)
+        return None
+
+    def _check_expectation(self, submission: Submission) -> Verdict | None:
+        position = self.position(self.lane_of(submission.policy, submission.scope))
+        if submission.expected_position not in (None, position):
+            return refused(Reason.UNEXPECTED_POSITION, current=position)
+        sequence = self.sequence(submission.scope)
+        if submission.expected_sequence not in (None, sequence):
+            return refused(Reason.UNEXPECTED_POSITION, current=sequence)
+        return None
+
+    def _check_conditions(self, submission: Submission) -> Verdict | None:
+        log_time_ms = self.log_time_ms(submission)
+        done = self.operations(submission.scope)
+        version = self.sequence(submission.scope) + 1
+        for index, operation in enumerate(submission.operations):
+            if isinstance(operation, SetEntity) and operation.condition is not None:
+                entity = entity_of(done, operation.key, log_time_ms)
+                reason = failure_of(operation.condition, entity)
+                if reason is not None:
+                    current, value = (entity.version, entity.value) if entity else (0, None)
+                    return Refused(reason, "", field=operation.key, current=current, value=value, index=index)
+            done.append((version, operation))
+        return None
+
+    def _check_clock(self, submission: Submission) -> Verdict | None:
+        if submission.delta is None:
+            return None
+        log_time_ms = self.log_time_ms(submission)
+        if (submission.delta.hlc >> 16) - log_time_ms > CLOCK_DRIFT_MS_MAX:
+            return refused(Reason.CLOCK_DRIFT, current=log_time_ms)
+        return None
+
+    def _check_application(self, submission: Submission) -> Verdict | None:
+        message = self.validate(submission) if self.validate is not None else None
+        return None if message is None else refused(Reason.INVALID)
+
+    def _check_limits(self, submission: Submission) -> Verdict | None:
+        if submission.retry_after_ms <= 0:
+            return None
+        return refused(Reason.RATE_LIMITED, retry_after_ms=submission.retry_after_ms)
+
+    def _commit(self, submission: Submission) -> Verdict:
+        lane = self.lane_of(submission.policy, submission.scope)
+        receipt = Receipt(
+            lane=lane,
+            position=self.position(lane) + 1,
+            sequence=self.sequence(submission.scope) + 1 if submission.policy.order is Order.STREAM else 0,
+            log_time_ms=self.log_time_ms(submission),
+            height=len(self.blocks(lane) - {self.batch}) + 1,
+            client_sequence=submission.client_sequence,
+        )
+        self.history.append(Write(submission, receipt, self.batch))
+        return Committed(receipt)
+
+    # --- leases, members, acknowledgements -------------------------------------------------------------
+
+    def _lease_item_is_malformed(self, item: Leased) -> bool:
+        named = item.policy.leased and bool(item.scope) and not key_is_malformed(item.policy, item.key)
+        timed = isinstance(item, Release) or 1 <= item.lease_ms <= LEASE_MS_MAX
+        held = not isinstance(item, Claim) or bool(item.holder)
+        return not (named and timed and held)
+
+    def _claim(self, claim: Claim) -> Verdict:
+        verdict = self._check_identity(claim) or self._in_flight(claim, claim.holder)
+        if verdict is not None:
+            return verdict
+        until_ms = self.log_time_ms(claim) + claim.lease_ms
+        last = self.lease(claim)
+        if last is not None and last.holder == claim.holder:
+            lease = Lease(last.fence, claim.holder, until_ms, claim.fingerprint)
+        elif last is not None and not last.holder and last.failure and claim.waited_for == last.fence:
+            return refused(Reason.RUN_FAILED, current=last.fence, value=last.failure)
+        else:
+            fence = self.fence(self.lane_of(claim.policy, claim.scope)) + 1
+            lease = Lease(fence, claim.holder, until_ms, claim.fingerprint)
+            last = None
+        self._keep_lease(claim, lease, is_new=last is None)
+        return Granted(lease.fence, lease.until_ms)
+
+    def _renew(self, renew: Renew) -> Verdict:
+        lease = self.held_lease(renew)
+        if lease is None:
+            return self._lease_lost(renew)
+        until_ms = max(lease.until_ms, self.log_time_ms(renew) + renew.lease_ms)
+        self._keep_lease(renew, replace(lease, until_ms=until_ms), is_new=False)
+        return Granted(lease.fence, until_ms)
+
+    def _release(self, release: Release) -> Verdict:
+        lease = self.held_lease(release)
+        if lease is None:
+            return Applied(changed=False)
+        ended = replace(lease, holder="", until_ms=self.log_time_ms(release), failure=release.failure)
+        self._keep_lease(release, ended, is_new=False)
+        return Applied(changed=True)
+
+    def _keep_lease(self, item: Leased, lease: Lease, *, is_new: bool) -> None:
+        lane = self.lane_of(item.policy, item.scope)
+        self.history.append(LeaseChange(item, lane, self.log_time_ms(item), lease, is_new))
+
+    def _set_member(self, item: SetMember) -> Verdict:
+        if not item.scope or not item.member:
+            return refused(Reason.MALFORMED)
+        changed = self.is_member(item.scope, item.member) != item.present
+        self.history.append(item)
+        return Applied(changed)
+
+    def _acknowledge(self, item: Acknowledge) -> Verdict:
+        if not item.scope or not item.member:
+            return refused(Reason.MALFORMED)
+        if not self.is_member(item.scope, item.member):
+            return refused(Reason.NOT_A_MEMBER)
+        last = self.sequence(item.scope)
+        if not 0 <= item.sequence <= last:
+            return refused(Reason.INVALID_ACKNOWLEDGEMENT, current=last)
+        changed = item.sequence > self.acknowledged(item.scope, item.member)
+        self.history.append(item)
+        return Applied(changed)
+
+
+def entity_of(operations: Sequence[tuple[int, Operation]], key: str, log_time_ms: int) -> Entity | None:
+    """The entity after all these operations of its scope. None: it is not there, or no longer."""
+    about = [it for it in operations if isinstance(it[1], SetEntity | DeleteEntity) and it[1].key == key]
+    if not about or isinstance(about[-1][1], DeleteEntity):
+        return None
+    version, operation = about[-1]
+    assert isinstance(operation, SetEntity)
+    if operation.expires_at_ms is not None and operation.expires_at_ms <= log_time_ms:
+        return None
+    return Entity(operation.value, version, operation.expires_at_ms)
+
+
+def relationships_of(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[str, str, str], int]:
+    """The relationships of a scope after all these operations, each with the version that made it."""
+    made: dict[tuple[str, str, str], int] = {}
+    for version, operation in operations:
+        if isinstance(operation, Relate):
+            made.setdefault((operation.resource, operation.relation, operation.subject), version)
+        elif isinstance(operation, Unrelate):
+            made.pop((operation.resource, operation.relation, operation.subject), None)
+    return made
+
+
+def failure_of(condition: Condition, entity: Entity | None) -> Reason | None:
+    """Why the condition does not hold. None: it does."""
+    if condition.must is Must.NOT_EXIST:
+        return Reason.KEY_EXISTS if entity else None
+    if entity is None:
+        return Reason.KEY_NOT_FOUND
+    if condition.must is Must.HAVE_VERSION and entity.version != condition.version:
+        return Reason.VERSION_MISMATCH
+    if condition.must is Must.HAVE_VALUE and entity.value != condition.value:
+        return Reason.VALUE_MISMATCH
+    return None

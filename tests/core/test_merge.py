@@ -1,0 +1,457 @@
+"""Rows by last writer wins (DE-7), and the delta between two rows (DE-11)."""
+
+import json
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.core.canonical import INTEGER_MAX, canonical
+from oncelog.core.identity import delta_id
+from oncelog.core.merge import NEVER, Op, Row, RowDelta, extract, merge
+from oncelog.errors import CanonicalError
+
+VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "delta_ids.json").read_text(encoding="utf-8"))
+
+# By code point the private use area comes before what is beyond the BMP; by UTF-16 code unit it comes after.
+PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI = "\ue000", "\uffff", "\U00010000", "\U0001f600"
+CLIENTS = ["", "a", "a\x00", "b", "é", "\ud7ff", PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI, EMOJI + "a", "a" + PRIVATE]
+
+
+def an_id(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def a_delta(
+    op: Op = Op.UPDATE, hlc: int = 1, client_id: str = "a", number: int = 1, /, **columns: int | None
+) -> RowDelta:
+    written = tuple((name, canonical(value)) for name, value in columns.items())
+    return RowDelta(op, "todos", "row-1", client_id, hlc, written, an_id(number))
+
+
+def merged(deltas: Sequence[RowDelta], row: Row | None = None) -> Row:
+    row = row or Row()
+    for delta in deltas:
+        row = merge(row, delta)
+    return row
+
+
+# --- a model from the text of the rule -----------------------------------------------------------------
+
+
+def code_units(text: str) -> list[int]:
+    """UTF-16 by hand: two units for what is beyond the BMP."""
+    units: list[int] = []
+    for point in map(ord, text):
+        if point < 0x10000:
+            units.append(point)
+        else:
+            units += [0xD800 + (point - 0x10000 >> 10), 0xDC00 + (point - 0x10000 & 0x3FF)]
+    return units
+
+
+def modelled(deltas: Sequence[RowDelta]) -> dict[str, bytes] | None:
+    """DE-7 as it reads: everything happens in the order of the rule. None is a row that is not there."""
+    row: dict[str, bytes] | None = None
+    for delta in sorted(deltas, key=lambda one: (one.hlc, code_units(one.client_id), one.delta_id.hex())):
+        row = None if delta.op is Op.DELETE else {**(row or {}), **dict(delta.columns)}
+    return row
+
+
+# Few clocks, clients and columns, so that every kind of tie comes up all the time.
+values = st.sampled_from([b"0", b"1", b'"x"', b"null"])
+deltas = st.builds(
+    RowDelta,
+    op=st.sampled_from(Op),
+    table=st.just("todos"),
+    row_id=st.just("row-1"),
+    client_id=st.sampled_from(CLIENTS),
+    hlc=st.integers(0, 3) | st.sampled_from([2**64 - 2, 2**64 - 1]),
+    columns=st.dictionaries(st.sampled_from("xyz"), values, max_size=3).map(lambda one: tuple(one.items())),
+    delta_id=st.integers(0, 20).map(an_id) | st.binary(min_size=32, max_size=32),
+)
+
+
+def histories(max_size: int) -> st.SearchStrategy[list[RowDelta]]:
+    return st.lists(deltas, max_size=max_size, unique_by=lambda one: one.delta_id)
+
+
+@pytest.mark.rule("DE-7")
+@given(histories(5))
+def test_every_order_of_arrival_gives_the_same_row(history: list[RowDelta]) -> None:
+    first = merged(history)
+    for order in permutations(history):
+        assert merged(order) == first
+
+
+@pytest.mark.rule("DE-7")
+@given(histories(12).flatmap(lambda history: st.tuples(st.just(history), st.permutations(history))))
+def test_long_histories_too(both: tuple[list[RowDelta], list[RowDelta]]) -> None:
+    history, reordered = both
+    assert merged(history) == merged(reordered)
+
+
+@pytest.mark.rule("DE-7")
+@given(histories(12))
+def test_the_row_is_what_the_rule_says(history: list[RowDelta]) -> None:
+    row, expected = merged(history), modelled(history)
+    assert row.exists == (expected is not None)
+    assert row.values == (expected or {})
+
+
+@pytest.mark.rule("DE-7", "DE-4")
+@given(histories(8), st.data())
+def test_what_is_already_in_the_row_changes_nothing(history: list[RowDelta], data: st.DataObject) -> None:
+    row = merged(history)
+    for delta in data.draw(st.permutations(history)):
+        assert merge(row, delta) is row
+
+
+@pytest.mark.rule("DE-7")
+@given(histories(8), deltas)
+def test_only_what_changes_something_makes_a_new_row(history: list[RowDelta], delta: RowDelta) -> None:
+    row = merged(history)
+    after = merge(row, delta)
+    assert (after is row) == (after == row)
+
+
+@pytest.mark.rule("DE-7")
+@given(histories(8), deltas)
+def test_the_row_before_is_left_as_it_was(history: list[RowDelta], delta: RowDelta) -> None:
+    row = merged(history)
+    copy = Row(dict(row.columns), row.written, row.deleted)
+    merge(row, delta)
+    assert row == copy
+
+
+# --- who wins ------------------------------------------------------------------------------------------
+
+
+def wins(winner: RowDelta, loser: RowDelta) -> None:
+    """In either order, the winner's value stays, and a loser that comes late is not even noticed."""
+    for order in permutations([winner, loser]):
+        assert merged(order).values == dict(winner.columns)
+    row = merged([winner])
+    assert merge(row, loser) is row
+
+
+@pytest.mark.rule("DE-7")
+def test_the_higher_clock_wins() -> None:
+    wins(a_delta(Op.UPDATE, 2, "a", 1, x=2), a_delta(Op.UPDATE, 1, "b", 2, x=1))
+    wins(a_delta(Op.INSERT, 2**64 - 1, "a", 1, x=2), a_delta(Op.UPDATE, 9, "b", 2, x=1))
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize(
+    ("higher", "lower"),
+    [
+        ("b", "a"),
+        ("a", ""),
+        ("aa", "a"),
+        ("a\x00", "a"),
+        ("a", "Z"),
+        ("é", "z"),
+        ("10", "1"),
+        ("9", "10"),
+        (PRIVATE, EMOJI),
+        (PRIVATE, FIRST_BEYOND),
+        (LAST_IN_BMP, "\U0010ffff"),
+        (FIRST_BEYOND, "\ud7ff"),
+        (EMOJI, FIRST_BEYOND),
+        ("a" + PRIVATE, "a" + EMOJI),
+        ("ab", "a" + "\x00b"),
+    ],
+)
+def test_then_the_higher_client_by_utf16_code_unit(higher: str, lower: str) -> None:
+    assert code_units(higher) > code_units(lower)
+    wins(a_delta(Op.UPDATE, 5, higher, 1, x=2), a_delta(Op.UPDATE, 5, lower, 2, x=1))
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize(("higher", "lower"), [(2, 1), (256, 255), (1 << 255, (1 << 255) - 1)])
+def test_then_the_higher_delta_id(higher: int, lower: int) -> None:
+    wins(a_delta(Op.UPDATE, 5, "a", higher, x=2), a_delta(Op.UPDATE, 5, "a", lower, x=1))
+
+
+@pytest.mark.rule("DE-7")
+def test_each_column_has_its_own_winner() -> None:
+    old, new = a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.UPDATE, 2, "a", 2, y=2, z=2)
+    for order in permutations([old, new]):
+        assert merged(order).values == {"x": b"1", "y": b"2", "z": b"2"}
+
+
+@pytest.mark.rule("DE-7")
+def test_null_is_a_value_like_any_other() -> None:
+    wins(a_delta(Op.UPDATE, 2, "a", 1, x=None), a_delta(Op.UPDATE, 1, "a", 2, x=1))
+
+
+# --- deletes -------------------------------------------------------------------------------------------
+
+TIES = [
+    pytest.param((2, "a", 1), (1, "b", 2), id="by clock"),
+    pytest.param((5, PRIVATE, 1), (5, EMOJI, 2), id="by client"),
+    pytest.param((5, "a", 2), (5, "a", 1), id="by delta id"),
+]
+Rank = tuple[int, str, int]
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize(("higher", "lower"), TIES)
+@pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
+def test_a_delete_removes_what_ranks_below_it(op: Op, higher: Rank, lower: Rank) -> None:
+    for order in permutations([a_delta(Op.DELETE, *higher), a_delta(op, *lower, x=1)]):
+        row = merged(order)
+        assert (row.exists, row.values) == (False, {})
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize(("higher", "lower"), TIES)
+@pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
+def test_a_delete_does_not_touch_what_ranks_above_it(op: Op, higher: Rank, lower: Rank) -> None:
+    for order in permutations([a_delta(Op.DELETE, *lower), a_delta(op, *higher, x=1)]):
+        row = merged(order)
+        assert (row.exists, row.values) == (True, {"x": b"1"})
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
+def test_a_newer_write_brings_the_row_back_without_its_old_columns(op: Op) -> None:
+    history = [a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.DELETE, 2, "a", 2), a_delta(op, 3, "a", 3, y=3)]
+    for order in permutations(history):
+        row = merged(order)
+        assert (row.exists, row.values) == (True, {"y": b"3"})
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
+def test_a_write_of_no_columns_brings_the_row_back_too(op: Op) -> None:
+    history = [a_delta(Op.INSERT, 1, "a", 1, x=1), a_delta(Op.DELETE, 2, "a", 2), a_delta(op, 3, "a", 3)]
+    for order in permutations(history):
+        row = merged(order)
+        assert (row.exists, row.values) == (True, {})
+
+
+@pytest.mark.rule("DE-7")
+def test_a_late_column_older_than_the_delete_stays_away_from_a_row_that_is_back() -> None:
+    row = merged([a_delta(Op.DELETE, 2, "a", 1), a_delta(Op.UPDATE, 3, "a", 2, x=3)])
+    late = a_delta(Op.UPDATE, 1, "a", 3, y=1)
+    assert merge(row, late) is row
+
+
+@pytest.mark.rule("DE-7")
+def test_an_older_delete_is_not_noticed() -> None:
+    row = merged([a_delta(Op.DELETE, 2, "a", 1)])
+    assert merge(row, a_delta(Op.DELETE, 1, "a", 2)) is row
+
+
+@pytest.mark.rule("DE-7")
+def test_a_late_delete_removes_only_the_columns_below_it() -> None:
+    row = merged([a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.UPDATE, 3, "a", 2, y=3)])
+    row = merge(row, a_delta(Op.DELETE, 2, "a", 3))
+    assert (row.exists, row.values) == (True, {"y": b"3"})
+
+
+@pytest.mark.rule("DE-7")
+def test_a_row_nobody_wrote_is_not_there() -> None:
+    assert (Row().exists, Row().values) == (False, {})
+    assert a_delta(Op.UPDATE, 0, "", 0).stamp > NEVER
+
+
+# --- extract -------------------------------------------------------------------------------------------
+
+numbers = st.integers(-INTEGER_MAX, INTEGER_MAX) | st.floats(-1e6, 1e6)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+names = st.sampled_from(["x", "y", "z", PRIVATE, EMOJI, FIRST_BEYOND]) | st.text(max_size=3)
+rows = st.dictionaries(names, json_values, max_size=5)
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two rows of which the second has all columns of the first, changed or not."""
+    before = draw(rows)
+    kept = {name: value for name, value in before.items() if draw(st.booleans())}
+    return before, {**draw(rows), **{name: draw(json_values) for name in before}, **kept}
+
+
+def extracted(before: dict[str, Any] | None, after: dict[str, Any] | None, hlc: int = 7) -> RowDelta | None:
+    return extract(before, after, client_id="client-1", hlc=hlc, table="todos", row_id="row-1")
+
+
+def reordered(value: Any) -> Any:
+    """The same value, with every object written the other way round."""
+    if isinstance(value, dict):
+        return {name: reordered(value[name]) for name in reversed(value)}
+    return [reordered(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.rule("DE-11")
+@given(changes())
+def test_the_delta_does_not_depend_on_the_order_of_anything(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    before, after = both
+    assert extracted(before, after) == extracted(reordered(before), after) == extracted(before, reordered(after))
+    assert extracted(None, after) == extracted(None, reordered(after))
+
+
+@pytest.mark.rule("DE-11")
+@given(changes())
+def test_the_delta_leads_from_one_row_to_the_other(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    before, after = both
+    insert = extracted(None, before, hlc=1)
+    assert insert is not None
+    row = merge(Row(), insert)
+    delta = extracted(before, after, hlc=2)
+    if delta is not None:
+        row = merge(row, delta)
+    assert row.exists
+    assert row.values == {name: canonical(value) for name, value in after.items()}
+
+
+@pytest.mark.rule("DE-11")
+@given(rows, rows)
+def test_a_row_that_goes_and_comes_back(before: dict[str, Any], after: dict[str, Any]) -> None:
+    insert, delete, again = extracted(None, before, 1), extracted(before, None, 2), extracted(None, after, 3)
+    assert insert is not None
+    assert delete is not None
+    assert again is not None
+    assert not merged([insert, delete]).exists
+    assert merged([insert, delete, again]).values == {name: canonical(value) for name, value in after.items()}
+
+
+@pytest.mark.rule("DE-11", "DE-2")
+@given(st.none() | rows, rows, st.text(max_size=5), st.integers(0, 2**64 - 1))
+def test_the_id_is_that_of_the_parts(before: dict[str, Any] | None, after: dict[str, Any], name: str, hlc: int) -> None:
+    delta = extract(
+        before and {column: before[column] for column in before if column in after},
+        after,
+        client_id=name + "c",
+        hlc=hlc,
+        table=name + "t",
+        row_id=name + "r",
+    )
+    if delta is not None:
+        assert (delta.client_id, delta.hlc, delta.table, delta.row_id) == (name + "c", hlc, name + "t", name + "r")
+        columns = [{"column": column, "value": json.loads(value)} for column, value in delta.columns]
+        assert delta.delta_id == delta_id(name + "c", str(hlc), name + "t", name + "r", columns)
+
+
+def as_extract_writes_them(columns: list[dict[str, Any]]) -> bool:
+    """Whether a vector's columns are in the order that extract gives them, with nothing else in them."""
+    names = [code_units(column["column"]) for column in columns]
+    return names == sorted(names) and all(column.keys() == {"column", "value"} for column in columns)
+
+
+@pytest.mark.rule("DE-11", "DE-2")
+@pytest.mark.parametrize(
+    "vector",
+    [pytest.param(one, id=one["name"]) for one in VECTORS if as_extract_writes_them(one["input"]["columns"])],
+)
+def test_ids_agree_with_the_vectors(vector: dict[str, Any]) -> None:
+    fields = vector["input"]
+    delta = extract(
+        None,
+        {column["column"]: column["value"] for column in fields["columns"]},
+        client_id=fields["clientId"],
+        hlc=int(fields["hlc"]),
+        table=fields["table"],
+        row_id=fields["rowId"],
+    )
+    assert delta is not None
+    assert delta.delta_id.hex() == vector["deltaId"]
+
+
+def test_most_vectors_can_be_extracted() -> None:
+    assert sum(as_extract_writes_them(one["input"]["columns"]) for one in VECTORS) >= len(VECTORS) * 3 // 4
+
+
+@pytest.mark.rule("DE-11")
+@pytest.mark.parametrize(
+    ("before", "after", "op", "columns"),
+    [
+        (None, {}, Op.INSERT, ()),
+        (None, {"b": 1, "a": None}, Op.INSERT, (("a", b"null"), ("b", b"1"))),
+        ({}, {"a": 1}, Op.UPDATE, (("a", b"1"),)),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, Op.UPDATE, (("b", b"3"),)),
+        ({"a": 1}, {"a": None}, Op.UPDATE, (("a", b"null"),)),
+        ({"a": 1}, {"a": "1"}, Op.UPDATE, (("a", b'"1"'),)),
+        ({"a": 1}, {"a": True}, Op.UPDATE, (("a", b"true"),)),
+        ({"a": 0}, {"a": False}, Op.UPDATE, (("a", b"false"),)),
+        ({"a": None}, {"a": 0}, Op.UPDATE, (("a", b"0"),)),
+        ({"a": [1, 2]}, {"a": [2, 1]}, Op.UPDATE, (("a", b"[2,1]"),)),
+        ({"a": "é"}, {"a": "e\u0301"}, Op.UPDATE, (("a", '"e\u0301"'.encode()),)),
+        ({"a": 1}, None, Op.DELETE, ()),
+        ({}, None, Op.DELETE, ()),
+        (
+            None,
+            {PRIVATE: 1, EMOJI: 2, "z": 3, "10": 4, "9": 5},
+            Op.INSERT,
+            (("10", b"4"), ("9", b"5"), ("z", b"3"), (EMOJI, b"2"), (PRIVATE, b"1")),
+        ),
+    ],
+)
+def test_a_delta_by_example(
+    before: dict[str, Any] | None, after: dict[str, Any] | None, op: Op, columns: tuple[tuple[str, bytes], ...]
+) -> None:
+    delta = extracted(before, after)
+    assert delta is not None
+    assert (delta.op, delta.columns) == (op, columns)
+
+
+@pytest.mark.rule("DE-11")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, None),
+        ({}, {}),
+        ({"a": 1}, {"a": 1}),
+        ({"a": 1}, {"a": 1.0}),
+        ({"a": 0}, {"a": -0.0}),
+        ({"a": [1, {"x": 1, "y": 2.0}]}, {"a": [1.0, {"y": 2, "x": 1}]}),
+        ({"a": 1, "b": None}, {"b": None, "a": 1}),
+    ],
+)
+def test_where_nothing_changed_there_is_no_delta(before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
+    assert extracted(before, after) is None
+
+
+@pytest.mark.rule("DE-11")
+@pytest.mark.parametrize("after", [{}, {"title": 1}, {"title": 2, "more": 3}])
+def test_a_column_cannot_be_removed_and_the_error_names_it(after: dict[str, Any]) -> None:
+    with pytest.raises(CanonicalError, match="cannot be removed") as refused:
+        extracted({"title": 1, "done": None}, after)
+    assert refused.value.path in {"$.title", "$.done"} - {f"$.{name}" for name in after}
+
+
+@pytest.mark.rule("DE-11")
+def test_a_removed_column_of_an_odd_name_is_named_as_paths_are_written() -> None:
+    with pytest.raises(CanonicalError) as refused:
+        extracted({"a b": 1}, {})
+    assert refused.value.path == '$["a b"]'
+
+
+@pytest.mark.rule("DE-11", "CO-2")
+@pytest.mark.parametrize("before", [None, {}, {"a": 1}])
+def test_a_value_without_a_canonical_form_is_refused_by_its_column(before: dict[str, Any] | None) -> None:
+    with pytest.raises(CanonicalError) as refused:
+        extracted(before, {"a": [1, float("nan")]})
+    assert refused.value.path == "$.a[1]"
+
+
+@pytest.mark.rule("DE-11")
+def test_the_op_has_no_part_in_the_id_but_clock_and_names_have() -> None:
+    parts = {"client_id": "c", "hlc": 1, "table": "t", "row_id": "r"}
+    insert, update = extract(None, {"a": 1}, **parts), extract({}, {"a": 1}, **parts)  # type: ignore[arg-type]
+    assert insert is not None
+    assert update is not None
+    assert insert.delta_id == update.delta_id
+    for name, other in {"client_id": "d", "hlc": 2, "table": "u", "row_id": "s"}.items():
+        changed = extract(None, {"a": 1}, **{**parts, name: other})  # type: ignore[arg-type]
+        assert changed is not None
+        assert changed.delta_id != insert.delta_id

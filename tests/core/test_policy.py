@@ -1,0 +1,397 @@
+"""Policies: the five that are built in, and those that contradict themselves."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
+
+from oncelog.core.merge import Op, RowDelta
+from oncelog.core.operations import SetEntity
+from oncelog.core.policy import (
+    BUILT_IN,
+    CHAT,
+    DELTAS,
+    EVENTS,
+    FOREVER,
+    KEY_BYTES_MAX,
+    LEDGER,
+    NAME_CHARACTERS_MAX,
+    RUNS,
+    TTL_MS_MAX,
+    Forget,
+    Identity,
+    OnReuse,
+    Order,
+    Policy,
+    Retention,
+    evicted_after,
+    kept_for,
+)
+from oncelog.core.values import (
+    Applied,
+    Claim,
+    Committed,
+    Granted,
+    Item,
+    Reason,
+    Refused,
+    Replayed,
+    Request,
+    SetMember,
+    Settings,
+    Submission,
+    Verdict,
+)
+from oncelog.errors import OncelogError, PolicyError, SettingsError
+from oncelog.stores.memory import MemoryLog
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+FLAGS = ("zero_key", "client_sequence", "leased", "members_only", "entities", "rows")
+
+
+def declared(**fields: Any) -> Policy:
+    """A policy that is fine, but for what the test changes."""
+    usual: dict[str, Any] = {
+        "name": "payments",
+        "key_bytes": (1, 64),
+        "order": Order.STREAM,
+        "on_reuse": OnReuse.REFUSE,
+        "retention": FOREVER,
+    }
+    return Policy(**{**usual, **fields})
+
+
+# --- built in ------------------------------------------------------------------------------------------
+
+# How a write is identified, its key, its order, how long it is remembered, and what other content is told.
+TABLE: list[tuple[Policy, dict[str, Any]]] = [
+    (
+        EVENTS,
+        {
+            "name": "events",
+            "identity": Identity.GIVEN,
+            "key_bytes": (16, 16),
+            "order": Order.LANE,
+            "retention": Retention(Forget.NEVER),
+            "on_reuse": OnReuse.REFUSE,
+        },
+    ),
+    (
+        LEDGER,
+        {
+            "name": "ledger",
+            "identity": Identity.GIVEN,
+            "key_bytes": (16, 16),
+            "zero_key": False,
+            "client_sequence": True,
+            "order": Order.STREAM,
+            "retention": Retention(Forget.AT_EVICTION, 24 * HOUR_MS),
+            "on_reuse": OnReuse.REFUSE,
+            "entities": True,
+        },
+    ),
+    (
+        DELTAS,
+        {
+            "name": "deltas",
+            "identity": Identity.DERIVED,
+            "key_bytes": (32, 32),
+            "order": Order.STREAM,
+            "retention": Retention(Forget.NEVER),
+            "on_reuse": OnReuse.REPLAY,
+            "rows": True,
+        },
+    ),
+    (
+        RUNS,
+        {
+            "name": "runs",
+            "identity": Identity.DERIVED,
+            "key_bytes": (16, 16),
+            "order": Order.STREAM,
+            "retention": Retention(Forget.NEVER),
+            "on_reuse": OnReuse.REPLAY,
+            "leased": True,
+        },
+    ),
+    (
+        CHAT,
+        {
+            "name": "chat",
+            "identity": Identity.GIVEN,
+            "key_bytes": (16, 16),
+            "order": Order.STREAM,
+            "retention": Retention(Forget.AT_AGE, 7 * DAY_MS),
+            "on_reuse": OnReuse.REPLAY,
+            "members_only": True,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "row"), TABLE, ids=[row["name"] for _, row in TABLE])
+def test_the_table_of_the_five_doors(policy: Policy, row: dict[str, Any]) -> None:
+    assert asdict(policy) == {**dict.fromkeys(FLAGS, False), "zero_key": True, **row}
+
+
+def test_there_are_five_and_their_names_differ() -> None:
+    assert [policy.name for policy in BUILT_IN] == ["events", "ledger", "deltas", "runs", "chat"]
+    assert BUILT_IN == (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
+
+
+@pytest.mark.parametrize("policy", [*BUILT_IN, declared()], ids=lambda policy: policy.name)
+def test_a_policy_is_a_frozen_value(policy: Policy) -> None:
+    for field in Policy.__struct_fields__:
+        with pytest.raises(AttributeError):
+            setattr(policy, field, getattr(policy, field))
+    with pytest.raises(AttributeError):
+        policy.retention.ttl_ms = 1  # type: ignore[misc]
+    assert replace(policy) == policy
+    assert hash(replace(policy)) == hash(policy)
+
+
+# --- contradictions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"key_bytes": (0, 16)}, ["key_bytes", "(0, 16)"]),
+        ({"key_bytes": (-1, 16)}, ["key_bytes", "(-1, 16)"]),
+        ({"key_bytes": (17, 16)}, ["key_bytes", "(17, 16)"]),
+        ({"key_bytes": (1, KEY_BYTES_MAX + 1)}, ["key_bytes", "(1, 256)", "255"]),
+        ({"identity": Identity.DERIVED, "on_reuse": OnReuse.REFUSE}, ["derived key", "refuse"]),
+        *(({"order": Order.LANE, flag: True}, [flag, "Order.STREAM"]) for flag in FLAGS if flag != "zero_key"),
+        ({"leased": True, "members_only": True}, ["lease", "member"]),
+        ({"entities": True, "rows": True}, ["entities", "row"]),
+        ({"client_sequence": True, "retention": kept_for(hours=1)}, ["client's sequence", "evicted_after", "FOREVER"]),
+        (
+            {"client_sequence": True, "identity": Identity.DERIVED, "on_reuse": OnReuse.REPLAY},
+            ["client sequence", "derived key"],
+        ),
+        ({"client_sequence": True, "on_reuse": OnReuse.REPLAY}, ["client sequence", "reuse"]),
+        ({"client_sequence": True, "leased": True}, ["client sequence", "lease"]),
+    ],
+)
+def test_a_contradiction_is_refused_by_the_policys_name_and_what_is_wrong(
+    fields: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(PolicyError) as refused:
+        declared(name="my.policy-2", **fields)
+    message = str(refused.value)
+    assert message.startswith("my.policy-2: ")
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "Payments", "1st", "_a", "-a", "a b", "a/b", "é", "a\n", "a" * (NAME_CHARACTERS_MAX + 1), None, 7]
+)
+def test_a_name_that_is_none_is_refused_and_shown(name: Any) -> None:
+    with pytest.raises(PolicyError) as refused:
+        declared(name=name)
+    assert "a policy's name" in str(refused.value)
+    assert repr(name) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a", "payments", "a1_.-z", "a" * NAME_CHARACTERS_MAX])
+def test_names_that_are(name: str) -> None:
+    assert declared(name=name).name == name
+
+
+@pytest.mark.parametrize("key_bytes", [(1, 1), (1, KEY_BYTES_MAX), (KEY_BYTES_MAX, KEY_BYTES_MAX)])
+def test_keys_from_one_byte_to_the_most(key_bytes: tuple[int, int]) -> None:
+    assert declared(key_bytes=key_bytes).key_bytes == key_bytes
+
+
+def test_a_changed_copy_is_checked_like_a_new_one() -> None:
+    with pytest.raises(PolicyError, match=r"^runs: a lease .* member"):
+        replace(RUNS, members_only=True)
+
+
+def test_a_refusal_can_be_caught_as_ours_and_as_a_value_error() -> None:
+    assert issubclass(PolicyError, OncelogError)
+    assert issubclass(PolicyError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # Compared by identity, this text is not OnReuse.REFUSE: other content would be answered as a replay.
+        {"on_reuse": "refuse"},
+        {"order": "stream"},
+        {"identity": "derived"},
+        {"key_bytes": (1.0, 2.5)},
+        {"retention": 86_400_000},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_word_in_place_of_a_value_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError):
+        declared(**fields)
+
+
+# --- time to live --------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LG-15")
+@pytest.mark.parametrize("forget", [Forget.AT_AGE, Forget.AT_EVICTION])
+@pytest.mark.parametrize("ttl_ms", [0, -1, -DAY_MS, TTL_MS_MAX + 1, 1.5, 1000.0, True, "1000", None])
+def test_a_time_to_live_that_is_none_is_refused(forget: Forget, ttl_ms: Any) -> None:
+    with pytest.raises(PolicyError) as refused:
+        Retention(forget, ttl_ms)
+    assert "time to live" in str(refused.value)
+    assert repr(ttl_ms) in str(refused.value)
+
+
+@pytest.mark.rule("LG-15")
+@pytest.mark.parametrize("made", [kept_for, evicted_after])
+@pytest.mark.parametrize("length", [{}, {"hours": 0}, {"seconds": -1}, {"hours": 1, "seconds": -3600}, {"days": 0.5}])
+def test_no_time_is_no_retention(made: Any, length: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError, match="time to live"):
+        made(**length)
+
+
+@pytest.mark.rule("LG-15")
+@pytest.mark.parametrize("ttl_ms", [1, DAY_MS, TTL_MS_MAX])
+def test_from_a_millisecond_to_a_hundred_years(ttl_ms: int) -> None:
+    assert kept_for(ms=ttl_ms) == Retention(Forget.AT_AGE, ttl_ms)
+    assert evicted_after(ms=ttl_ms) == Retention(Forget.AT_EVICTION, ttl_ms)
+
+
+def test_lengths_add_up() -> None:
+    length = {"days": 1, "hours": 2, "seconds": 3, "ms": 4}
+    assert kept_for(**length) == Retention(Forget.AT_AGE, DAY_MS + 2 * HOUR_MS + 3004)
+    assert evicted_after(**length) == Retention(Forget.AT_EVICTION, DAY_MS + 2 * HOUR_MS + 3004)
+    assert kept_for(days=36_600).ttl_ms == TTL_MS_MAX
+
+
+def test_what_is_never_forgotten_has_no_time_to_live() -> None:
+    assert Retention(Forget.NEVER) == FOREVER
+    with pytest.raises(PolicyError, match="time to live"):
+        Retention(Forget.NEVER, 1)
+
+
+@pytest.mark.rule("LG-15")
+@pytest.mark.parametrize("setting", ["eviction_interval", "lanes"])
+@pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, True, "1000", None])
+def test_a_setting_out_of_its_range_is_refused_by_name(setting: str, value: Any) -> None:
+    with pytest.raises(SettingsError) as refused:
+        Settings(**{setting: value})
+    assert str(refused.value).startswith(f"{setting} ")
+    assert repr(value) in str(refused.value)
+
+
+@pytest.mark.rule("LG-15")
+def test_settings_in_their_range() -> None:
+    assert (Settings().lanes, Settings().eviction_interval) == (16, 1000)
+    for value in (1, 2**31 - 1):
+        assert Settings(lanes=value, eviction_interval=value).eviction_interval == value
+
+
+# --- any combination is refused, or works ----------------------------------------------------------------
+
+CHOICES: dict[str, Sequence[Any]] = {
+    "order": tuple(Order),
+    "on_reuse": tuple(OnReuse),
+    "retention": (FOREVER, kept_for(hours=1), evicted_after(hours=1)),
+    "identity": tuple(Identity),
+    **dict.fromkeys(FLAGS, (False, True)),
+}
+COMBINATIONS = [dict(zip(CHOICES, chosen, strict=True)) for chosen in product(*CHOICES.values())]
+
+
+def is_sound(fields: dict[str, Any]) -> bool:
+    """The contradictions again, in the words of the fields' own descriptions."""
+    of_streams = {flag for flag in FLAGS if flag != "zero_key" and fields[flag]}
+    derived = fields["identity"] is Identity.DERIVED
+    refuses = fields["on_reuse"] is OnReuse.REFUSE
+    return (
+        not (derived and refuses)
+        and not (of_streams and fields["order"] is Order.LANE)
+        and not of_streams >= {"leased", "members_only"}
+        and not of_streams >= {"entities", "rows"}
+        and not of_streams >= {"client_sequence", "leased"}
+        and not ("client_sequence" in of_streams and (derived or not refuses))
+        and not ("client_sequence" in of_streams and fields["retention"].forget is Forget.AT_AGE)
+    )
+
+
+def test_of_all_combinations_those_that_contradict_themselves_are_refused() -> None:
+    for fields in COMBINATIONS:
+        if is_sound(fields):
+            assert asdict(declared(**fields)) == {"name": "payments", "key_bytes": (1, 64), **fields}
+        else:
+            with pytest.raises(PolicyError, match=r"^payments: "):
+                declared(**fields)
+
+
+@given(st.integers(-1, 300), st.integers(-1, 300), st.sampled_from(COMBINATIONS))
+def test_no_length_of_keys_makes_up_for_a_contradiction(shortest: int, longest: int, fields: dict[str, Any]) -> None:
+    try:
+        policy = declared(key_bytes=(shortest, longest), **fields)
+    except PolicyError:
+        assert not (is_sound(fields) and 1 <= shortest <= longest <= 255)
+    else:
+        assert is_sound(fields)
+        assert 1 <= policy.key_bytes[0] <= policy.key_bytes[1] <= 255
+
+
+def test_all_other_combinations_can_be_written_with() -> None:
+    for fields in filter(is_sound, COMBINATIONS):
+        commits_once(declared(**fields))
+
+
+@pytest.mark.parametrize("policy", BUILT_IN, ids=lambda policy: policy.name)
+def test_so_can_the_five_doors(policy: Policy) -> None:
+    commits_once(policy)
+
+
+def commits_once(policy: Policy) -> None:
+    """A write, its retry, and another write under its key."""
+    log, fence = MemoryLog(draw=bytes), 0
+    if policy.members_only:
+        assert answered(log, SetMember("stream", "user:1")) == Applied(changed=True)
+    if policy.leased:
+        granted = answered(log, Claim(policy=policy, scope="stream", key=a_key(policy), fingerprint=b"1", holder="me"))
+        assert isinstance(granted, Granted)
+        fence = granted.fence
+    first = answered(log, a_write(policy, b"1", fence))
+    assert isinstance(first, Committed)
+    assert answered(log, a_write(policy, b"1", fence)) == Replayed(first.receipt)
+    other = answered(log, a_write(policy, b"2", fence))
+    if policy.on_reuse is OnReuse.REPLAY:
+        assert other == Replayed(first.receipt, mismatch=True)
+    else:
+        assert isinstance(other, Refused)
+        assert other.reason is Reason.IDENTITY_REUSED
+    assert len(log.records) == 1
+
+
+def answered(log: MemoryLog, item: Item) -> Verdict:
+    ((verdict,),) = log.submit([Request((item,))], 1000)
+    return verdict
+
+
+def a_key(policy: Policy) -> bytes:
+    return b"k" * policy.key_bytes[1]
+
+
+def a_write(policy: Policy, fingerprint: bytes, fence: int) -> Submission:
+    """A write with all that the policy demands of it."""
+    return Submission(
+        policy=policy,
+        scope="stream",
+        key=a_key(policy),
+        fingerprint=fingerprint,
+        actor="user:1",
+        client="client-1" if policy.client_sequence else "",
+        client_sequence=1 if policy.client_sequence else 0,
+        operations=(SetEntity("entity", b"value"),) if policy.entities else (),
+        delta=RowDelta(Op.INSERT, "t", "r", "c", 0, (), a_key(policy)) if policy.rows else None,
+        fence=fence,
+    )
