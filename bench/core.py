@@ -7,7 +7,6 @@ from hashlib import sha256
 from typing import Any, Final
 
 import rfc8785
-from msgspec.structs import replace
 
 from bench.measure import Measurement
 from oncelog.core.canonical import canonical, canonical_fast, canonical_text
@@ -114,8 +113,8 @@ def _decisions() -> Iterator[Measurement]:
     salts = [_bytes(index)[:SALT_BYTES] for index in range(BATCH)]
     yield _per_event(
         f"seal, {BATCH} events",
-        lambda: seal(replace(changes, heads=dict(changes.heads)), salts),  # it writes into the heads
-        lambda blocks, _: sum(block.count for block in blocks) == BATCH,
+        partial(seal, changes, salts),
+        lambda sealed, _: sum(block.count for block in sealed.blocks) == BATCH,
     )
 
 

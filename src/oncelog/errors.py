@@ -2,7 +2,8 @@
 
 OncelogError
 ├── CanonicalError     a value has no canonical form; says where in it and why
-└── PolicyError        a policy that contradicts itself, refused when it is declared
+├── PolicyError        a policy that contradicts itself, refused when it is declared
+└── SettingsError      a setting of the log out of its range, refused at start
 """
 
 

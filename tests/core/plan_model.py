@@ -6,7 +6,7 @@ what its deltas say by the definition in DE-7, a key is forgotten if there was a
 did not happen is cut off the end of the list. There is no state that could be brought up to date in the wrong way.
 
 The rules come from the rule catalogue and from the texts of the value types. Messages are left empty, and `field` is
-given only where the rules say what it is (entities), so compare verdicts after `without_words`.
+given only where the rules say what it is (the key of an entity): leave both out when comparing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX, LEASE_MEMORY_MS, LEASE_MS_MAX, SEQUENCE_MAX
 from oncelog.core.merge import Op, RowDelta
-from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, SetEntity
 from oncelog.core.policy import Forget, OnReuse, Order, Policy
 from oncelog.core.values import (
     Acknowledge,
@@ -45,8 +45,6 @@ from oncelog.core.values import (
 Validate = Callable[[Submission], str | None]
 Leased = Claim | Renew | Release
 T = TypeVar("T")
-
-CONDITION_REASONS = (Reason.KEY_EXISTS, Reason.KEY_NOT_FOUND, Reason.VERSION_MISMATCH, Reason.VALUE_MISMATCH)
 
 # --- what can happen -----------------------------------------------------------------------------------
 
@@ -78,14 +76,6 @@ Event = Write | LeaseChange | SetMember | Acknowledge
 
 def refused(reason: Reason, *, current: int = 0, value: bytes | None = None, retry_after_ms: int = 0) -> Refused:
     return Refused(reason, "", current=current, value=value, retry_after_ms=retry_after_ms)
-
-
-def without_words(verdict: Verdict) -> Verdict:
-    """The verdict without what is meant for people: messages, and the names of fields."""
-    if not isinstance(verdict, Refused):
-        return verdict
-    field = verdict.field if verdict.reason in CONDITION_REASONS else ""
-    return replace(verdict, message="", field=field)
 
 
 def newest(found: Iterable[T]) -> T | None:
@@ -157,6 +147,8 @@ class PlanModel:
         match item:
             case Submission():
                 return self._submission(item)
+            case SetMember() | Acknowledge() if not item.scope or not item.member:
+                return refused(Reason.MALFORMED)
             case SetMember():
                 return self._set_member(item)
             case Acknowledge():
@@ -463,15 +455,11 @@ class PlanModel:
         self.history.append(LeaseChange(item, lane, self.log_time_ms(item), lease, is_new))
 
     def _set_member(self, item: SetMember) -> Verdict:
-        if not item.scope or not item.member:
-            return refused(Reason.MALFORMED)
         changed = self.is_member(item.scope, item.member) != item.present
         self.history.append(item)
         return Applied(changed)
 
     def _acknowledge(self, item: Acknowledge) -> Verdict:
-        if not item.scope or not item.member:
-            return refused(Reason.MALFORMED)
         if not self.is_member(item.scope, item.member):
             return refused(Reason.NOT_A_MEMBER)
         last = self.sequence(item.scope)
@@ -492,17 +480,6 @@ def entity_of(operations: Sequence[tuple[int, Operation]], key: str, log_time_ms
     if operation.expires_at_ms is not None and operation.expires_at_ms <= log_time_ms:
         return None
     return Entity(operation.value, version, operation.expires_at_ms)
-
-
-def relationships_of(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[str, str, str], int]:
-    """The relationships of a scope after all these operations, each with the version that made it."""
-    made: dict[tuple[str, str, str], int] = {}
-    for version, operation in operations:
-        if isinstance(operation, Relate):
-            made.setdefault((operation.resource, operation.relation, operation.subject), version)
-        elif isinstance(operation, Unrelate):
-            made.pop((operation.resource, operation.relation, operation.subject), None)
-    return made
 
 
 def failure_of(condition: Condition, entity: Entity | None) -> Reason | None:

@@ -267,10 +267,10 @@ numbers = st.integers(-INTEGER_MAX, INTEGER_MAX) | st.floats(-1e6, 1e6)
 json_values = st.recursive(
     st.none() | st.booleans() | numbers | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
+    max_leaves=4,
 )
 names = st.sampled_from(["x", "y", "z", PRIVATE, EMOJI, FIRST_BEYOND]) | st.text(max_size=3)
-rows = st.dictionaries(names, json_values, max_size=5)
+rows = st.dictionaries(names, json_values, max_size=4)
 
 
 @st.composite
@@ -434,6 +434,14 @@ def test_a_removed_column_of_an_odd_name_is_named_as_paths_are_written() -> None
     with pytest.raises(CanonicalError) as refused:
         extracted({"a b": 1}, {})
     assert refused.value.path == '$["a b"]'
+
+
+@pytest.mark.rule("DE-11")
+@pytest.mark.parametrize("hlc", [-1, 2**64])
+def test_a_clock_that_no_wire_could_carry_makes_no_delta(hlc: int) -> None:
+    with pytest.raises(CanonicalError) as refused:
+        extract(None, {"a": 1}, client_id="c", hlc=hlc, table="t", row_id="r")
+    assert refused.value.path == "$.hlc"
 
 
 @pytest.mark.rule("DE-11", "CO-2")

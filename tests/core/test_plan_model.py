@@ -7,7 +7,7 @@ lease) the generator asks a model that it runs along.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
 from itertools import product
@@ -27,9 +27,7 @@ from core.plan_model import (
     entity_of,
     identity_of,
     newest,
-    relationships_of,
     row_of,
-    without_words,
 )
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_MAX, SEQUENCE_MAX
@@ -54,7 +52,6 @@ from oncelog.core.policy import (
 from oncelog.core.values import (
     Acknowledge,
     Applied,
-    Changes,
     Claim,
     ClientEntry,
     Committed,
@@ -84,6 +81,7 @@ SCOPES: Final = ("a", "b", "c")
 CLIENTS: Final = ("x", "y")
 MEMBERS: Final = ("m", "n")
 FINGERPRINTS: Final = (b"f", b"f", b"f", b"g")
+SNAPSHOT_TABLES: Final = tuple(name for name in Snapshot.__struct_fields__ if name != "settings")
 WRITERS: Final = ("w", "\uffff", "\U00010000")
 """By code point the second is below the third, by UTF-16 code unit above it."""
 
@@ -442,6 +440,19 @@ def compare(history: History) -> Counter[str]:
     return said
 
 
+def without_words(verdict: Verdict) -> Verdict:
+    """The verdict without what is meant for people: messages, and the names of fields."""
+    if not isinstance(verdict, Refused):
+        return verdict
+    names_an_entity = verdict.reason in (
+        Reason.KEY_EXISTS,
+        Reason.KEY_NOT_FOUND,
+        Reason.VERSION_MISMATCH,
+        Reason.VALUE_MISMATCH,
+    )
+    return replace(verdict, message="", field=verdict.field if names_an_entity else "")
+
+
 def watched(validate: Validate | None, asked: list[Submission]) -> Validate | None:
     """The same callable, that also keeps what it was asked about: new writes only (CO-18)."""
 
@@ -548,9 +559,8 @@ def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
         log_time_ms = model.saved_log_time_ms(model.lane_of(LEDGER, scope))
         stored = {key: it for (its_scope, key), it in snapshot.entities.items() if its_scope == scope}
         entities = {key: entity_of(operations, key, log_time_ms) for key in ("k", "l")}
-        assert {key: it for key, it in stored.items() if it.is_live(log_time_ms)} == {
-            key: it for key, it in entities.items() if it
-        }
+        live = {key: it for key, it in stored.items() if it.expires_at_ms is None or it.expires_at_ms > log_time_ms}
+        assert live == {key: it for key, it in entities.items() if it}
         relationships = {it[1:]: version for it, version in snapshot.relationships.items() if it[0] == scope}
         assert relationships == relationships_of(operations)
         for row_id in ("r", "s"):
@@ -562,6 +572,60 @@ def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
         for member in MEMBERS:
             assert snapshot.members.get((scope, member), False) == model.is_member(scope, member)
             assert snapshot.acknowledged.get((scope, member), 0) == model.acknowledged(scope, member)
+
+
+def relationships_of(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[str, str, str], int]:
+    """The relationships of a scope after all these operations, each with the version that made it."""
+    made: dict[tuple[str, str, str], int] = {}
+    for version, operation in operations:
+        if isinstance(operation, Relate):
+            made.setdefault((operation.resource, operation.relation, operation.subject), version)
+        elif isinstance(operation, Unrelate):
+            made.pop((operation.resource, operation.relation, operation.subject), None)
+    return made
+
+
+def check_footprints(history: History) -> None:
+    """Asserts that a plan reads and writes only what `footprint` names, and changes nothing itself."""
+    log = MemoryLog(history.settings, draw=bytes)
+    for batch, now_ms, validate in history.steps:
+        needs = footprint(batch, history.settings)
+        whole, part = restricted(log.snapshot, None), restricted(log.snapshot, needs)
+        decided = plan(batch, log.snapshot, now_ms, validate)
+        assert log.snapshot == whole
+        assert plan(batch, part, now_ms, validate) == decided
+        for table in SNAPSHOT_TABLES:
+            assert getattr(decided.changes, table).keys() <= names_of(needs, table)
+        log.save(decided.changes)
+
+
+def restricted(snapshot: Snapshot, needs: Footprint | None) -> Snapshot:
+    """A copy, of what is needed only, or of everything."""
+    tables: dict[str, Any] = {table: dict(getattr(snapshot, table)) for table in SNAPSHOT_TABLES}
+    if needs is not None:
+        for table, rows in tables.items():
+            tables[table] = {name: value for name, value in rows.items() if name in names_of(needs, table)}
+    return Snapshot(settings=snapshot.settings, **tables)
+
+
+def names_of(needs: Footprint, table: str) -> set[Any]:
+    names: set[Any] = getattr(needs, "lanes" if table == "heads" else table)
+    return names
+
+
+def check_retries(history: History) -> None:
+    """Asserts that a batch in which nothing is new changes nothing (CO-15)."""
+    log = MemoryLog(history.settings, draw=bytes)
+    for batch, now_ms, validate in history.steps:
+        decided = plan(batch, log.snapshot, now_ms, validate)
+        if not any(is_new(verdict) for verdicts in decided.verdicts for verdict in verdicts):
+            assert not decided.changes.records
+            assert not any(getattr(decided.changes, table) for table in SNAPSHOT_TABLES)
+        log.save(decided.changes)
+
+
+def is_new(verdict: Verdict) -> bool:
+    return isinstance(verdict, Committed | Granted) or verdict == Applied(changed=True)
 
 
 # --- the tests -------------------------------------------------------------------------------------------
@@ -613,54 +677,12 @@ def test_policies_of_users_are_decided_as_the_model_says(history: History) -> No
 @pytest.mark.rule("CO-15")
 @given(st.one_of(histories(*BUILT_IN), histories()))
 def test_a_batch_with_nothing_new_writes_nothing(history: History) -> None:
-    log = MemoryLog(history.settings, draw=bytes)
-    for batch, now_ms, validate in history.steps:
-        decided = plan(batch, log.snapshot, now_ms, validate)
-        if not any(is_new(verdict) for verdicts in decided.verdicts for verdict in verdicts):
-            assert not any(getattr(decided.changes, table) for table in decided.changes.__struct_fields__)
-        log.save(decided.changes)
-
-
-def is_new(verdict: Verdict) -> bool:
-    return isinstance(verdict, Committed | Granted) or verdict == Applied(changed=True)
+    check_retries(history)
 
 
 @given(st.one_of(histories(*BUILT_IN), histories()))
 def test_what_the_footprint_names_is_all_that_a_plan_needs(history: History) -> None:
-    log = MemoryLog(history.settings, draw=bytes)
-    for batch, now_ms, validate in history.steps:
-        needs = footprint(batch, history.settings)
-        whole, part = restricted(log.snapshot, None), restricted(log.snapshot, needs)
-        decided = plan(batch, log.snapshot, now_ms, validate)
-        assert log.snapshot == whole, "a plan changes nothing itself"
-        assert plan(batch, part, now_ms, validate) == decided
-        assert_inside(decided.changes, needs)
-        log.save(decided.changes)
-
-
-def names_of(needs: Footprint, table: str) -> set[Any]:
-    names: set[Any] = getattr(needs, "lanes" if table == "heads" else table)
-    return names
-
-
-def restricted(snapshot: Snapshot, needs: Footprint | None) -> Snapshot:
-    """A copy, of what is needed only, or of everything."""
-    tables = {
-        table: {
-            name: value
-            for name, value in getattr(snapshot, table).items()
-            if needs is None or name in names_of(needs, table)
-        }
-        for table in Snapshot.__struct_fields__
-        if table != "settings"
-    }
-    return Snapshot(settings=snapshot.settings, **tables)
-
-
-def assert_inside(changes: Changes, needs: Footprint) -> None:
-    for table in Changes.__struct_fields__:
-        if table != "records":
-            assert getattr(changes, table).keys() <= names_of(needs, table)
+    check_footprints(history)
 
 
 def test_generated_histories_reach_every_verdict_and_every_reason() -> None:
@@ -669,8 +691,10 @@ def test_generated_histories_reach_every_verdict_and_every_reason() -> None:
     random = Random(20)
     for policies in [*((policy,) for policy in BUILT_IN), BUILT_IN, ()]:
         for _ in range(250):
-            author = Author(random.randrange, policies or two_own_policies(random.randrange))
-            said += compare(author.history())
+            history = Author(random.randrange, policies or two_own_policies(random.randrange)).history()
+            said += compare(history)
+            check_footprints(history)
+            check_retries(history)
     kinds = {"Committed", "Replayed", "Replayed with a mismatch", "Replayed without a receipt", "Granted"}
     kinds |= {"Applied True", "Applied False"} | {reason.name for reason in Reason}
     assert said.keys() == kinds

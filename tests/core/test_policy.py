@@ -226,12 +226,18 @@ def test_a_refusal_can_be_caught_as_ours_and_as_a_value_error() -> None:
         {"order": "stream"},
         {"identity": "derived"},
         {"key_bytes": (1.0, 2.5)},
+        {"key_bytes": (True, True)},
+        {"key_bytes": (16,)},
+        {"key_bytes": [1, 16]},
+        {"key_bytes": 16},
         {"retention": 86_400_000},
+        *({flag: "yes"} for flag in FLAGS),
     ],
-    ids=lambda fields: next(iter(fields)),
+    ids=str,
 )
 def test_a_word_in_place_of_a_value_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(PolicyError):
+    (field,) = fields
+    with pytest.raises(PolicyError, match=rf"^payments: {field} must be "):
         declared(**fields)
 
 

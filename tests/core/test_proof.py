@@ -565,6 +565,15 @@ def test_a_byte_cannot_move_between_salt_and_body(shift: int) -> None:
 
 
 @pytest.mark.rule("LG-18")
+@pytest.mark.parametrize(
+    "fields", [{"sequence": 2**64}, {"log_time_ms": -1}, {"client_sequence": -1}, {"scope": "\ud800"}], ids=str
+)
+def test_a_record_that_no_log_could_hold_does_not_verify(fields: dict[str, Any]) -> None:
+    record, salt, proof, block = SAMPLES[0]
+    assert not verify(replace(record, **fields), salt, proof, block)
+
+
+@pytest.mark.rule("LG-18")
 def test_a_change_to_any_field_of_a_block_gives_another_hash() -> None:
     for block in LOG.blocks:
         assert block.hash == stranger_block_hash(asdict(block))
@@ -765,7 +774,7 @@ def test_only_a_head_from_outside_tells_that_the_newest_are_gone() -> None:
 def test_a_batch_without_records_closes_no_block() -> None:
     changes = plan([Request((a_claim(1),))], Snapshot(), NOON_MS).changes
     before = dict(changes.heads)
-    assert seal(changes, []) == []
+    assert seal(changes, []).blocks == []
     assert changes.heads == before
 
 

@@ -63,5 +63,12 @@ def parse_hlc(text: str, path: str = "$.hlc") -> int:
     return int(text)
 
 
+def hlc_text(hlc: int, path: str = "$.hlc") -> str:
+    """The decimal text of the wire. Raises CanonicalError for a number that no clock has."""
+    if not 0 <= hlc <= HLC_MAX:
+        raise CanonicalError(path, "must be from 0 to 2^64−1")
+    return str(hlc)
+
+
 def _in_range(hlc: int) -> int | ClockExhausted:
     return hlc if hlc <= HLC_MAX else ClockExhausted()

@@ -11,6 +11,7 @@ from enum import Enum
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, canonical_at, parse, path_of, utf16_order
+from oncelog.core.hlc import hlc_text
 from oncelog.core.identity import delta_id
 from oncelog.errors import CanonicalError
 
@@ -126,5 +127,5 @@ def _delta(op: Op, columns: Mapping[str, bytes], client_id: str, hlc: int, table
         client_id=client_id,
         hlc=hlc,
         columns=tuple(columns.items()),
-        delta_id=delta_id(client_id, str(hlc), table, row_id, listed),
+        delta_id=delta_id(client_id, hlc_text(hlc), table, row_id, listed),
     )

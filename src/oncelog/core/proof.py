@@ -5,13 +5,13 @@
     block = H(0x02 ‖ block header, which holds the hash of the block before)
 
 The three first bytes keep one kind of hash from being passed off as another. The body enters only through its salted
-hash, so that body and salt can be dropped and everything above still verifies; and who has the hash but not the salt
-cannot try out bodies.
+hash, so that body and salt can be dropped and everything above still verifies. (The fingerprint in the header stays and
+is not salted: it is how a retry is recognised.)
 """
 
+import struct
 from collections.abc import Sequence
 from hashlib import sha256
-from struct import Struct as Layout
 from typing import Final
 
 from msgspec import Struct
@@ -26,8 +26,8 @@ SALT_BYTES: Final = 16
 NO_HASH: Final = bytes(HASH_BYTES)
 """What stands for the previous hash in a lane's first block."""
 
-_RECORD_NUMBERS: Final = Layout(">BIQQQQQ")
-_BLOCK_NUMBERS: Final = Layout(">BIQQIQ")
+_RECORD_NUMBERS: Final = struct.Struct(">BIQQQQQ")
+_BLOCK_NUMBERS: Final = struct.Struct(">BIQQIQ")
 
 
 class Block(Struct, frozen=True):
@@ -148,17 +148,28 @@ def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
 
 def verify_header(record: Record, salted_body_hash: bytes, proof: Proof, block: Block) -> bool:
     """The same for a record whose body has been erased: its hash is all that is left of it."""
-    return (
-        len(salted_body_hash) == HASH_BYTES
-        and (record.lane, record.height) == (block.lane, block.height)
-        and record.position == block.first_position + proof.index
-        and proof.count == block.count
-        and verify_inclusion(leaf_hash(record_header(record), salted_body_hash), proof, block.root)
-    )
+    if not len(salted_body_hash) == len(block.previous) == len(block.root) == HASH_BYTES:
+        return False
+    if (record.lane, record.height, record.log_time_ms) != (block.lane, block.height, block.log_time_ms):
+        return False
+    if record.position != block.first_position + proof.index or proof.count != block.count:
+        return False
+    try:
+        header = record_header(record)
+    except (struct.error, UnicodeEncodeError):
+        return False  # no log could hold such a record
+    return verify_inclusion(leaf_hash(header, salted_body_hash), proof, block.root)
 
 
-def seal(changes: Changes, salts: Sequence[bytes]) -> list[Block]:
-    """Closes a block in every lane that `changes` writes records to, and puts its hash into the lane's head.
+class Sealed(Struct, frozen=True):
+    """The blocks that close a batch, one a lane, and the lanes' heads with their hashes."""
+
+    blocks: list[Block]
+    heads: dict[int, LaneHead]
+
+
+def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
+    """Closes a block in every lane that `changes` writes records to.
 
     `salts` are random, SALT_BYTES long, one a record in the order of `changes.records`. They come from outside
     because nothing in the core draws a random number.
@@ -169,21 +180,24 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> list[Block]:
         first.setdefault(record.lane, record)
         leaf = leaf_hash(record_header(record), body_hash(salt, record.body))
         leaves.setdefault(record.lane, []).append(leaf)
-    blocks = []
-    for lane, lane_leaves in leaves.items():
-        head: LaneHead = changes.heads[lane]
-        block = Block(
-            lane=lane,
-            height=head.height,
-            first_position=first[lane].position,
-            count=len(lane_leaves),
-            log_time_ms=first[lane].log_time_ms,
-            previous=head.block_hash,
-            root=root_of(lane_leaves),
-        )
-        changes.heads[lane] = replace(head, block_hash=block.hash)
-        blocks.append(block)
-    return blocks
+    blocks = [_block(changes.heads[lane], first[lane], lane_leaves) for lane, lane_leaves in leaves.items()]
+    hashes = {block.lane: block.hash for block in blocks}
+    heads = {
+        lane: replace(head, block_hash=hashes[lane]) if lane in hashes else head for lane, head in changes.heads.items()
+    }
+    return Sealed(blocks, heads)
+
+
+def _block(head: LaneHead, first: Record, leaves: Sequence[bytes]) -> Block:
+    return Block(
+        lane=first.lane,
+        height=head.height,
+        first_position=first.position,
+        count=len(leaves),
+        log_time_ms=first.log_time_ms,
+        previous=head.block_hash,
+        root=root_of(leaves),
+    )
 
 
 def _levels(leaves: Sequence[bytes]) -> list[Sequence[bytes]]:

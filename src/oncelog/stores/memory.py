@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from oncelog.core.plan import Validate, plan
 from oncelog.core.proof import SALT_BYTES, Block, seal
 from oncelog.core.values import Changes, Record, Request, Settings, Snapshot, Verdict
@@ -34,7 +36,9 @@ class MemoryLog:
     def save(self, changes: Changes) -> None:
         """Closes the blocks and takes over the changes."""
         salts = [self._draw(SALT_BYTES) for _ in changes.records]
-        self.blocks.extend(seal(changes, salts))
+        sealed = seal(changes, salts)
+        changes = replace(changes, heads=sealed.heads)
+        self.blocks.extend(sealed.blocks)
         self.records.extend(changes.records)
         self.salts.extend(salts)
         for name in _TABLES:
