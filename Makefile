@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run test lint format bench soak pins conformance clean help
+.PHONY: run test lint format bench soak pins conformance clean help new-venv
 
 PYTHON ?= python3
 VENV := .venv
@@ -48,24 +48,29 @@ clean: ## Remove the environment and all caches
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-# Debian splits venv from Python; where it is missing and we may, we install it, else we say what to do.
-$(VENV)/bin/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Oncelog needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 run" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) 2>/dev/null \
-	  || { rm -rf $(VENV); \
-	       if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	         apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; \
-	       else echo "python3-venv is missing. Install it: sudo apt-get install python3-venv" >&2; exit 1; fi; \
-	       $(PYTHON) -m venv $(VENV); }
-
-$(VENV)/.run: $(VENV)/bin/pip requirements/runtime.txt pyproject.toml
+# A stamp is there only while the environment is whole: it goes before anything is installed and comes back after.
+# What an interruption left without its stamp is not mended (pip takes a half-written package for an installed one)
+# but made anew.
+$(VENV)/.run: requirements/runtime.txt pyproject.toml
+	@if [ ! -e $@ ]; then rm -rf $(VENV); $(MAKE) --no-print-directory new-venv; fi
+	@rm -f $(VENV)/.run $(VENV)/.dev
 	@echo "Installing Oncelog into $(VENV) …"
 	@$(PIP) --require-hashes -r requirements/runtime.txt
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	@rm -f $(VENV)/.run $(VENV)/.dev
 	@echo "Installing what the tests need into $(VENV) …"
 	@$(PIP) --require-hashes -r requirements/dev.txt
-	@touch $@
+	@touch $(VENV)/.run $@
+
+# Debian splits venv from Python; where it is missing and we may, we install it, else we say what to do.
+new-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Oncelog needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.11 run" >&2; exit 1; }
+	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+	   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	     echo "Installing Debian's python3-venv …"; apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; \
+	   else echo "python3-venv is missing. Install it: sudo apt-get install python3-venv" >&2; exit 1; fi; fi
+	@$(PYTHON) -m venv $(VENV)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("default", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile(
     "soak",
-    max_examples=5000,
+    max_examples=1500,
     deadline=None,
     database=None,
     print_blob=True,
