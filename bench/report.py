@@ -65,7 +65,7 @@ def _machine() -> dict[str, str]:
     changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
     return {
         "machine": f"{next(models, platform.machine())}, {os.cpu_count()} cores, {memory_gib:.1f} GiB",
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
         "Python": platform.python_version(),
         "packages": ", ".join(f"{package} {version(package)}" for package in PACKAGES),
         "commit": (_git("rev-parse", "--short", "HEAD") or "unknown") + ("+changes" if changes else ""),

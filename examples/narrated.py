@@ -3,6 +3,8 @@
 Run it with `make run`. Everything happens in memory, on a clock that the story sets.
 """
 
+import io
+import os
 import sys
 import uuid
 from hashlib import sha256
@@ -165,10 +167,14 @@ def runs(story: Story) -> None:
     story.submit("worker B asks for the same", claim("B"))
     story.now_ms += 30_000
     story.submit("A has died; after its lease B may", claim("B"))
-    done = Submission(policy=RUNS, scope="campaign/7", key=key, fingerprint=b"", body=b'"sent"', fence=2)
-    late = Submission(policy=RUNS, scope="campaign/7", key=key, fingerprint=b"", body=b'"sent twice"', fence=1)
-    story.submit("A was not dead, only slow, and reports its result", late)
-    story.submit("B reports its result", done)
+
+    def result(holder: str, fence: int) -> Submission:
+        return Submission(
+            policy=RUNS, scope="campaign/7", key=key, fingerprint=b"", body=b'"sent"', holder=holder, fence=fence
+        )
+
+    story.submit("A was not dead, only slow, and reports its result", result("A", 1))
+    story.submit("B reports its result", result("B", 2))
     story.submit("worker C asks once more", claim("C"))
 
 
@@ -209,7 +215,21 @@ def proof(story: Story) -> None:
 
 
 def main() -> None:
-    """Tells the whole story."""
+    """Tells the whole story, to whoever listens for how long they like."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        tell()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(f"cannot go on: {error.strerror}")
+
+
+def tell() -> None:
+    """All chapters."""
     story = Story()
     for chapter in (events, chat, ledger, runs, deltas, proof):
         chapter(story)

@@ -11,6 +11,7 @@ from oncelog.core.identity import (
     request_hash,
     run_key,
     run_key_v1,
+    scope_of,
 )
 from oncelog.core.merge import Op, Row, RowDelta, extract, merge
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, Relate, SetEntity, Unrelate
@@ -26,9 +27,11 @@ from oncelog.core.policy import (
     OnReuse,
     Order,
     Policy,
+    Retention,
     evicted_after,
     kept_for,
 )
+from oncelog.core.proof import Block, Proof, verify, verify_header
 from oncelog.core.values import (
     Acknowledge,
     Applied,
@@ -61,6 +64,7 @@ __all__ = [
     "RUNS",
     "Acknowledge",
     "Applied",
+    "Block",
     "CanonicalError",
     "Claim",
     "Committed",
@@ -80,6 +84,7 @@ __all__ = [
     "Plan",
     "Policy",
     "PolicyError",
+    "Proof",
     "Reason",
     "Receipt",
     "Record",
@@ -89,6 +94,7 @@ __all__ = [
     "Renew",
     "Replayed",
     "Request",
+    "Retention",
     "Row",
     "RowDelta",
     "SetEntity",
@@ -112,4 +118,7 @@ __all__ = [
     "request_hash",
     "run_key",
     "run_key_v1",
+    "scope_of",
+    "verify",
+    "verify_header",
 ]

@@ -1,6 +1,7 @@
 """`oncelog key` as a program uses it: lines in, lines out, over real pipes."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -169,6 +170,28 @@ def test_a_full_disk_is_a_clear_error() -> None:
         )
     assert process.returncode == 74
     assert process.stderr.decode() == "oncelog: cannot go on: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_a_closed_stream_is_a_clear_error(closed: str) -> None:
+    command = f"'{sys.executable}' -m oncelog key jcs {closed}"
+    process = subprocess.run(["sh", "-c", command], input=b"", capture_output=True, check=False)  # noqa: S603, S607
+    assert process.returncode == 74
+    assert process.stderr.decode() == "oncelog: standard input and standard output must be open\n"
+
+
+def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    process = subprocess.Popen([sys.executable, "-m", "oncelog", "key", "jcs"], stdin=reader, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    os.write(writer, b"1\n")
+    assert json.loads(process.stdout.readline())["canonical"] == "1"
+    os.write(writer, b"2\n")
+    os.close(writer)
+    output, _ = process.communicate()
+    assert json.loads(output)["canonical"] == "2"
+    os.close(reader)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,4 +1,4 @@
-"""A second opinion on `oncelog.core.plan`: slow, naive, and written without reading it.
+"""A second opinion on `oncelog.core.plan`: slow and naive.
 
 It shares no code with the decision, only the value types that go in and come out. It keeps one list of everything
 that ever happened and answers every question by looking through all of it: a sequence is a count of writes, a row is
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX, LEASE_MEMORY_MS, LEASE_MS_MAX, SEQUENCE_MAX
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, SetEntity
-from oncelog.core.policy import Forget, OnReuse, Order, Policy
+from oncelog.core.policy import Forget, Identity, OnReuse, Order, Policy
 from oncelog.core.values import (
     Acknowledge,
     Applied,
@@ -65,9 +65,18 @@ class LeaseChange(NamedTuple):
     at_ms: int
     lease: Lease
     is_new: bool
+    batch: int
 
 
-Event = Write | LeaseChange | SetMember | Acknowledge
+class Touch(NamedTuple):
+    """Side state of a stream in the lane was changed."""
+
+    lane: int
+    at_ms: int
+    batch: int
+
+
+Event = Write | LeaseChange | SetMember | Acknowledge | Touch
 """Members and acknowledgements are kept as the items that were applied."""
 
 
@@ -170,8 +179,9 @@ class PlanModel:
         return [event for event in self.history if isinstance(event, Write)]
 
     def lane_of(self, policy: Policy, scope: str) -> int:
-        if policy.order is Order.LANE:
-            return 0
+        return 0 if policy.order is Order.LANE else self.lane_of_stream(scope)
+
+    def lane_of_stream(self, scope: str) -> int:
         return 1 + int.from_bytes(sha256(scope.encode()).digest()[:8], "big") % self.settings.lanes
 
     def position(self, lane: int) -> int:
@@ -188,10 +198,15 @@ class PlanModel:
         """The batches that put a record into the lane: one block each."""
         return {write.batch for write in self.writes() if write.receipt.lane == lane}
 
+    def revision(self, lane: int) -> int:
+        """How many batches have changed anything in the lane."""
+        changes = [event for event in self.history if isinstance(event, LeaseChange | Touch) and event.lane == lane]
+        return len(self.blocks(lane) | {event.batch for event in changes})
+
     def saved_log_time_ms(self, lane: int) -> int:
         times = [write.receipt.log_time_ms for write in self.writes() if write.receipt.lane == lane]
-        new_leases = [event for event in self.history if isinstance(event, LeaseChange) and event.is_new]
-        return max(times + [event.at_ms for event in new_leases if event.lane == lane], default=0)
+        changes = [event for event in self.history if isinstance(event, LeaseChange | Touch)]
+        return max(times + [event.at_ms for event in changes if event.lane == lane], default=0)
 
     def log_time_ms(self, item: Submission | Leased) -> int:
         return max(self.now_ms, self.saved_log_time_ms(self.lane_of(item.policy, item.scope)))
@@ -246,7 +261,9 @@ class PlanModel:
     def held_lease(self, item: Submission | Renew | Release) -> Lease | None:
         """The lease that the item's fence speaks of, if it is still the holder's."""
         lease = self.lease(item)
-        return lease if lease is not None and lease.holder and lease.fence == item.fence else None
+        if lease is None or not lease.holder or lease.holder != item.holder or lease.fence != item.fence:
+            return None
+        return lease
 
     # --- what the history says: side state --------------------------------------------------------------
 
@@ -293,6 +310,7 @@ class PlanModel:
     def _check_shape(self, submission: Submission) -> Verdict | None:
         policy = submission.policy
         is_stream = policy.order is Order.STREAM
+        is_derived = policy.identity is Identity.DERIVED
         numbered = bool(submission.client) and 1 <= submission.client_sequence <= SEQUENCE_MAX
         demands = [
             not key_is_malformed(policy, submission.key),
@@ -302,6 +320,7 @@ class PlanModel:
             bool(submission.operations) == policy.entities,
             (submission.delta is not None) == policy.rows,
             policy.leased or submission.fence == 0,
+            submission.delta is None or not is_derived or submission.delta.delta_id == submission.key,
         ]
         return None if all(demands) else refused(Reason.MALFORMED)
 
@@ -336,9 +355,15 @@ class PlanModel:
     def _check_lease(self, submission: Submission) -> Verdict | None:
         if not submission.policy.leased:
             return None
-        if submission.fence:
-            return None if self.held_lease(submission) else self._lease_lost(submission)
-        return self._in_flight(submission, holder=None)
+        if not submission.fence:
+            return self._in_flight(submission, holder=None)
+        lease = self.held_lease(submission)
+        if lease is None:
+            return self._lease_lost(submission)
+        return refused(Reason.IDENTITY_REUSED) if self._is_for_another(lease, submission) else None
+
+    def _is_for_another(self, lease: Lease, item: Submission | Claim) -> bool:
+        return lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE
 
     def _lease_lost(self, item: Submission | Renew) -> Refused:
         lease = self.lease(item)
@@ -350,7 +375,7 @@ class PlanModel:
         log_time_ms = self.log_time_ms(item)
         if lease is None or not lease.holder or log_time_ms >= lease.until_ms:
             return None
-        if lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE:
+        if self._is_for_another(lease, item):
             return refused(Reason.IDENTITY_REUSED)
         if lease.holder != holder:
             return refused(Reason.IN_FLIGHT, current=lease.fence, retry_after_ms=lease.until_ms - log_time_ms)
@@ -392,7 +417,7 @@ class PlanModel:
         return None if message is None else refused(Reason.INVALID)
 
     def _check_limits(self, submission: Submission) -> Verdict | None:
-        if submission.retry_after_ms <= 0:
+        if submission.retry_after_ms <= 0 or submission.fence:
             return None
         return refused(Reason.RATE_LIMITED, retry_after_ms=submission.retry_after_ms)
 
@@ -414,25 +439,24 @@ class PlanModel:
     def _lease_item_is_malformed(self, item: Leased) -> bool:
         named = item.policy.leased and bool(item.scope) and not key_is_malformed(item.policy, item.key)
         timed = isinstance(item, Release) or 1 <= item.lease_ms <= LEASE_MS_MAX
-        held = not isinstance(item, Claim) or bool(item.holder)
-        return not (named and timed and held)
+        return not (named and timed and item.holder)
 
     def _claim(self, claim: Claim) -> Verdict:
-        verdict = self._check_identity(claim) or self._in_flight(claim, claim.holder)
+        last = self.lease(claim)
+        verdict = self._check_identity(claim)
+        if verdict is None and last is not None and 0 < claim.waited_for <= last.failed_fence:
+            verdict = refused(Reason.RUN_FAILED, current=last.failed_fence, value=last.failure)
+        verdict = verdict or self._in_flight(claim, claim.holder)
         if verdict is not None:
             return verdict
+        again = last is not None and last.holder == claim.holder and not self._is_for_another(last, claim)
+        if not again and claim.retry_after_ms > 0:
+            return refused(Reason.RATE_LIMITED, retry_after_ms=claim.retry_after_ms)
+        fence = last.fence if last is not None and again else self.fence(self.lane_of(claim.policy, claim.scope)) + 1
+        failed = (last.failed_fence, last.failure) if last is not None else (0, b"")
         until_ms = self.log_time_ms(claim) + claim.lease_ms
-        last = self.lease(claim)
-        if last is not None and last.holder == claim.holder:
-            lease = Lease(last.fence, claim.holder, until_ms, claim.fingerprint)
-        elif last is not None and not last.holder and last.failure and claim.waited_for == last.fence:
-            return refused(Reason.RUN_FAILED, current=last.fence, value=last.failure)
-        else:
-            fence = self.fence(self.lane_of(claim.policy, claim.scope)) + 1
-            lease = Lease(fence, claim.holder, until_ms, claim.fingerprint)
-            last = None
-        self._keep_lease(claim, lease, is_new=last is None)
-        return Granted(lease.fence, lease.until_ms)
+        self._keep_lease(claim, Lease(fence, claim.holder, until_ms, claim.fingerprint, *failed), is_new=not again)
+        return Granted(fence, until_ms)
 
     def _renew(self, renew: Renew) -> Verdict:
         lease = self.held_lease(renew)
@@ -446,18 +470,20 @@ class PlanModel:
         lease = self.held_lease(release)
         if lease is None:
             return Applied(changed=False)
-        ended = replace(lease, holder="", until_ms=self.log_time_ms(release), failure=release.failure)
+        ended = replace(lease, holder="", until_ms=self.log_time_ms(release))
+        if release.failure is not None:
+            ended = replace(ended, failed_fence=lease.fence, failure=release.failure)
         self._keep_lease(release, ended, is_new=False)
         return Applied(changed=True)
 
     def _keep_lease(self, item: Leased, lease: Lease, *, is_new: bool) -> None:
         lane = self.lane_of(item.policy, item.scope)
-        self.history.append(LeaseChange(item, lane, self.log_time_ms(item), lease, is_new))
+        self.history.append(LeaseChange(item, lane, self.log_time_ms(item), lease, is_new, self.batch))
 
     def _set_member(self, item: SetMember) -> Verdict:
         changed = self.is_member(item.scope, item.member) != item.present
         self.history.append(item)
-        return Applied(changed)
+        return self._applied(item.scope, changed=changed)
 
     def _acknowledge(self, item: Acknowledge) -> Verdict:
         if not self.is_member(item.scope, item.member):
@@ -467,6 +493,12 @@ class PlanModel:
             return refused(Reason.INVALID_ACKNOWLEDGEMENT, current=last)
         changed = item.sequence > self.acknowledged(item.scope, item.member)
         self.history.append(item)
+        return self._applied(item.scope, changed=changed)
+
+    def _applied(self, scope: str, *, changed: bool) -> Verdict:
+        if changed:
+            lane = self.lane_of_stream(scope)
+            self.history.append(Touch(lane, max(self.now_ms, self.saved_log_time_ms(lane)), self.batch))
         return Applied(changed)
 
 

@@ -1,8 +1,11 @@
 """Canonical JSON: RFC 8785 with nothing rounded, and the strict form of run arguments."""
 
+import inspect
 import json
 import math
 import struct
+import sys
+import tracemalloc
 import unicodedata
 import uuid
 from collections import OrderedDict
@@ -292,6 +295,7 @@ def test_what_json_has_no_form_for_is_refused_by_path(value: Any, path: str) -> 
         ('{"a":{"b":1,"b":2},"a":3}', "$.a"),
         ('{"a":"::","a":"\\u003a\\u003a"}', "$.a"),
         ('"\\ud800"', "$"),
+        ('["\ud800"]', "$[0]"),
         ('{"\\ud800x":1}', '$["\\ud800x"]'),
     ],
 )
@@ -337,6 +341,39 @@ def test_no_repeated_key_escapes_the_fast_way(pairs: list[tuple[str, Any]], asci
 def test_malformed_text_is_refused_and_nothing_breaks(written: bytes, reason: str) -> None:
     with pytest.raises(CanonicalError, match=reason):
         canonical_text(written)
+
+
+@pytest.mark.rule("CO-30", "CO-33")
+def test_what_is_wide_and_deep_and_wrong_costs_no_more_than_its_size() -> None:
+    text = "[" * 400 + "0," * 100_000 + "NaN" + "]" * 400
+    tracemalloc.start()
+    with pytest.raises(CanonicalError) as refused:
+        canonical_text(text)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert refused.value.path.endswith("[0][100000]")
+    assert peak_bytes < 20 * len(text)
+
+
+@pytest.mark.rule("RU-3", "CO-30")
+@given(st.text(alphabet="ae\u0301\u0327\u0f71\u0f72\u0f73\u0344\u1112\u1161\u11abé", min_size=1025, max_size=1100))
+def test_long_texts_have_the_same_normal_form(long: str) -> None:
+    assert nfc(long) == unicodedata.normalize("NFC", long)
+
+
+@pytest.mark.rule("RU-3", "CO-30")
+def test_a_long_run_of_marks_leaves_nothing_to_move() -> None:
+    """The library moves marks one at a time; sorted ones stay where they are, so its time no longer squares."""
+    marks = "\u0301\u0327" * 100_000
+    assert nfc("a" + marks) == unicodedata.normalize("NFC", "a" + "\u0327" * 100_000 + "\u0301" * 100_000)
+
+
+def test_a_caller_deep_in_its_own_stack_gets_a_form_or_a_refusal() -> None:
+    def from_depth(frames: int) -> bytes:
+        return canonical(nested(60)) if frames == 0 else from_depth(frames - 1)
+
+    room = sys.getrecursionlimit() - len(inspect.stack()) - 40
+    assert from_depth(room) == canonical(nested(60))
 
 
 @pytest.mark.rule("CO-33")

@@ -5,7 +5,7 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from core import vectors
@@ -22,6 +22,7 @@ from oncelog.core.identity import (
     run_key,
     run_key_of,
     run_key_v1,
+    scope_of,
 )
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.errors import CanonicalError
@@ -95,6 +96,7 @@ def test_normal_partitions_are_their_own_normal_form_in_any_order(names: list[st
 )
 def test_the_fingerprint_is_the_hash_of_the_canonical_form(names: list[str], event: dict[str, Any]) -> None:
     partitions = normal_partitions(names)
+    assert fingerprint(names, canonical(event)) == fingerprint(partitions, canonical(event))
     whole = sha256(canonical({"partitions": list(partitions), "event": event})).digest()
     assert fingerprint(partitions, canonical(event)) == whole
     assert fingerprint_of({"event": event, "partitions": names, "id": "no part of it"}) == whole
@@ -121,6 +123,7 @@ def test_equal_content_has_one_fingerprint_and_other_content_another() -> None:
         ({}, "$.partitions"),
         ({"partitions": []}, "$.event"),
         ({"partitions": "a", "event": {}}, "$.partitions"),
+        ({"partitions": {"a": 1}, "event": {}}, "$.partitions"),
         ({"partitions": ["a", 1], "event": {}}, "$.partitions[1]"),
         ({"partitions": ["\ud800"], "event": {}}, "$.partitions[0]"),
         ({"partitions": ["a"], "event": {"x": [2**53]}}, "$.event.x[0]"),
@@ -156,6 +159,23 @@ def test_a_delta_id_depends_on_its_five_fields_and_on_nothing_else() -> None:
         "columns": list(reversed(DELTA["columns"])),
     }
     assert len({base, *(delta_id_of({**DELTA, name: value}) for name, value in changes.items())}) == 6
+
+
+@pytest.mark.rule("EV-6")
+def test_one_name_is_not_a_list_of_letters() -> None:
+    for call in (normal_partitions, lambda name: fingerprint(name, b"{}")):
+        with pytest.raises(CanonicalError) as refused:
+            call("orders")
+        assert refused.value.path == "$.partitions"
+
+
+@pytest.mark.rule("DE-2")
+def test_the_function_is_as_strict_as_the_wire() -> None:
+    columns = tuple(DELTA["columns"])
+    assert delta_id("client-1", "65536000000", "todos", "row-1", columns) == delta_id_of(DELTA)
+    with pytest.raises(CanonicalError) as refused:
+        delta_id("client-1", 65536000000, "todos", "row-1", columns)  # type: ignore[arg-type]
+    assert refused.value.path == "$.hlc"
 
 
 @pytest.mark.rule("DE-2")
@@ -360,7 +380,32 @@ def test_every_part_of_an_operation_changes_the_request_hash() -> None:
     assert len({request_hash(one) for one in transactions}) == len(transactions)
 
 
-# --- lanes -------------------------------------------------------------------------------------------
+@pytest.mark.rule("LG-14")
+def test_a_request_hash_is_refused_by_path() -> None:
+    for operation, path in (
+        (SetEntity("\ud800", b""), "$.operations[1].key"),
+        (Relate("a", "\ud800", "c"), "$.operations[1].relation"),
+    ):
+        with pytest.raises(CanonicalError) as refused:
+            request_hash([DeleteEntity("fine"), operation])
+        assert refused.value.path == path
+
+
+# --- scopes and lanes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LG-7")
+@given(
+    st.lists(st.text(alphabet="a/%2F5", max_size=4), max_size=3),
+    st.lists(st.text(alphabet="a/%2F5", max_size=4), max_size=3),
+)
+def test_no_part_of_a_scope_reaches_into_another(left: list[str], right: list[str]) -> None:
+    assume(left and right)
+    assert (scope_of(*left) == scope_of(*right)) == (left == right)
+
+
+def test_scopes_read_as_people_write_them() -> None:
+    assert scope_of("org", 7, "vault", "a/b") == "org/7/vault/a%2Fb"
 
 
 def test_a_stream_keeps_its_lane_for_ever() -> None:

@@ -10,8 +10,18 @@ from msgspec.structs import replace
 
 from core.writes import DAY_MS, Log, event, key, message, transaction
 from oncelog.core.invariants import INVARIANTS, Answer, History, Reading, Sync, receipt_of, violations
-from oncelog.core.plan import key_identity
-from oncelog.core.values import Acknowledge, Committed, KeyIdentity, Reason, Refused, SetMember, Submission, Verdict
+from oncelog.core.values import (
+    Acknowledge,
+    Committed,
+    KeyIdentity,
+    Reason,
+    Refused,
+    Replayed,
+    SetMember,
+    Submission,
+    Verdict,
+    key_identity,
+)
 
 
 def identity_of(number: int) -> KeyIdentity:
@@ -23,7 +33,7 @@ def run(writes: list[Submission], log: Log | None = None) -> History:
     log = log or Log()
     for scope in ("chat/1", "chat/2"):
         log(SetMember(scope, "user:ann"))
-    answers = [Answer(key_identity(write), write.fingerprint, log(write)) for write in writes]
+    answers = [Answer(key_identity(write), write.fingerprint, log(write), write.client_sequence) for write in writes]
     for scope, last in log.snapshot.streams.items():
         if scope.startswith("chat/"):
             log(Acknowledge(scope, "user:ann", last))
@@ -54,12 +64,14 @@ def test_an_ordinary_history_has_nothing_wrong_with_it() -> None:
 
 
 @pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-14")
-@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from("xy"), st.sampled_from("emt")), max_size=30))
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from("xy"), st.sampled_from("emtno")), max_size=30))
 def test_whatever_is_submitted_the_history_is_in_order(writes: list[tuple[int, str, str]]) -> None:
     kinds: dict[str, Callable[[int, str], Submission]] = {
         "e": event,
         "m": message,
         "t": lambda number, content: transaction(number, number, content=content),
+        "n": lambda number, content: transaction(None, number, content=content),
+        "o": lambda number, content: transaction(number + 10, number, content=content),
     }
     assert violations(run([kinds[kind](number, content) for number, content, kind in writes])) == []
 
@@ -87,13 +99,33 @@ def damaged(**changes: Any) -> History:
 
 
 def test_every_invariant_has_a_name_of_its_own() -> None:
-    assert len({getattr(invariant, "__name__", "") for invariant in INVARIANTS}) == len(INVARIANTS) == 9
+    assert len({getattr(invariant, "__name__", "") for invariant in INVARIANTS}) == len(INVARIANTS) == 10
 
 
 @pytest.mark.rule("CH-13")
 def test_sequence_monotonic() -> None:
     records = [replace(one, sequence=1) if one.policy == "chat" else one for one in ordinary().records]
     assert "sequence_monotonic" in found(damaged(records=records))
+
+
+@pytest.mark.rule("CO-17")
+def test_log_time_never_goes_back() -> None:
+    records = [replace(one, log_time_ms=5) if one.position == 3 else one for one in ordinary().records]
+    assert "log_time_never_goes_back" in found(damaged(records=records))
+
+
+@pytest.mark.rule("CH-2", "CH-13")
+def test_a_stream_is_in_one_lane() -> None:
+    records = [replace(one, lane=9) if (one.policy, one.sequence) == ("chat", 2) else one for one in ordinary().records]
+    assert "sequence_monotonic" in found(damaged(records=records))
+
+
+@pytest.mark.rule("LG-6", "CO-14")
+def test_a_client_sequence_is_stored_once() -> None:
+    history = ordinary()
+    (numbered,) = [one for one in history.records if one.client_sequence == 2]
+    for again in (replace(numbered, position=3, sequence=3), replace(numbered, position=3, sequence=3, key=key(8))):
+        assert "idempotency_guarantee" in found(damaged(records=[*history.records, again]))
 
 
 @pytest.mark.rule("CH-13", "CO-14")
@@ -132,9 +164,28 @@ def test_commits_are_whole() -> None:
         {"streams": {**history.streams, "chat/1": 3}},
         {"streams": {}},
         {"positions": {**history.positions, 0: 2}},
+        {"keys": {one: what for one, what in history.keys.items() if one[0] != "chat"}},
+        {"keys": {one: what for one, what in history.keys.items() if one[0] != "ledger"}},
     ]
     for change in changes:
         assert found(damaged(**change)) == {"commits_are_whole"}, change
+
+
+@pytest.mark.rule("CO-10")
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_hole_is_found_where_the_head_looks_right(lost: int) -> None:
+    events = [record for record in ordinary().records if record.lane == 0]
+    missing = [record for record in ordinary().records if record != events[lost]]
+    assert "commits_are_whole" in found(damaged(records=missing, keys=None, answers=[], readings=[]))
+    messages = [replace(one, sequence=3) if one.sequence == 2 else one for one in ordinary().records]
+    assert "commits_are_whole" in found(damaged(records=messages, streams=None))
+
+
+@pytest.mark.rule("CO-11")
+def test_an_answer_without_a_place_needs_a_client_that_numbers_its_writes() -> None:
+    nowhere = [Answer(identity_of(77), b"x", Replayed(None))]
+    assert found(damaged(answers=nowhere)) == {"answers_are_durable"}
+    assert found(damaged(answers=[Answer(("ledger", "org/1", "c1", key(77)), b"x", Replayed(None), 1)])) == set()
 
 
 @pytest.mark.rule("CO-11")
@@ -181,3 +232,30 @@ def test_one_outcome_each_identity() -> None:
     success: Verdict = Committed(receipt_of(history.records[0]))
     for fingerprint, verdict in ((b"x", reused), (b"other", success)):
         assert found(damaged(answers=[Answer(identity_of(1), fingerprint, verdict)])) == {"one_outcome_each_identity"}
+    first = Answer(identity_of(1), b"x", success)
+    assert found(damaged(answers=[first])) == set()
+    assert found(damaged(answers=[first, first])) == {"one_outcome_each_identity"}
+    (hello, *_) = [one for one in history.records if one.policy == "chat"]
+    identity = ("chat", hello.scope, "", hello.key)
+    for mismatch, wrong in ((True, set()), (False, {"one_outcome_each_identity"})):
+        told = Answer(identity, b"other", Replayed(receipt_of(hello), mismatch=mismatch))
+        assert found(damaged(answers=[told])) == wrong
+
+
+@pytest.mark.rule("LG-15", "CH-5", "CH-13")
+@pytest.mark.parametrize(
+    ("make", "ttl_ms", "is_free_at_ttl"), [(message, 7 * DAY_MS, True), (lambda n: transaction(n, n), DAY_MS, False)]
+)
+def test_the_borders_of_retention_are_those_of_the_decision(
+    make: Callable[[int], Submission], ttl_ms: int, is_free_at_ttl: bool
+) -> None:
+    """Two records of one key, put together by hand: is the second one right at that distance?"""
+    for distance_ms, is_free in ((ttl_ms - 1, False), (ttl_ms, is_free_at_ttl), (ttl_ms + 1, True)):
+        log = Log(eviction_interval=2)
+        run([make(1)], log)
+        (first,) = log.records
+        later_ms = first.log_time_ms + distance_ms
+        evicting = replace(first, position=2, sequence=2, key=key(2), client="c2", log_time_ms=later_ms)
+        second = replace(first, position=3, sequence=3, log_time_ms=later_ms)
+        history = History(records=[first, evicting, second], settings=log.snapshot.settings)
+        assert ("idempotency_guarantee" in found(history)) == (not is_free), distance_ms

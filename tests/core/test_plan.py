@@ -1,5 +1,7 @@
 """The one decision, rule by rule. test_plan_model.py compares it with an independent model on generated histories."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -17,6 +19,7 @@ from core.writes import (
     result,
     transaction,
 )
+from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_MAX
 from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
@@ -35,6 +38,7 @@ from oncelog.core.values import (
     Renew,
     Request,
     SetMember,
+    Settings,
     Snapshot,
     Submission,
 )
@@ -461,12 +465,20 @@ def claim(number: int, holder: str, **more: int) -> Claim:
     return Claim(policy=RUNS, scope="campaign/1", key=key(number), fingerprint=b"", holder=holder, **more)
 
 
-def renewal(number: int, fence: int, lease_ms: int = 30_000) -> Renew:
-    return Renew(policy=RUNS, scope="campaign/1", key=key(number), fence=fence, lease_ms=lease_ms)
+def many_columns(count: int) -> Any:
+    return {f"c{number}": "1" for number in range(count)}
 
 
-def release(number: int, fence: int, failure: bytes = b"") -> Release:
-    return Release(policy=RUNS, scope="campaign/1", key=key(number), fence=fence, failure=failure)
+def renewal(number: int, fence: int, holder: str = "a", lease_ms: int = 30_000) -> Renew:
+    return Renew(policy=RUNS, scope="campaign/1", key=key(number), holder=holder, fence=fence, lease_ms=lease_ms)
+
+
+def release(number: int, fence: int, failure: bytes | None = None, holder: str = "a") -> Release:
+    return Release(policy=RUNS, scope="campaign/1", key=key(number), holder=holder, fence=fence, failure=failure)
+
+
+def done(number: int, holder: str, fence: int, body: str = "done") -> Submission:
+    return result(number, body, holder=holder, fence=fence)
 
 
 @pytest.mark.rule("RU-6", "RU-7")
@@ -476,11 +488,11 @@ def test_one_caller_runs_and_the_others_get_its_event() -> None:
     assert granted == Granted(fence=1, until_ms=log.now_ms + 30_000)
     waiting = refused(busy, Reason.IN_FLIGHT)
     assert (waiting.current, waiting.retry_after_ms) == (1, 30_000)
-    receipt = committed(log(result(1, fence=1)))
+    receipt = committed(log(done(1, "a", 1)))
     assert receipt.sequence == 1
     assert not log.snapshot.leases
     assert replayed(log(claim(1, "b"))).receipt == receipt
-    assert replayed(log(result(1, "again", fence=1))).receipt == receipt
+    assert replayed(log(done(1, "a", 1, "again"))).receipt == receipt
 
 
 @pytest.mark.rule("RU-7")
@@ -491,10 +503,10 @@ def test_another_takes_over_when_the_lease_ends_and_the_first_cannot_complete() 
     refused(log(claim(1, "b")), Reason.IN_FLIGHT)
     log.now_ms += 1
     assert log(claim(1, "b")) == Granted(fence=2, until_ms=log.now_ms + 30_000)
-    assert refused(log(result(1, "late", fence=1)), Reason.LEASE_LOST).current == 2
+    assert refused(log(done(1, "a", 1, "late")), Reason.LEASE_LOST).current == 2
     refused(log(renewal(1, 1)), Reason.LEASE_LOST)
     assert log(release(1, 1)) == Applied(changed=False)
-    committed(log(result(1, "second", fence=2)))
+    committed(log(done(1, "b", 2, "second")))
     assert [record.body for record in log.records] == [b"second"]
 
 
@@ -506,12 +518,12 @@ def test_a_lease_is_renewed_and_late_work_counts_while_nobody_took_over() -> Non
     assert log(renewal(1, 1)) == Granted(1, log.now_ms + 30_000)
     assert log(renewal(1, 1, lease_ms=1)) == Granted(1, log.now_ms + 30_000), "renewing never shortens"
     log.now_ms += HOUR_MS
-    committed(log(result(1, fence=1)))
+    committed(log(done(1, "a", 1)))
     log(claim(2, "a"))
     log.now_ms += 30_000 + LEASE_MEMORY_MS
     assert log(renewal(2, 2)) == Granted(2, log.now_ms + 30_000)
     log.now_ms += 30_000 + LEASE_MEMORY_MS + 1
-    refused(log(result(2, fence=2)), Reason.LEASE_LOST)
+    refused(log(done(2, "a", 2)), Reason.LEASE_LOST)
 
 
 @pytest.mark.rule("RU-7")
@@ -522,9 +534,44 @@ def test_who_waited_for_a_run_that_failed_is_told_and_the_next_call_runs_again()
     assert log(release(1, 1, b"boom")) == Applied(changed=False)
     failed = refused(log(claim(1, "b", waited_for=1)), Reason.RUN_FAILED)
     assert (failed.value, failed.current) == (b"boom", 1)
-    refused(log(result(1, fence=1)), Reason.LEASE_LOST)
+    refused(log(done(1, "a", 1)), Reason.LEASE_LOST)
     assert log(claim(1, "c")) == Granted(2, log.now_ms + 30_000)
     assert log(claim(1, "c")) == Granted(2, log.now_ms + 30_000), "a claim that is sent twice is granted once"
+    failed = refused(log(claim(1, "b", waited_for=1)), Reason.RUN_FAILED)
+    assert failed.value == b"boom", "also when another caller runs again already"
+    refused(log(claim(1, "b", waited_for=2)), Reason.IN_FLIGHT)
+    assert log(release(1, 2, b"", holder="c")) == Applied(changed=True)
+    assert refused(log(claim(1, "b", waited_for=2)), Reason.RUN_FAILED).value == b""
+
+
+@pytest.mark.rule("RU-7")
+def test_work_that_was_given_up_did_not_fail() -> None:
+    log = Log()
+    log(claim(1, "a"))
+    assert log(release(1, 1)) == Applied(changed=True)
+    assert log(claim(1, "b", waited_for=1)) == Granted(2, log.now_ms + 30_000)
+
+
+@pytest.mark.rule("RU-7")
+def test_who_is_told_a_fence_cannot_use_it() -> None:
+    log = Log()
+    log(claim(1, "a"))
+    fence = refused(log(claim(1, "b")), Reason.IN_FLIGHT).current
+    refused(log(done(1, "b", fence)), Reason.LEASE_LOST)
+    refused(log(renewal(1, fence, holder="b")), Reason.LEASE_LOST)
+    assert log(release(1, fence, holder="b")) == Applied(changed=False)
+    committed(log(done(1, "a", fence)))
+
+
+@pytest.mark.rule("RU-7", "CO-15")
+def test_limits_hold_back_a_claim_but_not_the_work_it_let_in() -> None:
+    log = Log()
+    held_back = replace(claim(1, "a"), retry_after_ms=500)
+    assert refused(log(held_back), Reason.RATE_LIMITED).retry_after_ms == 500
+    log(claim(1, "a"))
+    assert log(held_back) == Granted(1, log.now_ms + 30_000)
+    receipt = committed(log(replace(done(1, "a", 1), retry_after_ms=500)))
+    assert replayed(log(held_back)).receipt == receipt
 
 
 @pytest.mark.rule("RU-7")
@@ -564,8 +611,14 @@ def test_a_lease_keeps_its_content() -> None:
     refused(log(request(b"y", "b")), Reason.IDENTITY_REUSED)
     refused(log(request(b"y", "a")), Reason.IDENTITY_REUSED)
     refused(log(request(b"x", "b")), Reason.IN_FLIGHT)
+    changed = Submission(policy=header, scope="user:ann", key=b"k", fingerprint=b"y", holder="a", fence=1)
+    refused(log(changed), Reason.IDENTITY_REUSED)
     unleased = Submission(policy=header, scope="user:ann", key=b"k", fingerprint=b"x")
     refused(log(unleased), Reason.IN_FLIGHT)
+    log.now_ms += 30_000
+    granted = log(request(b"y", "a"))
+    assert isinstance(granted, Granted)
+    assert granted.fence == 2, "other work gets a number of its own"
     log.now_ms += 30_000
     committed(log(unleased))
     refused(log(request(b"y", "b")), Reason.IDENTITY_REUSED)
@@ -733,13 +786,35 @@ def test_the_checks_come_in_the_documented_order() -> None:
         (replace(claim(1, "a"), policy=EVENTS), "policy"),
         (replace(claim(1, "a"), scope=""), "scope"),
         (claim(1, ""), "holder"),
+        (renewal(1, 1, holder=""), "holder"),
+        (release(1, 1, holder=""), "holder"),
         (claim(1, "a", lease_ms=0), "lease_ms"),
         (claim(1, "a", lease_ms=LEASE_MS_MAX + 1), "lease_ms"),
         (renewal(1, 1, lease_ms=-5), "lease_ms"),
         (replace(release(1, 1), key=b""), "key"),
-        (SetMember("", "user:ann"), "member"),
+        (SetMember("", "user:ann"), "scope"),
         (SetMember("chat/1", ""), "member"),
         (Acknowledge("chat/1", "", 1), "member"),
+        (replace(event(1), scope="\ud800"), "scope"),
+        (replace(event(1), actor="a\0b"), "actor"),
+        (replace(event(1), client="x" * 513), "client"),
+        (replace(event(1), partitions=("p\ud800",)), "partitions"),
+        (replace(event(1), partitions=("p" * 257,)), "partitions"),
+        (replace(event(1), partitions=tuple(map(str, range(65)))), "partitions"),
+        (replace(event(1), fingerprint=bytes(65)), "fingerprint"),
+        (replace(result(1), scope="campaign/\udfff"), "scope"),
+        (SetMember("\ud800", "user:ann"), "scope"),
+        (claim(1, "\ud800"), "holder"),
+        (transaction(1, 1, SetEntity("\ud800", b"")), "operations"),
+        (transaction(1, 1, SetEntity("k" * 1025, b"")), "operations"),
+        (transaction(1, 1, Relate("a", "b\0", "c")), "operations"),
+        (transaction(1, 1, *[DeleteEntity("k")] * 10_001), "operations"),
+        (transaction(1, 1, SetEntity("k", b"", condition=Condition("not_exist"))), "operations"),  # type: ignore[arg-type]
+        (replace(delta(1), key=key(2, 32)), "key"),
+        (delta(1, hlc=-1), "delta"),
+        (delta(1, hlc=2**64), "delta"),
+        (replace(delta(1), delta=replace(delta(1).delta, op="DELETE")), "delta"),  # type: ignore[type-var]
+        (delta(1, **many_columns(1001)), "delta"),
     ],
 )
 def test_what_has_the_wrong_shape_is_refused_with_its_field_and_changes_nothing(item: Item, field: str) -> None:
@@ -749,7 +824,50 @@ def test_what_has_the_wrong_shape_is_refused_with_its_field_and_changes_nothing(
     assert failure.field == field
     assert failure.message
     assert [committed(first).position, committed(last).position] == [1, 2]
-    assert decided.changes.heads == {0: LaneHead(position=2, log_time_ms=1, height=1)}
+    assert decided.changes.heads == {0: LaneHead(position=2, log_time_ms=1, height=1, revision=1)}
+    assert footprint([Request((item,))], Settings()) == Footprint(), "a store is not asked for what it cannot look for"
+
+
+def test_a_text_in_place_of_a_mode_is_refused() -> None:
+    log = Log()
+    for mode in ("all", "each", None):
+        verdicts = log.submit([Request((event(1), event(2)), mode)], 5)[0]  # type: ignore[arg-type]
+        assert [refused(one, Reason.MALFORMED).field for one in verdicts] == ["mode", "mode"]
+    assert not log.records
+
+
+@pytest.mark.rule("CO-30", "DE-5")
+def test_a_row_has_a_limit_of_columns() -> None:
+    log = Log()
+    committed(log(delta(1, 1, **many_columns(1000))))
+    refused(log(delta(2, 2, one_more="1")), Reason.TOO_MANY_COLUMNS)
+    committed(log(delta(3, 3, c0="2")))
+    committed(log(delta(4, 4, op=Op.DELETE)))
+    committed(log(delta(5, 5, one_more="1")))
+
+
+@pytest.mark.rule("CO-17")
+def test_every_change_in_a_lane_is_seen_in_its_head() -> None:
+    log = Log(lanes=1)
+    changes: list[Item] = [
+        SetMember("campaign/1", "user:ann"),
+        result(1),
+        Acknowledge("campaign/1", "user:ann", 1),
+        claim(2, "a"),
+        claim(2, "a"),
+        renewal(2, 1),
+        release(2, 1),
+    ]
+    for revision, change in enumerate(changes, start=1):
+        log.now_ms += 10
+        log(change)
+        head = log.snapshot.heads[1]
+        assert (head.revision, head.log_time_ms) == (revision, log.now_ms), change
+    unchanging: list[Item] = [result(1), SetMember("campaign/1", "user:ann"), Acknowledge("campaign/1", "user:ann", 1)]
+    for item in unchanging:
+        log.now_ms += 10
+        log(item)
+        assert log.snapshot.heads[1] == head
 
 
 def test_the_same_input_gives_the_same_output() -> None:

@@ -218,6 +218,19 @@ def test_a_refusal_can_be_caught_as_ours_and_as_a_value_error() -> None:
     assert issubclass(PolicyError, ValueError)
 
 
+@pytest.mark.parametrize("policy", BUILT_IN, ids=lambda policy: policy.name)
+def test_the_name_of_a_built_in_policy_is_taken(policy: Policy) -> None:
+    with pytest.raises(PolicyError, match="built-in"):
+        declared(name=policy.name, key_bytes=(1, 7))
+    assert replace(policy) == policy
+
+
+@pytest.mark.parametrize("forget", ["at_age", 1, None])
+def test_a_retention_is_made_of_what_it_says(forget: Any) -> None:
+    with pytest.raises(PolicyError):
+        Retention(forget, 1000)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -399,5 +412,6 @@ def a_write(policy: Policy, fingerprint: bytes, fence: int) -> Submission:
         client_sequence=1 if policy.client_sequence else 0,
         operations=(SetEntity("entity", b"value"),) if policy.entities else (),
         delta=RowDelta(Op.INSERT, "t", "r", "c", 0, (), a_key(policy)) if policy.rows else None,
+        holder="me",
         fence=fence,
     )

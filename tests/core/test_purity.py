@@ -7,6 +7,7 @@ import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
 ALLOWED = {
+    "bisect",
     "collections",
     "decimal",
     "enum",

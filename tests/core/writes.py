@@ -80,8 +80,10 @@ def delta(number: int, hlc: int = 0, op: Op = Op.UPDATE, scope: str = "gateway/1
     return Submission(policy=DELTAS, scope=scope, key=key(number, 32), fingerprint=op.value.encode(), delta=change)
 
 
-def result(number: int, body: str = "done", scope: str = "campaign/1", fence: int = 0) -> Submission:
-    return Submission(policy=RUNS, scope=scope, key=key(number), fingerprint=b"", body=body.encode(), fence=fence)
+def result(number: int, body: str = "done", scope: str = "campaign/1", holder: str = "", fence: int = 0) -> Submission:
+    return Submission(
+        policy=RUNS, scope=scope, key=key(number), fingerprint=b"", body=body.encode(), holder=holder, fence=fence
+    )
 
 
 class Log(MemoryLog):

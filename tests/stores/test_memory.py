@@ -1,8 +1,13 @@
 """The log in memory."""
 
+import sys
+from threading import Barrier, Thread
+
+import pytest
+
 from core.writes import event, key
-from oncelog.core.proof import prove, verify
-from oncelog.core.values import Request, Settings
+from oncelog.core.proof import body_hash, leaf_hash, prove_all, record_header, verify
+from oncelog.core.values import Committed, Request, Settings, Verdict
 from oncelog.stores.memory import MemoryLog
 
 
@@ -22,5 +27,35 @@ def test_salts_are_drawn_for_each_record() -> None:
     assert len(set(log.salts)) == 2
     assert log.snapshot.settings.lanes == 4
     assert log.snapshot.keys["events", "", "", key(1)].receipt.position == 1
-    leaves_proof = prove([bytes(32)], 0)
-    assert not verify(log.records[0], log.salts[0], leaves_proof, log.blocks[0])
+    leaves = [
+        leaf_hash(record_header(record), body_hash(salt, record.body))
+        for record, salt in zip(log.records, log.salts, strict=True)
+    ]
+    for index, proof in enumerate(prove_all(leaves)):
+        assert verify(log.records[index], log.salts[index], proof, log.blocks[0])
+        assert not verify(log.records[index], log.salts[1 - index], proof, log.blocks[0])
+
+
+@pytest.mark.rule("CO-14")
+def test_threads_that_submit_the_same_writes_commit_each_once() -> None:
+    log = MemoryLog()
+    together = Barrier(8)
+    answers: list[Verdict] = []
+
+    def submit_all() -> None:
+        together.wait()
+        for number in range(200):
+            answers.extend(log.submit([Request((event(number),))], 5)[0])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [Thread(target=submit_all) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert [record.position for record in log.records] == list(range(1, 201))
+    assert sum(isinstance(answer, Committed) for answer in answers) == 200

@@ -88,6 +88,10 @@ def _identity(name: str, compute: Callable[[JsonValue], bytes]) -> Callable[[byt
 
 def _answer_lines(answer: Callable[[bytes], Answer]) -> None:
     """Answers every line at once, so that a program can hold a conversation with the command."""
+    if sys.stdin is None or sys.stdout is None:
+        typer.echo("oncelog: standard input and standard output must be open", err=True)
+        raise typer.Exit(74)
+    os.set_blocking(sys.stdin.fileno(), True)  # a pipe that does not wait would look like one that has ended
     if sys.stdin.isatty():
         typer.echo("Reading one JSON value a line from the terminal; end with Ctrl-D.", err=True)
     output = sys.stdout.buffer

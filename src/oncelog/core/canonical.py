@@ -1,6 +1,6 @@
 """Canonical JSON: one value, one sequence of bytes.
 
-`canonical` is RFC 8785 (JCS) with nothing rounded in silence: what a double cannot hold exactly is refused,
+`canonical` is RFC 8785 (JCS) with no integer rounded in silence: one that a double cannot hold exactly is refused,
 with its path, instead of becoming another number. `canonical_args` is the stricter form of a run's arguments:
 integers only, strings in NFC, null members left out.
 
@@ -14,6 +14,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
+from itertools import groupby
 from json.encoder import encode_basestring
 from math import isfinite
 from types import NoneType
@@ -42,11 +43,13 @@ DEPTH_LEVELS_MAX: Final = 512
 FAST_DEPTH_LEVELS_MAX: Final = 64
 """Deeper values take the exact way. Well below what the native encoder and Python's own stack allow."""
 
+_SHORT_TEXT_CHARACTERS: Final = 1024
 _NOT_FINITE: Final = "NaN and infinities have no JSON form"
 _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
+_TOO_DEEP_FOR_STACK: Final = f"{_TOO_DEEP}, or than the caller's own stack leaves room for"
 _FAST_FLOAT_MIN: Final = 1e-4
 _FAST_FLOAT_MAX: Final = 1e15
-_FIRST_SURROGATE: Final = "\ud800"
+_LAST_OF_BMP: Final = "\uffff"
 _FIRST_OF_FOUR_BYTES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
@@ -81,19 +84,16 @@ def canonical_text(text: bytes | str) -> bytes:
             encoded = None
         if encoded is not None and encoded.count(b":") == data.count(b":"):
             return encoded
-    return canonical_exact(parse(data))
+    return canonical_exact(parse(text))
 
 
 def canonical_fast(value: JsonValue) -> bytes | None:
     """The JCS form by the native encoder, or None where only the exact way can tell."""
-    if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
-        try:
-            value = _with_whole_floats_as_integers(value, FAST_DEPTH_LEVELS_MAX)
-        except _NotPlain:
-            return None
     try:
+        if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
+            value = _with_whole_floats_as_integers(value, FAST_DEPTH_LEVELS_MAX)
         encoded = orjson.dumps(value, option=_ORJSON_OPTIONS)
-    except orjson.JSONEncodeError:
+    except (orjson.JSONEncodeError, _NotPlain, RecursionError):
         return None
     if encoded.isascii() or _is_in_bmp(encoded) or _keys_are_in_bmp(value):
         return encoded
@@ -130,7 +130,7 @@ def parse(text: bytes | str) -> JsonValue:
     except json.JSONDecodeError as error:
         raise CanonicalError("$", f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
-        raise CanonicalError("$", _TOO_DEEP) from error
+        raise CanonicalError("$", _TOO_DEEP_FOR_STACK) from error
     if reader.met_unreadable:
         _refuse_unreadable(value)
     return value
@@ -142,8 +142,24 @@ def path_of(steps: Iterable[str | int]) -> str:
 
 
 def nfc(text: str) -> str:
-    """Unicode's normal form C; ASCII is its own."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
+    """Unicode's normal form C; ASCII is its own.
+
+    The library puts combining marks in order by moving one at a time: a long run of them would take hours. Long texts
+    are therefore decomposed and put in order here first, which changes nothing of the form and leaves nothing to move.
+    """
+    if text.isascii():
+        return text
+    if len(text) > _SHORT_TEXT_CHARACTERS:
+        text = _in_canonical_order("".join(unicodedata.normalize("NFD", character) for character in text))
+    return unicodedata.normalize("NFC", text)
+
+
+def _in_canonical_order(decomposed: str) -> str:
+    parts: list[str] = []
+    for is_starter, run in groupby(decomposed, lambda character: unicodedata.combining(character) == 0):
+        characters = list(run)
+        parts.extend(characters if is_starter else sorted(characters, key=unicodedata.combining))
+    return "".join(parts)
 
 
 def utf16_order(text: str) -> bytes:
@@ -207,7 +223,7 @@ def _keys_are_in_bmp(value: JsonValue) -> bool:
     """True if sorting by UTF-8, as the native encoder does, is sorting by UTF-16."""
     if type(value) is dict:
         keys = "".join(value)
-        if not keys.isascii() and max(keys) >= _FIRST_SURROGATE:
+        if not keys.isascii() and max(keys) > _LAST_OF_BMP:
             return False
         value = value.values()
     return all(_keys_are_in_bmp(item) for item in value if type(item) is dict or type(item) is list)
@@ -433,15 +449,24 @@ class _Reader:
 
 
 def _refuse_unreadable(value: JsonValue) -> None:
-    pending: list[tuple[tuple[str | int, ...], JsonValue]] = [((), value)]
-    while pending:
-        steps, item = pending.pop()
+    """Finds the first unreadable place. One path is kept and changed: a copy an element would cost depth × width."""
+    stack: list[Iterator[tuple[str | int, JsonValue]]] = [iter([("$", value)])]
+    steps: list[str | int] = [""]
+    while stack:
+        entry = next(stack[-1], None)
+        if entry is None:
+            stack.pop()
+            steps.pop()
+            continue
+        steps[-1], item = entry
         if type(item) is _Unreadable:
-            raise CanonicalError(path_of([*steps, *item.steps]), item.reason)
+            raise CanonicalError(path_of([*steps[1:], *item.steps]), item.reason)
         if type(item) is dict:
-            pending.extend(((*steps, key), child) for key, child in item.items())
+            stack.append(iter(item.items()))
+            steps.append("")
         elif type(item) is list:
-            pending.extend(((*steps, index), child) for index, child in enumerate(item))
+            stack.append(iter(enumerate(item)))
+            steps.append("")
 
 
 def _path_step(step: str | int) -> str:

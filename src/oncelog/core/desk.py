@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from oncelog.core.identity import lane_of
-from oncelog.core.policy import Forget, Order, Policy, Retention
+from oncelog.core.policy import Order, Policy, Retention
 from oncelog.core.values import (
     Changes,
     ClientEntry,
@@ -66,10 +66,19 @@ class Overlay(Generic[K, V]):
         self.changed[key] = value
 
 
+class LaneState(NamedTuple):
+    """What changes in a lane while a batch is worked out."""
+
+    position: int
+    eviction_time_ms: int
+    fence: int
+    is_touched: bool
+
+
 class LaneDesk:
     """A lane's head while the batch is being worked out. `log_time_ms` is this batch's and never goes back."""
 
-    __slots__ = ("_head", "eviction_time_ms", "fence", "height", "log_time_ms", "number", "position")
+    __slots__ = ("_head", "eviction_time_ms", "fence", "height", "is_touched", "log_time_ms", "number", "position")
 
     def __init__(self, number: int, head: LaneHead, now_ms: int) -> None:
         self._head = head
@@ -79,35 +88,37 @@ class LaneDesk:
         self.position = head.position
         self.eviction_time_ms = head.eviction_time_ms
         self.fence = head.fence
+        self.is_touched = False
+
+    def touch(self) -> None:
+        """Something in the lane has changed, a record or side state: its head is to be saved."""
+        self.is_touched = True
 
     def remembers(self, retention: Retention, since_ms: int) -> bool:
         """False if what was last seen at `since_ms` has been forgotten."""
-        if retention.forget is Forget.NEVER:
-            return True
-        if retention.forget is Forget.AT_AGE:
-            return self.log_time_ms - since_ms < retention.ttl_ms
-        return self.eviction_time_ms - since_ms <= retention.ttl_ms
+        return retention.remembers(since_ms, self.log_time_ms, self.eviction_time_ms)
 
-    def state(self) -> tuple[int, int, int]:
+    def state(self) -> LaneState:
         """What changes while a batch is worked out, to be put back by `restore`."""
-        return (self.position, self.eviction_time_ms, self.fence)
+        return LaneState(self.position, self.eviction_time_ms, self.fence, self.is_touched)
 
-    def restore(self, state: tuple[int, int, int] | None) -> None:
+    def restore(self, state: LaneState | None) -> None:
         """Back to an earlier `state`; None is the state before anything happened."""
         head = self._head
-        before = (head.position, head.eviction_time_ms, head.fence)
-        self.position, self.eviction_time_ms, self.fence = before if state is None else state
+        state = state or LaneState(head.position, head.eviction_time_ms, head.fence, is_touched=False)
+        self.position, self.eviction_time_ms, self.fence, self.is_touched = state
 
     def new_head(self) -> LaneHead | None:
-        """The head to save, or None if nothing that it keeps has changed."""
+        """The head to save, or None if nothing in the lane has changed."""
         head = self._head
-        if self.position == head.position and self.fence == head.fence:
+        if not self.is_touched:
             return None
         return LaneHead(
             position=self.position,
             log_time_ms=self.log_time_ms,
             eviction_time_ms=self.eviction_time_ms,
             fence=self.fence,
+            revision=head.revision + 1,
             height=self.height if self.position > head.position else head.height,
             block_hash=head.block_hash,
         )
@@ -117,7 +128,7 @@ class Mark(NamedTuple):
     """How things stood: the number of records, and the lanes that had been touched."""
 
     records: int
-    lanes: dict[int, tuple[int, int, int]]
+    lanes: dict[int, LaneState]
 
 
 class Desk:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 
 from oncelog.core.identity import lane_of
+from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.operations import DeleteEntity, SetEntity
-from oncelog.core.plan import key_identity
 from oncelog.core.policy import Order
-from oncelog.core.sequences import client_identity
+from oncelog.core.shape import malformed
 from oncelog.core.values import (
     Acknowledge,
     Claim,
@@ -26,6 +26,8 @@ from oncelog.core.values import (
     SetMember,
     Settings,
     Submission,
+    client_identity,
+    key_identity,
 )
 
 
@@ -46,11 +48,15 @@ class Footprint(Struct):
 
 
 def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
-    """Names everything that `plan` looks at for the batch. Lanes are to be locked in ascending order."""
+    """Names everything that `plan` looks at for the batch. Lanes are to be locked in ascending order.
+
+    What is malformed is refused before anything is looked at, and might not even be a name that a store can look for.
+    """
     needs = Footprint()
     for request in batch:
         for item in request.items:
-            _add(item, needs)
+            if malformed(item) is None:
+                _add(item, needs)
     needs.lanes.update(lane_of(stream, settings.lanes) for stream in needs.streams)
     return needs
 
@@ -65,7 +71,7 @@ def _add(item: Item, needs: Footprint) -> None:
             needs.leases.add(identity)
             needs.streams.add(item.scope)
         case Renew() | Release():
-            needs.leases.add((item.policy.name, item.scope, "", item.key))
+            needs.leases.add(key_identity(item))
             needs.streams.add(item.scope)
         case SetMember() | Acknowledge():
             needs.members.add((item.scope, item.member))
@@ -89,7 +95,8 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
     if policy.client_sequence:
         identity = client_identity(submission)
         needs.clients.add(identity)
-        needs.sequences.add((*identity, submission.client_sequence))
+        if submission.client_sequence <= STORED_INTEGER_MAX:  # a higher one can only be a gap
+            needs.sequences.add((*identity, submission.client_sequence))
     if submission.delta is not None:
         needs.rows.add((scope, submission.delta.table, submission.delta.row_id))
     for operation in submission.operations:

@@ -29,19 +29,21 @@ def frame(label: bytes, value: bytes) -> bytes:
 
 def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> tuple[str, ...]:
     """Partitions as they are compared, stored, granted and read: in NFC, each once, by UTF-16 code unit."""
+    if isinstance(partitions, str):
+        raise CanonicalError(path, "must be an array, not a string")
     if len(partitions) == 1 and type(partitions[0]) is str and partitions[0].isascii():
         return (partitions[0],)
     normal = {nfc(text_field(partition, f"{path}[{index}]")) for index, partition in enumerate(partitions)}
     return tuple(sorted(normal, key=utf16_order))
 
 
-def fingerprint(partitions: tuple[str, ...], event: bytes) -> bytes:
+def fingerprint(partitions: Sequence[str], event: bytes) -> bytes:
     """What an event says: SHA-256 of the canonical `{partitions, event}`.
 
-    Takes the partitions in normal form and the event in canonical form, since both are needed elsewhere too.
+    Takes the partitions in any form, and the event in canonical form, since the caller needs that too.
     """
     # Strings in an array are the one thing that the native encoder writes as JCS without any guard.
-    return sha256(b'{"event":%b,"partitions":%b}' % (event, orjson.dumps(partitions))).digest()
+    return sha256(b'{"event":%b,"partitions":%b}' % (event, orjson.dumps(normal_partitions(partitions)))).digest()
 
 
 def fingerprint_of(value: JsonValue) -> bytes:
@@ -51,7 +53,7 @@ def fingerprint_of(value: JsonValue) -> bytes:
     if type(partitions) is not list:
         raise CanonicalError("$.partitions", f"must be an array, not {_kind(partitions)}")
     event = canonical_at(required(members, "event"), "$.event")
-    return fingerprint(normal_partitions(partitions), event)
+    return fingerprint(partitions, event)
 
 
 # --- deltas ------------------------------------------------------------------------------------------
@@ -64,20 +66,20 @@ def delta_id(client_id: str, hlc: str, table: str, row_id: str, columns: Sequenc
 
     Names are not judged here: that is for the push, and a client must be able to name what it is told was refused.
     """
-    identity = {"clientId": client_id, "hlc": hlc, "table": table, "rowId": row_id, "columns": columns}
-    return sha256(canonical(identity)).digest()
+    identity = {"clientId": client_id, "hlc": hlc, "table": table, "rowId": row_id}
+    for name, value in identity.items():
+        text_field(value, f"$.{name}")
+    parse_hlc(hlc)
+    return sha256(canonical({**identity, "columns": list(columns)})).digest()
 
 
 def delta_id_of(value: JsonValue) -> bytes:
     """The id of a delta as it comes from outside; `op` and other members have no part in it."""
     members = object_field(value, "$")
-    for name in DELTA_FIELDS[:-1]:
-        text_field(required(members, name), f"$.{name}")
-    parse_hlc(members["hlc"])
-    columns = required(members, "columns")
+    client_id, hlc, table, row_id, columns = (required(members, name) for name in DELTA_FIELDS)
     if type(columns) is not list:
         raise CanonicalError("$.columns", f"must be an array, not {_kind(columns)}")
-    return delta_id(*(members[name] for name in DELTA_FIELDS))
+    return delta_id(client_id, hlc, table, row_id, columns)
 
 
 # --- runs --------------------------------------------------------------------------------------------
@@ -156,26 +158,32 @@ def _decimal(value: JsonValue, path: str) -> bytes:
 
 def request_hash(operations: Sequence[Operation]) -> bytes:
     """What a ledger transaction says: SHA-256 over its operations and their conditions, each framed whole."""
-    return sha256(b"".join(frame(b"operation", _framed_operation(one)) for one in operations)).digest()
+    return sha256(
+        b"".join(
+            frame(b"operation", _framed_operation(operation, f"$.operations[{index}]"))
+            for index, operation in enumerate(operations)
+        )
+    ).digest()
 
 
-def _framed_operation(operation: Operation) -> bytes:
+def _framed_operation(operation: Operation, path: str) -> bytes:
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
-            expiry = b"" if expires_at_ms is None else str(expires_at_ms).encode()
             return (
                 frame(b"kind", b"set")
-                + frame(b"key", key.encode())
+                + _framed_texts(path, key=key)
                 + frame(b"value", value)
-                + frame(b"expires_at_ms", expiry)
+                + frame(b"expires_at_ms", b"" if expires_at_ms is None else str(expires_at_ms).encode())
                 + frame(b"condition", b"" if condition is None else _framed_condition(condition))
             )
         case DeleteEntity(key):
-            return frame(b"kind", b"delete") + frame(b"key", key.encode())
+            return frame(b"kind", b"delete") + _framed_texts(path, key=key)
         case Relate(resource, relation, subject):
-            return frame(b"kind", b"relate") + _framed_tuple(resource, relation, subject)
+            kind = frame(b"kind", b"relate")
+            return kind + _framed_texts(path, resource=resource, relation=relation, subject=subject)
         case Unrelate(resource, relation, subject):
-            return frame(b"kind", b"unrelate") + _framed_tuple(resource, relation, subject)
+            kind = frame(b"kind", b"unrelate")
+            return kind + _framed_texts(path, resource=resource, relation=relation, subject=subject)
 
 
 def _framed_condition(condition: Condition) -> bytes:
@@ -186,15 +194,16 @@ def _framed_condition(condition: Condition) -> bytes:
     )
 
 
-def _framed_tuple(resource: str, relation: str, subject: str) -> bytes:
-    return (
-        frame(b"resource", resource.encode())
-        + frame(b"relation", relation.encode())
-        + frame(b"subject", subject.encode())
-    )
+def _framed_texts(path: str, **texts: str) -> bytes:
+    return b"".join(frame(name.encode(), text_field(text, f"{path}.{name}").encode()) for name, text in texts.items())
 
 
-# --- lanes -------------------------------------------------------------------------------------------
+# --- scopes and lanes -------------------------------------------------------------------------------------------
+
+
+def scope_of(*parts: str | int) -> str:
+    """A scope's name from its parts, none of which can reach into another: `scope_of("org", "a/b")` is `org/a%2Fb`."""
+    return "/".join(str(part).replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
 def lane_of(stream: str, lanes: int) -> int:

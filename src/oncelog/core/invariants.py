@@ -1,17 +1,19 @@
 """What must hold over any history, as functions: a recorded run, a store on disk, a simulation.
 
 Each takes a History and gives the violations it finds; none is what one hopes for. The first four bear the names that
-the chat document gives them (CH-13), the others belong to the commit (CO-10 to CO-14).
+the chat document gives them (CH-13), the others belong to the commit (CO-10 to CO-14, CO-17).
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from oncelog.core.policy import BUILT_IN, Forget, OnReuse, Policy
+from oncelog.core.policy import BUILT_IN, OnReuse, Policy
 from oncelog.core.values import (
     Committed,
     KeyIdentity,
@@ -22,6 +24,7 @@ from oncelog.core.values import (
     Refused,
     Remembered,
     Replayed,
+    SequenceIdentity,
     Settings,
     Verdict,
 )
@@ -35,6 +38,8 @@ class Answer(Struct, frozen=True):
     identity: KeyIdentity
     fingerprint: bytes
     verdict: Verdict
+    client_sequence: int = 0
+    """As it was sent, where clients number their writes."""
 
 
 class Reading(Struct, frozen=True):
@@ -98,6 +103,8 @@ def sequence_monotonic(history: History) -> Iterator[str]:
         if not record.sequence:
             continue
         before = last.get(record.scope)
+        if before is not None and before.lane != record.lane:
+            yield f"stream {record.scope!r} is in lanes {before.lane} and {record.lane}"
         if before is not None and before.sequence >= record.sequence:
             yield (
                 f"stream {record.scope!r}: sequence {record.sequence} at position {record.position} "
@@ -107,16 +114,18 @@ def sequence_monotonic(history: History) -> Iterator[str]:
 
 
 def idempotency_guarantee(history: History) -> Iterator[str]:
-    """While a key is remembered there is one record of it."""
+    """While a key, or a client's sequence number, is remembered there is one record of it."""
     evictions = _Evictions(history)
-    for identity, records in _by_identity(history).items():
-        policy = history.policies.get(identity[0])
+    groups: list[tuple[KeyIdentity | SequenceIdentity, list[Record]]] = [*_by_key(history).items()]
+    groups += _by_client_sequence(history).items()
+    for name, records in groups:
+        policy = history.policies.get(name[0])
         if policy is None:
-            yield f"{_name(identity)}: the policy is not known"
+            yield f"{_name(name)}: the policy is not known"
             continue
         for before, after in pairwise(records):
             if not evictions.forgotten(policy, before, after):
-                yield f"{_name(identity)}: stored at position {before.position} and again at {after.position}"
+                yield f"{_name(name)}: stored at position {before.position} and again at {after.position}"
 
 
 def sync_completeness(history: History) -> Iterator[str]:
@@ -145,26 +154,42 @@ def delivery_state_consistency(history: History) -> Iterator[str]:
 
 
 def commits_are_whole(history: History) -> Iterator[str]:
-    """CO-10: a record, its key, its sequence and its lane's head are there together or not at all."""
-    positions: dict[int, int] = defaultdict(int)
-    streams: dict[str, int] = defaultdict(int)
+    """CO-10: a record, its key, its sequence and its lane's head are there together or not at all, without holes."""
+    positions: dict[int, list[int]] = defaultdict(list)
+    streams: dict[str, list[int]] = defaultdict(list)
     for record in history.records:
-        positions[record.lane] = max(positions[record.lane], record.position)
+        positions[record.lane].append(record.position)
         if record.sequence:
-            streams[record.scope] = max(streams[record.scope], record.sequence)
-    yield from _differences("the head of lane", positions, history.positions)
-    yield from _differences("the last sequence of stream", streams, history.streams)
+            streams[record.scope].append(record.sequence)
+    yield from _holes("lane", positions, history.positions)
+    yield from _holes("stream", streams, history.streams)
     if history.keys is not None:
         yield from _keys_without_records(history, history.keys)
+        yield from _records_without_keys(history, history.keys)
+
+
+def log_time_never_goes_back(history: History) -> Iterator[str]:
+    """CO-17: in a lane, what was committed later has no earlier log time."""
+    for before, after in pairwise(_in_order(history.records)):
+        if before.lane == after.lane and before.log_time_ms > after.log_time_ms:
+            yield f"lane {after.lane}: log time goes back at position {after.position}"
 
 
 def answers_are_durable(history: History) -> Iterator[str]:
-    """CO-11: whoever was told of a commit was told of a record that is there."""
-    receipts = {receipt_of(record): identity for identity, record in _identified(history)}
+    """CO-11: whoever was told of a commit was told of a record that is there, and is that write's."""
+    stored = {receipt_of(record): (identity, record) for identity, record in _identified(history)}
     for answer in history.answers:
-        receipt = _success(answer.verdict)
-        if receipt is not None and receipts.get(receipt) != answer.identity:
+        if not isinstance(answer.verdict, Committed | Replayed):
+            continue
+        receipt = answer.verdict.receipt
+        if receipt is None:
+            policy = history.policies.get(answer.identity[0])
+            if policy is None or not policy.client_sequence:
+                yield f"{_name(answer.identity)}: answered as committed, without a place"
+        elif receipt not in stored:
             yield f"{_name(answer.identity)}: answered as {receipt}, which is not stored"
+        elif not _is_of(answer, *stored[receipt]):
+            yield f"{_name(answer.identity)}: answered with the place of another write"
 
 
 def numbers_are_never_reused(history: History) -> Iterator[str]:
@@ -200,18 +225,30 @@ def readers_miss_nothing(history: History) -> Iterator[str]:
 
 
 def one_outcome_each_identity(history: History) -> Iterator[str]:
-    """CO-14: equal submissions of one identity have one outcome; others are told so, or given the first one's."""
-    stored = _by_identity(history)
+    """CO-14: one submission is told that it committed; equal ones get its answer, others are told that they differ."""
+    stored = _by_key(history)
+    first: dict[Receipt, int] = defaultdict(int)
     for answer in history.answers:
+        verdict = answer.verdict
+        if isinstance(verdict, Committed):
+            first[verdict.receipt] += 1
+            if first[verdict.receipt] == 2:
+                yield f"{_name(answer.identity)}: two submissions were told that they committed"
         records = stored.get(answer.identity, [])
         policy = history.policies.get(answer.identity[0])
         if policy is None or not records:
             continue
         equal = any(record.fingerprint == answer.fingerprint for record in records)
-        if equal and isinstance(answer.verdict, Refused) and answer.verdict.reason is Reason.IDENTITY_REUSED:
+        if equal and isinstance(verdict, Refused) and verdict.reason is Reason.IDENTITY_REUSED:
             yield f"{_name(answer.identity)}: an equal submission was refused as reused"
-        if not equal and policy.on_reuse is OnReuse.REFUSE and _success(answer.verdict) is not None:
-            yield f"{_name(answer.identity)}: a submission with other content was answered as committed"
+        if not equal and _is_told_nothing(verdict, policy):
+            yield f"{_name(answer.identity)}: a submission with other content was not told so"
+
+
+def _is_told_nothing(verdict: Verdict, policy: Policy) -> bool:
+    if policy.on_reuse is OnReuse.REFUSE or isinstance(verdict, Committed):
+        return isinstance(verdict, Committed | Replayed)
+    return isinstance(verdict, Replayed) and not verdict.mismatch
 
 
 INVARIANTS: Final[Sequence[Invariant]] = (
@@ -220,6 +257,7 @@ INVARIANTS: Final[Sequence[Invariant]] = (
     sync_completeness,
     delivery_state_consistency,
     commits_are_whole,
+    log_time_never_goes_back,
     answers_are_durable,
     numbers_are_never_reused,
     readers_miss_nothing,
@@ -251,25 +289,18 @@ class _Evictions:
 
     def __init__(self, history: History) -> None:
         interval = history.settings.eviction_interval
-        self._of_lane: dict[int, list[Record]] = defaultdict(list)
+        self._positions: dict[int, list[int]] = defaultdict(list)
+        self._times_ms: dict[int, list[int]] = defaultdict(list)
         for record in _in_order(history.records):
             if record.position % interval == 0:
-                self._of_lane[record.lane].append(record)
+                self._positions[record.lane].append(record.position)
+                self._times_ms[record.lane].append(record.log_time_ms)
 
     def forgotten(self, policy: Policy, before: Record, after: Record) -> bool:
-        """Whether the key of `before` was free again when `after` took it."""
-        ttl_ms = policy.retention.ttl_ms
-        match policy.retention.forget:
-            case Forget.NEVER:
-                return False
-            case Forget.AT_AGE:
-                return after.log_time_ms - before.log_time_ms >= ttl_ms
-            case Forget.AT_EVICTION:
-                return any(
-                    one.log_time_ms - before.log_time_ms > ttl_ms
-                    for one in self._of_lane[before.lane]
-                    if one.position < after.position
-                )
+        """Whether what `before` left to remember was gone when `after` was decided."""
+        evicted = bisect_left(self._positions[before.lane], after.position)
+        eviction_time_ms = self._times_ms[before.lane][evicted - 1] if evicted else 0
+        return not policy.retention.remembers(before.log_time_ms, after.log_time_ms, eviction_time_ms)
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
@@ -283,56 +314,80 @@ def _identified(history: History) -> Iterator[tuple[KeyIdentity, Record]]:
         yield (record.policy, record.scope, client, record.key), record
 
 
-def _by_identity(history: History) -> dict[KeyIdentity, list[Record]]:
-    """The records of each identity, oldest first. A record without a key is known by its client sequence only."""
+def _by_key(history: History) -> dict[KeyIdentity, list[Record]]:
+    """The records of each key, oldest first. One that came without a key is known by its client sequence only."""
     found: dict[KeyIdentity, list[Record]] = defaultdict(list)
     for identity, record in _identified(history):
         if record.key:
             found[identity].append(record)
-    for records in found.values():
-        records.sort(key=lambda record: record.position)
-    return dict(found)
+    return {identity: _in_order(records) for identity, records in found.items()}
+
+
+def _by_client_sequence(history: History) -> dict[SequenceIdentity, list[Record]]:
+    found: dict[SequenceIdentity, list[Record]] = defaultdict(list)
+    for record in history.records:
+        if record.client_sequence:
+            found[record.policy, record.scope, record.client, record.client_sequence].append(record)
+    return {identity: _in_order(records) for identity, records in found.items()}
+
+
+def _is_of(answer: Answer, identity: KeyIdentity, record: Record) -> bool:
+    """An answer is the record's by its key, or by the number that the client gave it."""
+    if answer.identity == identity and record.key:
+        return True
+    by_number = bool(record.client_sequence) and answer.client_sequence == record.client_sequence
+    return by_number and answer.identity[:3] == identity[:3]
 
 
 def _numbers_seen(history: History) -> Iterator[tuple[int, int, str, int, KeyIdentity]]:
     """Lane, position, scope, sequence and identity of every write, by everyone who has seen it."""
     for identity, record in _identified(history):
         yield record.lane, record.position, record.scope, record.sequence, identity
+    owners = {(record.lane, record.position): (identity, record) for identity, record in _identified(history)}
     for answer in history.answers:
-        receipt = _success(answer.verdict)
+        receipt = answer.verdict.receipt if isinstance(answer.verdict, Committed | Replayed) else None
         if receipt is not None:
-            yield receipt.lane, receipt.position, answer.identity[1], receipt.sequence, answer.identity
+            owner = owners.get((receipt.lane, receipt.position))
+            identity = owner[0] if owner is not None and _is_of(answer, *owner) else answer.identity
+            yield receipt.lane, receipt.position, answer.identity[1], receipt.sequence, identity
     for reading in history.readings:
         for position, identity in reading.seen:
             yield reading.lane, position, identity[1], 0, identity
 
 
-def _success(verdict: Verdict) -> Receipt | None:
-    return verdict.receipt if isinstance(verdict, Committed | Replayed) else None
-
-
 def _keys_without_records(history: History, keys: Mapping[KeyIdentity, Remembered]) -> Iterator[str]:
-    stored = _by_identity(history)
+    stored = _by_key(history)
     for identity, remembered in keys.items():
         records = stored.get(identity)
         if not records:
             yield f"{_name(identity)}: remembered, but not stored"
         elif (receipt_of(records[-1]), records[-1].fingerprint) != (remembered.receipt, remembered.fingerprint):
             yield f"{_name(identity)}: remembered otherwise than stored at position {records[-1].position}"
-    for identity in stored.keys() - keys.keys():
+
+
+def _records_without_keys(history: History, keys: Mapping[KeyIdentity, Remembered]) -> Iterator[str]:
+    """A key may be missing only if it has been forgotten by the newest record of its lane."""
+    evictions = _Evictions(history)
+    newest = {record.lane: record for record in _in_order(history.records)}
+    for identity, records in _by_key(history).items():
         policy = history.policies.get(identity[0])
-        if policy is not None and policy.retention.forget is Forget.NEVER:
+        if identity in keys or policy is None:
+            continue
+        last = newest[records[-1].lane]
+        if not evictions.forgotten(policy, records[-1], replace(last, position=last.position + 1)):
             yield f"{_name(identity)}: stored, but not remembered"
 
 
-def _differences(what: str, stored: Mapping[_Key, int], claimed: Mapping[_Key, int] | None) -> Iterator[str]:
-    if claimed is None:
-        return
-    for key in sorted(stored.keys() | claimed.keys(), key=repr):
-        if stored.get(key, 0) != claimed.get(key, 0):
-            yield f"{what} {key!r} says {claimed.get(key, 0)}, the records say {stored.get(key, 0)}"
+def _holes(what: str, numbers: Mapping[_Key, list[int]], newest: Mapping[_Key, int] | None) -> Iterator[str]:
+    for key, found in numbers.items():
+        if sorted(found) != list(range(1, len(found) + 1)):
+            yield f"the records of {what} {key!r} are not numbered 1 to {len(found)}"
+    for key in () if newest is None else sorted(numbers.keys() | newest.keys(), key=repr):
+        last = max(numbers.get(key, ()), default=0)
+        if newest is not None and newest.get(key, 0) != last:
+            yield f"the head of {what} {key!r} says {newest.get(key, 0)}, its records say {last}"
 
 
-def _name(identity: KeyIdentity) -> str:
+def _name(identity: KeyIdentity | SequenceIdentity) -> str:
     policy, scope, client, key = identity
-    return f"{policy} {scope!r} {f'{client!r} ' if client else ''}{key.hex()}"
+    return f"{policy} {scope!r} {f'{client!r} ' if client else ''}{key.hex() if isinstance(key, bytes) else key}"

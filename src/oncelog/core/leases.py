@@ -1,9 +1,12 @@
 """Leases: one caller at a time works on a key, and who lost the lease cannot complete.
 
-Every lease has a fencing number, drawn from its lane and never drawn again. A lease that has ended still belongs to
-its holder until another caller claims the key: work that took too long is not thrown away for nothing. After
-LEASE_MEMORY_MS more it is forgotten, by log time, whether or not its row is still on disk.
+Every lease has a holder, which only the caller that claimed it knows, and a fencing number, drawn from its lane and
+never drawn again. A lease that has ended still belongs to its holder until another caller claims the key: work that
+took too long is not thrown away for nothing. After LEASE_MEMORY_MS more it is forgotten, by log time, whether or not
+its row is still on disk.
 """
+
+from msgspec.structs import replace
 
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.limits import LEASE_MEMORY_MS
@@ -19,62 +22,63 @@ from oncelog.core.values import (
     Release,
     Renew,
     Submission,
+    key_identity,
 )
-
-
-def lease_identity(item: Claim | Renew | Release | Submission) -> KeyIdentity:
-    """A lease is found by the key it is for."""
-    return (item.policy.name, item.scope, "", item.key)
 
 
 def claim(item: Claim, lane: LaneDesk, desk: Desk) -> Granted | Refused:
     """Grants a lease on a key that is not known, unless another caller holds one that has not ended."""
-    identity = lease_identity(item)
+    identity = key_identity(item)
     lease = _lease(identity, lane, desk)
     if lease is not None:
-        if _is_running(lease, lane) and (lease.holder != item.holder or _differs(lease, item)):
-            return _busy(lease, item, lane)
-        if lease.holder == item.holder:
-            return _grant(identity, item, lease.fence, lane, desk)
-        if lease.failure and item.waited_for == lease.fence:
+        if 0 < item.waited_for <= lease.failed_fence:
             return Refused(
-                Reason.RUN_FAILED,
-                "the run that was waited for failed",
-                current=lease.fence,
-                value=lease.failure,
+                Reason.RUN_FAILED, "the run that was waited for failed", current=lease.failed_fence, value=lease.failure
             )
+        is_the_same = lease.holder == item.holder and not _differs(lease, item)
+        if _is_running(lease, lane) and not is_the_same:
+            return _busy(lease, item, lane)
+        if is_the_same:
+            return _grant(identity, item, lease.fence, lease, lane, desk)
+    if item.retry_after_ms > 0:
+        return Refused(
+            Reason.RATE_LIMITED,
+            f"the limit of new work is used up; try again in {item.retry_after_ms} ms",
+            retry_after_ms=item.retry_after_ms,
+        )
     lane.fence += 1
-    return _grant(identity, item, lane.fence, lane, desk)
+    return _grant(identity, item, lane.fence, lease, lane, desk)
 
 
 def renew(item: Renew, lane: LaneDesk, desk: Desk) -> Granted | Refused:
     """Prolongs a lease that is still the caller's."""
-    identity = lease_identity(item)
-    lease = _lease(identity, lane, desk)
-    if lease is None or lease.fence != item.fence or not lease.holder:
+    lease = _lease(key_identity(item), lane, desk)
+    if lease is None or not _is_held(lease, item):
         return _lost(item.fence, lease)
     until_ms = max(lease.until_ms, lane.log_time_ms + item.lease_ms)
-    desk.leases.put(identity, Lease(lease.fence, lease.holder, until_ms, lease.fingerprint))
+    _put(key_identity(item), replace(lease, until_ms=until_ms), lane, desk)
     return Granted(lease.fence, until_ms)
 
 
 def release(item: Release, lane: LaneDesk, desk: Desk) -> Applied:
     """Gives a lease back. One that was already lost is not there to be given back."""
-    identity = lease_identity(item)
-    lease = _lease(identity, lane, desk)
-    if lease is None or lease.fence != item.fence or not lease.holder:
+    lease = _lease(key_identity(item), lane, desk)
+    if lease is None or not _is_held(lease, item):
         return Applied(changed=False)
-    desk.leases.put(identity, Lease(lease.fence, "", lane.log_time_ms, lease.fingerprint, item.failure))
+    released = replace(lease, holder="", until_ms=lane.log_time_ms)
+    if item.failure is not None:
+        released = replace(released, failed_fence=lease.fence, failure=item.failure)
+    _put(key_identity(item), released, lane, desk)
     return Applied(changed=True)
 
 
 def lease_in_the_way(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused | None:
     """None if the submission may complete its key: under its own lease, or where nobody holds one."""
-    lease = _lease(lease_identity(submission), lane, desk)
+    lease = _lease(key_identity(submission), lane, desk)
     if submission.fence:
-        if lease is None or lease.fence != submission.fence or not lease.holder:
+        if lease is None or not _is_held(lease, submission):
             return _lost(submission.fence, lease)
-        return None
+        return _busy(lease, submission, lane) if _differs(lease, submission) else None
     if lease is not None and _is_running(lease, lane):
         return _busy(lease, submission, lane)
     return None
@@ -82,7 +86,7 @@ def lease_in_the_way(submission: Submission, lane: LaneDesk, desk: Desk) -> Refu
 
 def settle(submission: Submission, desk: Desk) -> None:
     """The key is known from now on: its lease has done its work."""
-    identity = lease_identity(submission)
+    identity = key_identity(submission)
     if desk.leases.get(identity) is not None:
         desk.leases.put(identity, None)
 
@@ -98,15 +102,28 @@ def _is_running(lease: Lease, lane: LaneDesk) -> bool:
     return bool(lease.holder) and lane.log_time_ms < lease.until_ms
 
 
-def _grant(identity: KeyIdentity, item: Claim, fence: int, lane: LaneDesk, desk: Desk) -> Granted:
-    until_ms = lane.log_time_ms + item.lease_ms
-    desk.leases.put(identity, Lease(fence, item.holder, until_ms, item.fingerprint))
-    return Granted(fence, until_ms)
+def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
+    """Both must fit: a rival may be told the fence of the lease it waits for, but never its holder."""
+    return bool(lease.holder) and (lease.holder, lease.fence) == (item.holder, item.fence)
 
 
 def _differs(lease: Lease, item: Claim | Submission) -> bool:
     """Whether the work under way is for another write, and the policy refuses that."""
     return item.policy.on_reuse is OnReuse.REFUSE and lease.fingerprint != item.fingerprint
+
+
+def _grant(identity: KeyIdentity, item: Claim, fence: int, before: Lease | None, lane: LaneDesk, desk: Desk) -> Granted:
+    until_ms = lane.log_time_ms + item.lease_ms
+    lease = Lease(fence, item.holder, until_ms, item.fingerprint)
+    if before is not None:
+        lease = replace(lease, failed_fence=before.failed_fence, failure=before.failure)
+    _put(identity, lease, lane, desk)
+    return Granted(fence, until_ms)
+
+
+def _put(identity: KeyIdentity, lease: Lease, lane: LaneDesk, desk: Desk) -> None:
+    desk.leases.put(identity, lease)
+    lane.touch()
 
 
 def _busy(lease: Lease, item: Claim | Submission, lane: LaneDesk) -> Refused:

@@ -14,3 +14,15 @@ LANES_DEFAULT: Final = 16
 EVICTION_INTERVAL_DEFAULT: Final = 1000
 SEQUENCE_MAX: Final = 2**64 - 1
 """Of clients' sequences. A wire that speaks JSON ends at 2^53−1."""
+
+NAME_CHARACTERS_MAX: Final = 512
+"""Of scopes, actors, clients, members and holders."""
+ENTITY_KEY_CHARACTERS_MAX: Final = 1024
+"""Of entity keys, and of the three parts of a relationship."""
+PARTITIONS_MAX: Final = 64
+PARTITION_CHARACTERS_MAX: Final = 256
+FINGERPRINT_BYTES_MAX: Final = 64
+OPERATIONS_MAX: Final = 10_000
+ROW_COLUMNS_MAX: Final = 1000
+STORED_INTEGER_MAX: Final = 2**63 - 1
+"""What every database can hold in a column of whole numbers."""

@@ -17,6 +17,7 @@ def set_member(item: SetMember, desk: Desk) -> Applied:
     if bool(desk.members.get(identity)) == item.present:
         return Applied(changed=False)
     desk.members.put(identity, True if item.present else None)
+    desk.stream_lane(item.scope).touch()
     return Applied(changed=True)
 
 
@@ -30,11 +31,12 @@ def acknowledge(item: Acknowledge, desk: Desk) -> Applied | Refused:
         return Refused(
             Reason.INVALID_ACKNOWLEDGEMENT,
             f"sequence {item.sequence} is not in the stream, which ends at {last}",
-            field="last_acked_sequence",
+            field="sequence",
             current=last,
         )
     identity = (item.scope, item.member)
     if item.sequence <= (desk.acknowledged.get(identity) or 0):
         return Applied(changed=False)
     desk.acknowledged.put(identity, item.sequence)
+    desk.stream_lane(item.scope).touch()
     return Applied(changed=True)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, canonical_at, parse, path_of, utf16_order
 from oncelog.core.hlc import hlc_text
-from oncelog.core.identity import delta_id
+from oncelog.core.identity import delta_id, text_field
 from oncelog.errors import CanonicalError
 
 Stamp = tuple[int, bytes, bytes]
@@ -106,6 +106,8 @@ def extract(
 
 
 def _changed_columns(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> dict[str, bytes]:
+    for name in after:
+        text_field(name, "$")
     for name in before:
         if name not in after:
             reason = "is missing after the change; a column cannot be removed, set it to null"

@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from oncelog.core.desk import Desk, LaneDesk
-from oncelog.core.entities import Effects, effects_of
+from oncelog.core.effects import Effects, effects_of
 from oncelog.core.hlc import drift_of
 from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
 from oncelog.core.members import acknowledge, not_a_member, set_member
-from oncelog.core.merge import Row, RowDelta, merge
 from oncelog.core.policy import OnReuse, Order
 from oncelog.core.sequences import advance, not_the_next
-from oncelog.core.shape import malformed
+from oncelog.core.shape import malformed, malformed_request
 from oncelog.core.values import (
     Acknowledge,
     Changes,
@@ -49,6 +48,7 @@ from oncelog.core.values import (
     Snapshot,
     Submission,
     Verdict,
+    key_identity,
 )
 
 Validate = Callable[[Submission], str | None]
@@ -70,22 +70,41 @@ def plan(batch: Sequence[Request], snapshot: Snapshot, now_ms: int, validate: Va
 
 
 def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
-    if request.mode is Mode.EACH:
-        return [_decide(item, desk, validate) for item in request.items]
-    mark = desk.mark()
+    refused = malformed_request(request)
+    if refused is not None:
+        return [refused] * len(request.items)
+    match request.mode:
+        case Mode.EACH:
+            return [_decide(item, desk, validate) for item in request.items]
+        case Mode.UNTIL_REFUSED:
+            return _until_refused(request.items, desk, validate)
+        case Mode.ALL:
+            return _all_or_nothing(request.items, desk, validate)
+
+
+def _until_refused(items: Sequence[Item], desk: Desk, validate: Validate | None) -> list[Verdict]:
     verdicts: list[Verdict] = []
-    for index, item in enumerate(request.items):
-        verdict = _decide(item, desk, validate)
-        verdicts.append(verdict)
-        if isinstance(verdict, Refused):
-            skipped = Refused(Reason.NOT_PROCESSED, f"item {index} was refused", index=index)
-            if request.mode is Mode.ALL:
-                desk.undo(mark)
-                verdicts[:index] = [skipped] * index
-            verdicts.extend([skipped] * (len(request.items) - index - 1))
-            break
-    desk.keep()
+    for index, item in enumerate(items):
+        verdicts.append(_decide(item, desk, validate))
+        if isinstance(verdicts[-1], Refused):
+            return verdicts + [_skipped(index)] * (len(items) - index - 1)
     return verdicts
+
+
+def _all_or_nothing(items: Sequence[Item], desk: Desk, validate: Validate | None) -> list[Verdict]:
+    mark = desk.mark()
+    verdicts = _until_refused(items, desk, validate)
+    refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
+    if refused is None:
+        desk.keep()
+    else:
+        desk.undo(mark)
+        verdicts[:refused] = [_skipped(refused)] * refused
+    return verdicts
+
+
+def _skipped(index: int) -> Refused:
+    return Refused(Reason.NOT_PROCESSED, f"item {index} was refused", index=index)
 
 
 def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
@@ -120,7 +139,7 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
             return refused
     lane = desk.lane(policy, submission.scope)
     identity = key_identity(submission)
-    answer = _known(submission, identity, lane, desk)
+    answer = _known(submission, identity, lane, desk) if submission.key else None
     if answer is None and policy.client_sequence:
         answer = not_the_next(submission, lane, desk)
     if answer is None and policy.leased:
@@ -129,14 +148,12 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
         return answer
     sequence = (desk.streams.get(submission.scope) or 0) + 1 if policy.order is Order.STREAM else 0
     refused = _not_expected(submission, lane.position, sequence)
-    effects: Effects | None = None
-    if refused is None and policy.entities:
-        worked_out = effects_of(submission, sequence, lane.log_time_ms, desk)
-        if isinstance(worked_out, Refused):
-            refused = worked_out
-        else:
-            effects = worked_out
-    refused = refused or _drifted(submission, lane) or _objected(submission, validate) or _limited(submission)
+    effects: Effects | Refused | None = refused
+    if refused is None:
+        effects = effects_of(submission, sequence, lane.log_time_ms, desk)
+    if isinstance(effects, Refused):
+        return effects
+    refused = _drifted(submission, lane) or _objected(submission, validate) or _limited(submission)
     if refused is not None:
         return refused
     if effects is not None:
@@ -145,12 +162,6 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
 
 
 # --- the checks, in their order ----------------------------------------------------------------------
-
-
-def key_identity(item: Submission | Claim) -> KeyIdentity:
-    """Under what the write is remembered. Where clients number their writes, their keys are their own."""
-    client = item.client if isinstance(item, Submission) and item.policy.client_sequence else ""
-    return (item.policy.name, item.scope, client, item.key)
 
 
 def _known(item: Submission | Claim, identity: KeyIdentity, lane: LaneDesk, desk: Desk) -> Replayed | Refused | None:
@@ -199,8 +210,8 @@ def _objected(submission: Submission, validate: Validate | None) -> Refused | No
 
 
 def _limited(submission: Submission) -> Refused | None:
-    if submission.retry_after_ms == 0:
-        return None
+    if submission.retry_after_ms <= 0 or submission.fence:
+        return None  # work under a lease was let in when it was claimed
     return Refused(
         Reason.RATE_LIMITED,
         f"the limit of new writes is used up; try again in {submission.retry_after_ms} ms",
@@ -214,6 +225,7 @@ def _limited(submission: Submission) -> Refused | None:
 def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: LaneDesk, desk: Desk) -> Committed:
     policy = submission.policy
     lane.position = position = lane.position + 1
+    lane.touch()
     log_time_ms = lane.log_time_ms
     receipt = Receipt(lane.number, position, sequence, log_time_ms, lane.height, submission.client_sequence)
     remembered = Remembered(receipt, submission.fingerprint)
@@ -225,8 +237,6 @@ def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: 
         advance(submission, remembered, desk)
     if policy.leased:
         settle(submission, desk)
-    if submission.delta is not None:
-        _merge_row(submission.scope, submission.delta, desk)
     desk.records.append(
         Record(
             lane.number,
@@ -249,11 +259,3 @@ def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: 
         # The record at an evicting position applies first: what it renewed is not evicted by it.
         lane.eviction_time_ms = log_time_ms
     return Committed(receipt)
-
-
-def _merge_row(scope: str, delta: RowDelta, desk: Desk) -> None:
-    identity = (scope, delta.table, delta.row_id)
-    before = desk.rows.get(identity)
-    after = merge(before or Row(), delta)
-    if after is not before:
-        desk.rows.put(identity, after)

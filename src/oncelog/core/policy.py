@@ -26,6 +26,7 @@ KEY_BYTES_MAX: Final = 255
 TTL_MS_MAX: Final = 100 * 366 * 86_400_000
 """A hundred years: beyond it, say FOREVER."""
 
+_BUILT_IN: Final[dict[str, "Policy"]] = {}
 _NAME: Final = re.compile(rf"[a-z][a-z0-9_.-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 
 
@@ -78,6 +79,7 @@ class Retention(Struct, frozen=True):
     ttl_ms: int = 0
 
     def __post_init__(self) -> None:
+        _demand(type(self.forget) is Forget, f"forget must be of type Forget, not {self.forget!r}")
         if self.forget is Forget.NEVER:
             _demand(self.ttl_ms == 0, "what is never forgotten has no time to live")
         else:
@@ -85,6 +87,14 @@ class Retention(Struct, frozen=True):
                 type(self.ttl_ms) is int and 0 < self.ttl_ms <= TTL_MS_MAX,
                 f"a time to live must be 1 to {TTL_MS_MAX} whole milliseconds, not {self.ttl_ms!r}",
             )
+
+    def remembers(self, since_ms: int, log_time_ms: int, eviction_time_ms: int) -> bool:
+        """False if what was last seen at `since_ms` has been forgotten, at that log time and last eviction."""
+        if self.forget is Forget.NEVER:
+            return True
+        if self.forget is Forget.AT_AGE:
+            return log_time_ms - since_ms < self.ttl_ms
+        return eviction_time_ms - since_ms <= self.ttl_ms
 
 
 FOREVER: Final = Retention(Forget.NEVER)
@@ -141,6 +151,10 @@ class Policy(Struct, frozen=True, kw_only=True):
         )
         self._check_streams()
         self._check_sequences()
+        _demand(
+            _BUILT_IN.get(self.name, self) == self,
+            f"{self.name} is the name of a built-in policy, and keys are kept by the policy's name",
+        )
 
     def _check_types(self) -> None:
         """The decision compares these by identity: the text "refuse" would not be OnReuse.REFUSE, in silence."""
@@ -251,3 +265,4 @@ CHAT: Final = Policy(
 )
 
 BUILT_IN: Final = (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
+_BUILT_IN.update((policy.name, policy) for policy in BUILT_IN)

@@ -110,14 +110,24 @@ def prove(leaves: Sequence[bytes], index: int) -> Proof:
     """The inclusion proof of one leaf."""
     if not 0 <= index < len(leaves):
         raise IndexError(f"no leaf {index} among {len(leaves)}")
+    return _proof(_levels(leaves), index)
+
+
+def prove_all(leaves: Sequence[bytes]) -> list[Proof]:
+    """The inclusion proofs of all leaves, from one tree."""
+    levels = _levels(leaves)
+    return [_proof(levels, index) for index in range(len(leaves))]
+
+
+def _proof(levels: list[Sequence[bytes]], index: int) -> Proof:
     path = []
     place = index
-    for level in _levels(leaves)[:-1]:
+    for level in levels[:-1]:
         sibling = place ^ 1
         if sibling < len(level):
             path.append(level[sibling])
         place >>= 1
-    return Proof(index, len(leaves), tuple(path))
+    return Proof(index, len(levels[0]), tuple(path))
 
 
 def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
@@ -165,6 +175,8 @@ class Sealed(Struct, frozen=True):
     """The blocks that close a batch, one a lane, and the lanes' heads with their hashes."""
 
     blocks: list[Block]
+    leaves: dict[int, list[bytes]]
+    """Those of each lane's block, in order: what its proofs are made from."""
     heads: dict[int, LaneHead]
 
 
@@ -174,6 +186,8 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
     `salts` are random, SALT_BYTES long, one a record in the order of `changes.records`. They come from outside
     because nothing in the core draws a random number.
     """
+    if any(len(salt) != SALT_BYTES for salt in salts):
+        raise ValueError(f"a salt must have {SALT_BYTES} bytes")
     leaves: dict[int, list[bytes]] = {}
     first: dict[int, Record] = {}
     for record, salt in zip(changes.records, salts, strict=True):
@@ -185,7 +199,7 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
     heads = {
         lane: replace(head, block_hash=hashes[lane]) if lane in hashes else head for lane, head in changes.heads.items()
     }
-    return Sealed(blocks, heads)
+    return Sealed(blocks, leaves, heads)
 
 
 def _block(head: LaneHead, first: Record, leaves: Sequence[bytes]) -> Block:

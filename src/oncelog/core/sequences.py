@@ -1,12 +1,7 @@
 """Clients that number their own writes: 1, 2, 3… in each scope, with no gap and no number twice."""
 
 from oncelog.core.desk import Desk, LaneDesk
-from oncelog.core.values import ClientEntry, ClientIdentity, Reason, Refused, Remembered, Replayed, Submission
-
-
-def client_identity(submission: Submission) -> ClientIdentity:
-    """Whose sequence it is."""
-    return (submission.policy.name, submission.scope, submission.client)
+from oncelog.core.values import ClientEntry, Reason, Refused, Remembered, Replayed, Submission, client_identity
 
 
 def not_the_next(submission: Submission, lane: LaneDesk, desk: Desk) -> Replayed | Refused | None:
@@ -23,7 +18,7 @@ def not_the_next(submission: Submission, lane: LaneDesk, desk: Desk) -> Replayed
         return Refused(
             Reason.SEQUENCE_GAP,
             f"sequence {sequence} leaves a gap: the last one committed is {last}, so the next is {last + 1}",
-            field="sequence",
+            field="client_sequence",
             current=last,
         )
     return _old_number(submission, last, lane, desk)
@@ -41,7 +36,7 @@ def _old_number(submission: Submission, last: int, lane: LaneDesk, desk: Desk) -
     return Refused(
         Reason.SEQUENCE_REUSED,
         f"sequence {submission.client_sequence} was used for another write; the next is {last + 1}",
-        field="sequence",
+        field="client_sequence",
         current=last,
     )
 

@@ -1,15 +1,34 @@
-"""The shape of an item against its policy. Doors check what their wire says; this is what the core relies on."""
+"""The shape of an item against its policy and the named limits.
 
-from oncelog.core.limits import LEASE_MS_MAX, SEQUENCE_MAX
-from oncelog.core.policy import Order, Policy
+Doors check what their wire says; this is what the core and the stores rely on. Nothing that passes here can make a
+later step fail, so that one bad submission never costs the others of its group commit anything.
+"""
+
+from oncelog.core.hlc import HLC_MAX
+from oncelog.core.limits import (
+    ENTITY_KEY_CHARACTERS_MAX,
+    FINGERPRINT_BYTES_MAX,
+    LEASE_MS_MAX,
+    NAME_CHARACTERS_MAX,
+    OPERATIONS_MAX,
+    PARTITION_CHARACTERS_MAX,
+    PARTITIONS_MAX,
+    ROW_COLUMNS_MAX,
+    SEQUENCE_MAX,
+)
+from oncelog.core.merge import Op, RowDelta
+from oncelog.core.operations import Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.policy import Identity, Order, Policy
 from oncelog.core.values import (
     Acknowledge,
     Claim,
     Item,
+    Mode,
     Reason,
     Refused,
     Release,
     Renew,
+    Request,
     SetMember,
     Submission,
 )
@@ -25,28 +44,62 @@ def malformed(item: Item) -> Refused | None:
         case Release():
             return _malformed_lease(item, LEASE_MS_MAX)
         case SetMember() | Acknowledge():
-            return None if item.scope and item.member else _refused("member", "scope and member must be named")
+            return _malformed_name("scope", item.scope) or _malformed_name("member", item.member)
+
+
+def malformed_request(request: Request) -> Refused | None:
+    """A text in place of a Mode must not mean one of them by chance."""
+    mode: object = request.mode
+    return None if isinstance(mode, Mode) else _refused("mode", f"must be a Mode, not {mode!r}")
 
 
 def _malformed_submission(submission: Submission) -> Refused | None:
     policy = submission.policy
-    if policy.client_sequence:
-        if not submission.client:
-            return _refused("client", "must be named")
-        if not 1 <= submission.client_sequence <= SEQUENCE_MAX:
-            return _refused("client_sequence", f"must be from 1 to {SEQUENCE_MAX}")
-    elif submission.client_sequence:
-        return _refused("client_sequence", f"has no meaning under the policy {policy.name!r}")
-    if submission.key or not policy.client_sequence:
-        refused = _malformed_key(submission.key, policy)
+    refused = (
+        _malformed_names(submission)
+        or _malformed_sequence(submission, policy)
+        or (_malformed_key(submission.key, policy) if submission.key or not policy.client_sequence else None)
+    )
+    if refused is not None:
+        return refused
+    if len(submission.fingerprint) > FINGERPRINT_BYTES_MAX:
+        return _refused("fingerprint", f"must have at most {FINGERPRINT_BYTES_MAX} bytes")
+    if policy.order is not Order.STREAM and submission.expected_sequence is not None:
+        return _refused("expected_sequence", "has no meaning outside of streams; expect a position")
+    return _malformed_effects(submission, policy)
+
+
+def _malformed_names(submission: Submission) -> Refused | None:
+    scope_may_be_empty = submission.policy.order is Order.LANE
+    if not (submission.scope or scope_may_be_empty):
+        return _refused("scope", "must name the stream")
+    names = (submission.scope, submission.actor, submission.client, submission.holder)
+    if not _are_plain("".join(names)) or max(map(len, names)) > NAME_CHARACTERS_MAX:
+        for field, name in zip(("scope", "actor", "client", "holder"), names, strict=True):
+            refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
+            if refused is not None:
+                return refused
+    return _malformed_partitions(submission.partitions) if submission.partitions else None
+
+
+def _malformed_partitions(partitions: tuple[str, ...]) -> Refused | None:
+    if len(partitions) > PARTITIONS_MAX:
+        return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
+    for partition in partitions:
+        refused = _malformed_text("partitions", partition, PARTITION_CHARACTERS_MAX)
         if refused is not None:
             return refused
-    if policy.order is Order.STREAM:
-        if not submission.scope:
-            return _refused("scope", "must name the stream")
-    elif submission.expected_sequence is not None:
-        return _refused("expected_sequence", "a write outside of streams has no sequence; expect a position")
-    return _malformed_effects(submission, policy)
+    return None
+
+
+def _malformed_sequence(submission: Submission, policy: Policy) -> Refused | None:
+    if not policy.client_sequence:
+        return _refused("client_sequence", _no_meaning(policy)) if submission.client_sequence else None
+    if not submission.client:
+        return _refused("client", "must be named")
+    if not 1 <= submission.client_sequence <= SEQUENCE_MAX:
+        return _refused("client_sequence", f"must be from 1 to {SEQUENCE_MAX}")
+    return None
 
 
 def _malformed_effects(submission: Submission, policy: Policy) -> Refused | None:
@@ -56,7 +109,58 @@ def _malformed_effects(submission: Submission, policy: Policy) -> Refused | None
         return _refused("delta", "is missing" if policy.rows else _no_meaning(policy))
     if submission.fence and not policy.leased:
         return _refused("fence", _no_meaning(policy))
+    if submission.delta is not None:
+        return _malformed_delta(submission, submission.delta)
+    return _malformed_operations(submission.operations) if submission.operations else None
+
+
+def _malformed_operations(operations: tuple[Operation, ...]) -> Refused | None:
+    if len(operations) > OPERATIONS_MAX:
+        return _refused("operations", f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
+    for operation in operations:
+        for text in _texts_of(operation):
+            refused = _malformed_text("operations", text, ENTITY_KEY_CHARACTERS_MAX)
+            if refused is not None:
+                return refused
+        condition = operation.condition if isinstance(operation, SetEntity) else None
+        if condition is not None and type(condition.must) is not Must:
+            return _refused("operations", f"have a condition that is no Must: {condition.must!r}")
     return None
+
+
+def _texts_of(operation: Operation) -> tuple[str, ...]:
+    if isinstance(operation, Relate | Unrelate):
+        return (operation.resource, operation.relation, operation.subject)
+    return (operation.key,)
+
+
+def _malformed_delta(submission: Submission, delta: RowDelta) -> Refused | None:
+    if submission.policy.identity is Identity.DERIVED and submission.key != delta.delta_id:
+        return _refused("key", "must be the delta's id")
+    if type(delta.op) is not Op:
+        return _refused("delta", f"has an op that is no Op: {delta.op!r}")
+    if not 0 <= delta.hlc <= HLC_MAX:
+        return _refused("delta", "has a clock beyond 64 bits")
+    if len(delta.columns) > ROW_COLUMNS_MAX:
+        return _refused("delta", f"has more than {ROW_COLUMNS_MAX} columns")
+    for text in (delta.table, delta.row_id, delta.client_id, *(name for name, _ in delta.columns)):
+        refused = _malformed_text("delta", text, ENTITY_KEY_CHARACTERS_MAX)
+        if refused is not None:
+            return refused
+    return None
+
+
+def _malformed_lease(item: Claim | Renew | Release, lease_ms: int) -> Refused | None:
+    policy = item.policy
+    if not policy.leased:
+        return _refused("policy", f"{policy.name!r} has no leases")
+    if not 1 <= lease_ms <= LEASE_MS_MAX:
+        return _refused("lease_ms", f"must be from 1 to {LEASE_MS_MAX}, not {lease_ms}")
+    return (
+        _malformed_name("scope", item.scope)
+        or _malformed_name("holder", item.holder)
+        or _malformed_key(item.key, policy)
+    )
 
 
 def _malformed_key(key: bytes, policy: Policy) -> Refused | None:
@@ -69,17 +173,27 @@ def _malformed_key(key: bytes, policy: Policy) -> Refused | None:
     return None
 
 
-def _malformed_lease(item: Claim | Renew | Release, lease_ms: int) -> Refused | None:
-    policy = item.policy
-    if not policy.leased:
-        return _refused("policy", f"the policy {policy.name!r} has no leases")
-    if not item.scope:
-        return _refused("scope", "must name the stream")
-    if not 1 <= lease_ms <= LEASE_MS_MAX:
-        return _refused("lease_ms", f"must be from 1 to {LEASE_MS_MAX}, not {lease_ms}")
-    if isinstance(item, Claim) and not item.holder:
-        return _refused("holder", "must name the caller")
-    return _malformed_key(item.key, policy)
+def _malformed_name(field: str, name: str) -> Refused | None:
+    return _malformed_text(field, name, NAME_CHARACTERS_MAX) if name else _refused(field, "must be named")
+
+
+def _malformed_text(field: str, text: str, characters_max: int) -> Refused | None:
+    if len(text) > characters_max:
+        return _refused(field, f"must have at most {characters_max} characters, not {len(text)}")
+    return None if _are_plain(text) else _refused(field, "must not have lone surrogates or U+0000")
+
+
+def _are_plain(text: str) -> bool:
+    """Every store can hold it: no half characters, and no zero, which PostgreSQL refuses in text."""
+    if "\0" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_meaning(policy: Policy) -> str:

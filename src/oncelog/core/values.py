@@ -38,8 +38,9 @@ class Submission(Struct, frozen=True, kw_only=True):
     """Commit only if this is the newest sequence of the stream."""
     operations: tuple[Operation, ...] = ()
     delta: RowDelta | None = None
+    holder: str = ""
     fence: int = 0
-    """The number that came with the lease under which this write was made."""
+    """The holder of the lease under which this write was made, and the number that came with it."""
     retry_after_ms: int = 0
     """Set by a door whose limits are used up: a new write is refused with it, a known one is answered."""
 
@@ -55,7 +56,9 @@ class Claim(Struct, frozen=True, kw_only=True):
     """Names the caller: a claim repeated by its holder gets the same lease again."""
     lease_ms: int = LEASE_MS_DEFAULT
     waited_for: int = 0
-    """The fence of the lease that this caller waited for: if that work failed, it is told so once."""
+    """The fence of the lease that this caller waited for: if that work failed, it is told its error."""
+    retry_after_ms: int = 0
+    """As for a submission: set by a door whose limits are used up."""
 
 
 class Renew(Struct, frozen=True, kw_only=True):
@@ -64,18 +67,21 @@ class Renew(Struct, frozen=True, kw_only=True):
     policy: Policy
     scope: str
     key: bytes
+    holder: str
     fence: int
     lease_ms: int = LEASE_MS_DEFAULT
 
 
 class Release(Struct, frozen=True, kw_only=True):
-    """Gives a lease back without a result. `failure` is what those who wait are told."""
+    """Gives a lease back without a result."""
 
     policy: Policy
     scope: str
     key: bytes
+    holder: str
     fence: int
-    failure: bytes = b""
+    failure: bytes | None = None
+    """What those who wait for the work are told; None where it did not fail but was given up."""
 
 
 class SetMember(Struct, frozen=True):
@@ -177,6 +183,7 @@ class Reason(Enum):
     KEY_NOT_FOUND = "key_not_found"
     VERSION_MISMATCH = "version_mismatch"
     VALUE_MISMATCH = "value_mismatch"
+    TOO_MANY_COLUMNS = "too_many_columns"
     CLOCK_DRIFT = "clock_drift"
     INVALID = "invalid"
     RATE_LIMITED = "rate_limited"
@@ -190,9 +197,9 @@ class Refused(Struct, frozen=True):
     reason: Reason
     message: str
     field: str = ""
-    """The field or the entity's key that is at fault."""
+    """The field that is at fault; with a failed condition the entity's key."""
     current: int = 0
-    """What the log has instead: position, sequence, version or fence, as the reason says."""
+    """What the log has instead, as the reason says: position, sequence, version, fence or log time."""
     value: bytes | None = None
     """The entity's current value, or what a failed run left."""
     retry_after_ms: int = 0
@@ -220,6 +227,17 @@ MemberIdentity = tuple[str, str]
 """Scope, member."""
 
 
+def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
+    """Under what a write is remembered and leased. Where clients number their writes, their keys are their own."""
+    client = item.client if isinstance(item, Submission) and item.policy.client_sequence else ""
+    return (item.policy.name, item.scope, client, item.key)
+
+
+def client_identity(submission: Submission) -> ClientIdentity:
+    """Whose sequence it is."""
+    return (submission.policy.name, submission.scope, submission.client)
+
+
 class Settings(Struct, frozen=True):
     """What a log is made with and keeps for ever, so that every replay decides the same."""
 
@@ -244,6 +262,8 @@ class LaneHead(Struct, frozen=True):
     """Log time of the last eviction: what is older than its time to live by then is absent."""
     fence: int = 0
     """The last fencing number given out; never given out again."""
+    revision: int = 0
+    """Goes up with every batch that changed anything in the lane, side state too: who knows it knows all."""
     height: int = 0
     block_hash: bytes = bytes(32)
 
@@ -273,6 +293,8 @@ class Lease(Struct, frozen=True):
     """Empty once released."""
     until_ms: int
     fingerprint: bytes
+    failed_fence: int = 0
+    """The newest lease of this key whose work failed, and how: kept when another caller claims the key."""
     failure: bytes = b""
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ _TABLES: Final = tuple(name for name in Changes.__struct_fields__ if name != "re
 
 
 class MemoryLog:
-    """Decides batches on what it remembers, and remembers what was decided.
+    """Decides batches on what it remembers, and remembers what was decided. Threads may share it.
 
     `draw` gives random bytes for the salts of the record hashes; `bytes` in its place gives zeros, and two logs
     that are fed alike are then alike to the last hash.
@@ -26,15 +27,17 @@ class MemoryLog:
         self.salts: list[bytes] = []
         self.blocks: list[Block] = []
         self._draw = draw
+        self._lock = Lock()
 
     def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
         """One verdict an item, request by request."""
-        decided = plan(batch, self.snapshot, now_ms, validate)
-        self.save(decided.changes)
+        with self._lock:
+            decided = plan(batch, self.snapshot, now_ms, validate)
+            self.save(decided.changes)
         return decided.verdicts
 
     def save(self, changes: Changes) -> None:
-        """Closes the blocks and takes over the changes."""
+        """Closes the blocks and takes over the changes, which must have been planned on this log as it stands."""
         salts = [self._draw(SALT_BYTES) for _ in changes.records]
         sealed = seal(changes, salts)
         changes = replace(changes, heads=sealed.heads)

@@ -1,17 +1,20 @@
-"""The operations of a transaction: worked out one after the other, applied all or not at all."""
+"""What a write does to entities, relationships and rows: worked out first, applied when everything has been checked."""
 
 from msgspec import Struct, field
 
 from oncelog.core.desk import Desk
-from oncelog.core.operations import DeleteEntity, Entity, Must, Relate, SetEntity
-from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIdentity, Submission
+from oncelog.core.limits import ROW_COLUMNS_MAX
+from oncelog.core.merge import Row, RowDelta, merge
+from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
+from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIdentity, RowIdentity, Submission
 
 
 class Effects(Struct):
-    """What a transaction's operations come to, not yet applied."""
+    """What a write comes to, not yet applied."""
 
     entities: dict[EntityIdentity, Entity | None] = field(default_factory=dict)
     relationships: dict[RelationshipIdentity, int | None] = field(default_factory=dict)
+    rows: dict[RowIdentity, Row] = field(default_factory=dict)
 
     def apply(self, desk: Desk) -> None:
         """Lays them over what was there."""
@@ -19,9 +22,32 @@ class Effects(Struct):
             desk.entities.put(entity, value)
         for relationship, version in self.relationships.items():
             desk.relationships.put(relationship, version)
+        for row, merged in self.rows.items():
+            desk.rows.put(row, merged)
 
 
-def effects_of(submission: Submission, version: int, log_time_ms: int, desk: Desk) -> Effects | Refused:
+def effects_of(submission: Submission, version: int, log_time_ms: int, desk: Desk) -> Effects | Refused | None:
+    """What the write comes to, or why it cannot; None if it is a record and nothing else."""
+    if submission.operations:
+        return _operated(submission, version, log_time_ms, desk)
+    if submission.delta is not None:
+        return _merged(submission.scope, submission.delta, desk)
+    return None
+
+
+def _merged(scope: str, delta: RowDelta, desk: Desk) -> Effects | Refused:
+    identity = (scope, delta.table, delta.row_id)
+    before = desk.rows.get(identity)
+    after = merge(before or Row(), delta)
+    if len(after.columns) > ROW_COLUMNS_MAX:
+        # A merge copies the row's columns, so that a row without a limit would slow down its whole lane.
+        return Refused(
+            Reason.TOO_MANY_COLUMNS, f"the row would have more than {ROW_COLUMNS_MAX} columns", field="columns"
+        )
+    return Effects(rows={} if after is before else {identity: after})
+
+
+def _operated(submission: Submission, version: int, log_time_ms: int, desk: Desk) -> Effects | Refused:
     """What the operations come to, each seeing what the ones before it did, or the first that fails."""
     effects = Effects()
     for index, operation in enumerate(submission.operations):
@@ -30,7 +56,7 @@ def effects_of(submission: Submission, version: int, log_time_ms: int, desk: Des
                 identity = (submission.scope, operation.key)
                 if operation.condition is not None:
                     current = _live(effects, identity, log_time_ms, desk)
-                    refused = _unmet(operation, current, index)
+                    refused = _unmet(operation.key, operation.condition, current, index)
                     if refused is not None:
                         return refused
                 effects.entities[identity] = Entity(operation.value, version, operation.expires_at_ms)
@@ -40,9 +66,8 @@ def effects_of(submission: Submission, version: int, log_time_ms: int, desk: Des
                 relationship = (submission.scope, resource, relation, subject)
                 known = effects.relationships.get(relationship, desk.relationships.get(relationship))
                 effects.relationships[relationship] = version if known is None else known
-            case _:
-                relationship = (submission.scope, operation.resource, operation.relation, operation.subject)
-                effects.relationships[relationship] = None
+            case Unrelate(resource, relation, subject):
+                effects.relationships[submission.scope, resource, relation, subject] = None
     return effects
 
 
@@ -52,9 +77,7 @@ def _live(effects: Effects, identity: EntityIdentity, log_time_ms: int, desk: De
     return entity if entity is not None and entity.is_live(log_time_ms) else None
 
 
-def _unmet(operation: SetEntity, current: Entity | None, index: int) -> Refused | None:
-    condition = operation.condition
-    assert condition is not None  # noqa: S101 - the caller looked
+def _unmet(key: str, condition: Condition, current: Entity | None, index: int) -> Refused | None:
     failure: tuple[Reason, str] | None = None
     match condition.must:
         case Must.NOT_EXIST:
@@ -76,8 +99,8 @@ def _unmet(operation: SetEntity, current: Entity | None, index: int) -> Refused 
     reason, message = failure
     return Refused(
         reason,
-        f"entity {operation.key!r} {message}",
-        field=operation.key,
+        f"entity {key!r} {message}",
+        field=key,
         current=current.version if current else 0,
         value=current.value if current else None,
         index=index,
