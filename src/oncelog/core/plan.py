@@ -73,13 +73,11 @@ def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> 
     refused = malformed_request(request)
     if refused is not None:
         return [refused] * len(request.items)
-    match request.mode:
-        case Mode.EACH:
-            return [_decide(item, desk, validate) for item in request.items]
-        case Mode.UNTIL_REFUSED:
-            return _until_refused(request.items, desk, validate)
-        case Mode.ALL:
-            return _all_or_nothing(request.items, desk, validate)
+    if request.mode is Mode.EACH:
+        return [_decide(item, desk, validate) for item in request.items]
+    if request.mode is Mode.UNTIL_REFUSED:
+        return _until_refused(request.items, desk, validate)
+    return _all_or_nothing(request.items, desk, validate)
 
 
 def _until_refused(items: Sequence[Item], desk: Desk, validate: Validate | None) -> list[Verdict]:
@@ -111,9 +109,9 @@ def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
     refused = malformed(item)
     if refused is not None:
         return refused
+    if isinstance(item, Submission):
+        return _decide_submission(item, desk, validate)
     match item:
-        case Submission():
-            return _decide_submission(item, desk, validate)
         case Claim():
             return _decide_claim(item, desk)
         case Renew():

@@ -36,9 +36,9 @@ from oncelog.core.values import (
 
 def malformed(item: Item) -> Refused | None:
     """None if the item can be decided; else the field at fault."""
+    if isinstance(item, Submission):
+        return _malformed_submission(item)
     match item:
-        case Submission():
-            return _malformed_submission(item)
         case Claim() | Renew():
             return _malformed_lease(item, item.lease_ms)
         case Release():
@@ -55,46 +55,39 @@ def malformed_request(request: Request) -> Refused | None:
 
 def _malformed_submission(submission: Submission) -> Refused | None:
     policy = submission.policy
-    refused = (
-        _malformed_names(submission)
-        or _malformed_sequence(submission, policy)
-        or (_malformed_key(submission.key, policy) if submission.key or not policy.client_sequence else None)
-    )
+    refused = _malformed_names(submission)
+    if refused is None and (policy.client_sequence or submission.client_sequence):
+        refused = _malformed_sequence(submission, policy)
+    if refused is None and (submission.key or not policy.client_sequence):
+        refused = _malformed_key(submission.key, policy)
     if refused is not None:
         return refused
     if len(submission.fingerprint) > FINGERPRINT_BYTES_MAX:
         return _refused("fingerprint", f"must have at most {FINGERPRINT_BYTES_MAX} bytes")
-    if policy.order is not Order.STREAM and submission.expected_sequence is not None:
+    if policy.order is Order.STREAM:
+        if not submission.scope:
+            return _refused("scope", "must name the stream")
+    elif submission.expected_sequence is not None:
         return _refused("expected_sequence", "has no meaning outside of streams; expect a position")
     return _malformed_effects(submission, policy)
 
 
 def _malformed_names(submission: Submission) -> Refused | None:
-    scope_may_be_empty = submission.policy.order is Order.LANE
-    if not (submission.scope or scope_may_be_empty):
-        return _refused("scope", "must name the stream")
     names = (submission.scope, submission.actor, submission.client, submission.holder)
-    if not _are_plain("".join(names)) or max(map(len, names)) > NAME_CHARACTERS_MAX:
-        for field, name in zip(("scope", "actor", "client", "holder"), names, strict=True):
-            refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
-            if refused is not None:
-                return refused
-    return _malformed_partitions(submission.partitions) if submission.partitions else None
-
-
-def _malformed_partitions(partitions: tuple[str, ...]) -> Refused | None:
-    if len(partitions) > PARTITIONS_MAX:
-        return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
-    for partition in partitions:
-        refused = _malformed_text("partitions", partition, PARTITION_CHARACTERS_MAX)
+    if len(submission.partitions) > PARTITIONS_MAX:
+        return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(submission.partitions)}")
+    if _are_short_and_plain((*names, *submission.partitions), PARTITION_CHARACTERS_MAX):
+        return None
+    for field, name in zip(("scope", "actor", "client", "holder"), names, strict=True):
+        refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
         if refused is not None:
             return refused
-    return None
+    return _malformed_texts("partitions", submission.partitions, PARTITION_CHARACTERS_MAX)
 
 
 def _malformed_sequence(submission: Submission, policy: Policy) -> Refused | None:
     if not policy.client_sequence:
-        return _refused("client_sequence", _no_meaning(policy)) if submission.client_sequence else None
+        return _refused("client_sequence", _no_meaning(policy))
     if not submission.client:
         return _refused("client", "must be named")
     if not 1 <= submission.client_sequence <= SEQUENCE_MAX:
@@ -118,10 +111,9 @@ def _malformed_operations(operations: tuple[Operation, ...]) -> Refused | None:
     if len(operations) > OPERATIONS_MAX:
         return _refused("operations", f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
     for operation in operations:
-        for text in _texts_of(operation):
-            refused = _malformed_text("operations", text, ENTITY_KEY_CHARACTERS_MAX)
-            if refused is not None:
-                return refused
+        refused = _malformed_texts("operations", _texts_of(operation), ENTITY_KEY_CHARACTERS_MAX)
+        if refused is not None:
+            return refused
         condition = operation.condition if isinstance(operation, SetEntity) else None
         if condition is not None and type(condition.must) is not Must:
             return _refused("operations", f"have a condition that is no Must: {condition.must!r}")
@@ -143,11 +135,8 @@ def _malformed_delta(submission: Submission, delta: RowDelta) -> Refused | None:
         return _refused("delta", "has a clock beyond 64 bits")
     if len(delta.columns) > ROW_COLUMNS_MAX:
         return _refused("delta", f"has more than {ROW_COLUMNS_MAX} columns")
-    for text in (delta.table, delta.row_id, delta.client_id, *(name for name, _ in delta.columns)):
-        refused = _malformed_text("delta", text, ENTITY_KEY_CHARACTERS_MAX)
-        if refused is not None:
-            return refused
-    return None
+    names = (delta.table, delta.row_id, delta.client_id, *[name for name, _ in delta.columns])
+    return _malformed_texts("delta", names, ENTITY_KEY_CHARACTERS_MAX)
 
 
 def _malformed_lease(item: Claim | Renew | Release, lease_ms: int) -> Refused | None:
@@ -175,6 +164,18 @@ def _malformed_key(key: bytes, policy: Policy) -> Refused | None:
 
 def _malformed_name(field: str, name: str) -> Refused | None:
     return _malformed_text(field, name, NAME_CHARACTERS_MAX) if name else _refused(field, "must be named")
+
+
+def _malformed_texts(field: str, texts: tuple[str, ...], characters_max: int) -> Refused | None:
+    if _are_short_and_plain(texts, characters_max):
+        return None
+    return next(filter(None, (_malformed_text(field, text, characters_max) for text in texts)), None)
+
+
+def _are_short_and_plain(texts: tuple[str, ...], characters_max: int) -> bool:
+    """True if all of them together are plain ASCII within the limit of one: then there is nothing more to look at."""
+    together = "".join(texts)
+    return together.isascii() and len(together) <= characters_max and "\0" not in together
 
 
 def _malformed_text(field: str, text: str, characters_max: int) -> Refused | None:
