@@ -137,6 +137,8 @@ def stranger_verifies_erased(record: Fields, salted: bytes, proof: Fields, block
         and len(salted) == 32
         and record["lane"] == block["lane"]
         and record["height"] == block["height"]
+        and record["log_time_ms"] == block["log_time_ms"]
+        and len(block["previous"]) == len(block["root"]) == 32
         and record["position"] == block["first_position"] + proof["index"]
         and proof["count"] == block["count"]
         and stranger_arrives(stranger_leaf(record, salted), proof, block["root"])
