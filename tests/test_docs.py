@@ -11,7 +11,7 @@ import typer.main
 from typer.core import TyperGroup
 
 import oncelog
-from oncelog.cli.app import app
+from oncelog.cli import app
 from oncelog.core.policy import BUILT_IN, Policy
 
 ROOT = Path(__file__).parent.parent

@@ -1,12 +1,34 @@
 """The command line: one file a command."""
 
-import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from oncelog.cli import key
+
+app = typer.Typer(
+    name="oncelog",
+    help="Submit a write any number of times; it commits once, in an order that never changes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"oncelog {metadata.version('oncelog')}")
+        raise typer.Exit
+
+
+app.add_typer(key.app, name="key")
 
 
 def main() -> None:
     """What the `oncelog` script runs."""
-    try:
-        from oncelog.cli.app import app  # noqa: PLC0415 - the library can be installed without its command line
-    except ModuleNotFoundError as error:
-        sys.exit(f"oncelog: the command line needs {error.name}: pip install 'oncelog[cli]'")
     app()
