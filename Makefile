@@ -9,6 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
+# An environment that was moved or copied here, or whose Python is gone, loses its stamp and is made anew.
+WHOLE := import os, sys, oncelog; sys.exit(not oncelog.__file__.startswith(os.getcwd() + os.sep))
+ifneq ($(wildcard $(VENV)/.run),)
+ifneq ($(shell $(BIN)/python -c '$(WHOLE)' 2>/dev/null && echo whole),whole)
+$(shell rm -f $(VENV)/.run)
+endif
+endif
+
 run: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twice
 	@$(BIN)/python examples/narrated.py
 

@@ -455,6 +455,8 @@ class PlanModel:
         fence = last.fence if last is not None and again else self.fence(self.lane_of(claim.policy, claim.scope)) + 1
         failed = (last.failed_fence, last.failure) if last is not None else (0, b"")
         until_ms = self.log_time_ms(claim) + claim.lease_ms
+        if last is not None and again:
+            until_ms = max(until_ms, last.until_ms)
         self._keep_lease(claim, Lease(fence, claim.holder, until_ms, claim.fingerprint, *failed), is_new=not again)
         return Granted(fence, until_ms)
 

@@ -14,6 +14,7 @@ from oncelog.core.values import (
     Acknowledge,
     Committed,
     KeyIdentity,
+    Mode,
     Reason,
     Refused,
     Replayed,
@@ -230,16 +231,39 @@ def test_one_outcome_each_identity() -> None:
     history = ordinary()
     reused: Verdict = Refused(Reason.IDENTITY_REUSED, "")
     success: Verdict = Committed(receipt_of(history.records[0]))
-    for fingerprint, verdict in ((b"x", reused), (b"other", success)):
-        assert found(damaged(answers=[Answer(identity_of(1), fingerprint, verdict)])) == {"one_outcome_each_identity"}
     first = Answer(identity_of(1), b"x", success)
     assert found(damaged(answers=[first])) == set()
+    assert found(damaged(answers=[Answer(identity_of(1), b"other", success)])) == {"one_outcome_each_identity"}
+    differs: list[Verdict] = [
+        reused,
+        Refused(Reason.SEQUENCE_REUSED, ""),
+        Replayed(receipt_of(history.records[0]), mismatch=True),
+    ]
+    for verdict in differs:
+        told = Answer(identity_of(1), b"x", verdict)
+        assert found(damaged(answers=[first, told])) == {"one_outcome_each_identity"}
+        assert found(damaged(answers=[told])) == set(), "before anything was committed it may have been right"
     assert found(damaged(answers=[first, first])) == {"one_outcome_each_identity"}
     (hello, *_) = [one for one in history.records if one.policy == "chat"]
     identity = ("chat", hello.scope, "", hello.key)
     for mismatch, wrong in ((True, set()), (False, {"one_outcome_each_identity"})):
         told = Answer(identity, b"other", Replayed(receipt_of(hello), mismatch=mismatch))
         assert found(damaged(answers=[told])) == wrong
+
+
+@pytest.mark.rule("CO-14")
+def test_what_was_refused_before_the_commit_was_refused_rightly() -> None:
+    log = Log()
+    first, second = event(1, "x"), event(1, "y")
+    verdicts = log.together(first, second, mode=Mode.ALL)
+    answers = [
+        *(
+            Answer(key_identity(one), one.fingerprint, verdict)
+            for one, verdict in zip((first, second), verdicts, strict=True)
+        ),
+        Answer(key_identity(second), second.fingerprint, log(second)),
+    ]
+    assert violations(History(records=list(log.records), answers=answers)) == []
 
 
 @pytest.mark.rule("LG-15", "CH-5", "CH-13")

@@ -550,6 +550,14 @@ def test_who_waited_for_a_run_that_failed_is_told_and_the_next_call_runs_again()
 
 
 @pytest.mark.rule("RU-7")
+def test_a_claim_that_is_sent_again_never_shortens_its_lease() -> None:
+    log = Log()
+    log(claim(1, "a"))
+    log(renewal(1, 1, lease_ms=300_000))
+    assert log(claim(1, "a")) == Granted(1, log.now_ms + 300_000)
+
+
+@pytest.mark.rule("RU-7")
 def test_work_that_was_given_up_did_not_fail() -> None:
     log = Log()
     log(claim(1, "a"))
@@ -815,6 +823,10 @@ def test_the_checks_come_in_the_documented_order() -> None:
         (transaction(1, 1, Relate("a", "b\0", "c")), "operations"),
         (transaction(1, 1, *[DeleteEntity("k")] * 10_001), "operations"),
         (transaction(1, 1, SetEntity("k", b"", condition=Condition("not_exist"))), "operations"),  # type: ignore[arg-type]
+        (transaction(1, 1, SetEntity("k", b"", 2**63)), "operations"),
+        (transaction(1, 1, SetEntity("k", b"", -1)), "operations"),
+        (replace(claim(1, "a"), fingerprint=bytes(65)), "fingerprint"),
+        (release(1, 1, bytes(4097)), "failure"),
         (replace(delta(1), key=key(2, 32)), "key"),
         (delta(1, hlc=-1), "delta"),
         (delta(1, hlc=2**64), "delta"),

@@ -374,9 +374,11 @@ class Author:
         fingerprint, lease_ms = self.pick(*FINGERPRINTS), self.lease_ms()
         claim = Claim(policy=policy, scope=scope, key=key, fingerprint=fingerprint, holder=holder, lease_ms=lease_ms)
         lease = self.model.lease(claim)
-        waited_for = (
-            self.pick(0, lease.fence, lease.fence, lease.fence, lease.fence + 1) if lease else self.pick(0, 0, 0, 1)
-        )
+        fences: tuple[int, ...] = (0, 0, 0, 1)
+        if lease is not None:
+            before = max(0, lease.failed_fence - 1)
+            fences = (0, lease.fence, lease.fence, lease.failed_fence, before, lease.fence + 1)
+        waited_for = self.pick(*fences)
         return replace(claim, waited_for=waited_for, retry_after_ms=7 if self.is_limited and self.rarely(6) else 0)
 
     def renew(self, policy: Policy) -> Renew:

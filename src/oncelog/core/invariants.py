@@ -73,6 +73,7 @@ class History(Struct):
     settings: Settings = Settings()
     policies: Mapping[str, Policy] = field(default_factory=lambda: {policy.name: policy for policy in BUILT_IN})
     answers: Sequence[Answer] = ()
+    """In the order in which they were told."""
     readings: Sequence[Reading] = ()
     syncs: Sequence[Sync] = ()
     acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
@@ -227,28 +228,44 @@ def readers_miss_nothing(history: History) -> Iterator[str]:
 def one_outcome_each_identity(history: History) -> Iterator[str]:
     """CO-14: one submission is told that it committed; equal ones get its answer, others are told that they differ."""
     stored = _by_key(history)
-    first: dict[Receipt, int] = defaultdict(int)
+    evictions = _Evictions(history)
+    told_first: set[Receipt] = set()
+    told: set[tuple[KeyIdentity, bytes]] = set()
     for answer in history.answers:
-        verdict = answer.verdict
+        verdict, name = answer.verdict, _name(answer.identity)
         if isinstance(verdict, Committed):
-            first[verdict.receipt] += 1
-            if first[verdict.receipt] == 2:
-                yield f"{_name(answer.identity)}: two submissions were told that they committed"
+            if verdict.receipt in told_first:
+                yield f"{name}: two submissions were told that they committed"
+            told_first.add(verdict.receipt)
         records = stored.get(answer.identity, [])
         policy = history.policies.get(answer.identity[0])
         if policy is None or not records:
             continue
-        equal = any(record.fingerprint == answer.fingerprint for record in records)
-        if equal and isinstance(verdict, Refused) and verdict.reason is Reason.IDENTITY_REUSED:
-            yield f"{_name(answer.identity)}: an equal submission was refused as reused"
-        if not equal and _is_told_nothing(verdict, policy):
-            yield f"{_name(answer.identity)}: a submission with other content was not told so"
+        if all(record.fingerprint != answer.fingerprint for record in records):
+            if _hides_a_difference(verdict, policy):
+                yield f"{name}: a submission with other content was not told so"
+        elif isinstance(verdict, Committed | Replayed) and not _sees_a_difference(verdict):
+            told.add((answer.identity, answer.fingerprint))
+        elif (
+            # What was refused before the commit, or after the key was forgotten, was refused rightly.
+            _sees_a_difference(verdict)
+            and (answer.identity, answer.fingerprint) in told
+            and len(records) == 1
+            and evictions.is_remembered(policy, records[0])
+        ):
+            yield f"{name}: an equal submission was told that it differs"
 
 
-def _is_told_nothing(verdict: Verdict, policy: Policy) -> bool:
-    if policy.on_reuse is OnReuse.REFUSE or isinstance(verdict, Committed):
-        return isinstance(verdict, Committed | Replayed)
-    return isinstance(verdict, Replayed) and not verdict.mismatch
+def _hides_a_difference(verdict: Verdict, policy: Policy) -> bool:
+    if isinstance(verdict, Replayed) and verdict.receipt is not None:
+        return policy.on_reuse is OnReuse.REFUSE or not verdict.mismatch
+    return isinstance(verdict, Committed)
+
+
+def _sees_a_difference(verdict: Verdict) -> bool:
+    if isinstance(verdict, Refused):
+        return verdict.reason in {Reason.IDENTITY_REUSED, Reason.SEQUENCE_REUSED}
+    return isinstance(verdict, Replayed) and verdict.mismatch
 
 
 INVARIANTS: Final[Sequence[Invariant]] = (
@@ -291,7 +308,9 @@ class _Evictions:
         interval = history.settings.eviction_interval
         self._positions: dict[int, list[int]] = defaultdict(list)
         self._times_ms: dict[int, list[int]] = defaultdict(list)
+        self._newest: dict[int, Record] = {}
         for record in _in_order(history.records):
+            self._newest[record.lane] = record
             if record.position % interval == 0:
                 self._positions[record.lane].append(record.position)
                 self._times_ms[record.lane].append(record.log_time_ms)
@@ -301,6 +320,11 @@ class _Evictions:
         evicted = bisect_left(self._positions[before.lane], after.position)
         eviction_time_ms = self._times_ms[before.lane][evicted - 1] if evicted else 0
         return not policy.retention.remembers(before.log_time_ms, after.log_time_ms, eviction_time_ms)
+
+    def is_remembered(self, policy: Policy, record: Record) -> bool:
+        """Whether what the record left to remember is still there after the newest record of its lane."""
+        newest = self._newest[record.lane]
+        return not self.forgotten(policy, record, replace(newest, position=newest.position + 1))
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
@@ -368,13 +392,9 @@ def _keys_without_records(history: History, keys: Mapping[KeyIdentity, Remembere
 def _records_without_keys(history: History, keys: Mapping[KeyIdentity, Remembered]) -> Iterator[str]:
     """A key may be missing only if it has been forgotten by the newest record of its lane."""
     evictions = _Evictions(history)
-    newest = {record.lane: record for record in _in_order(history.records)}
     for identity, records in _by_key(history).items():
         policy = history.policies.get(identity[0])
-        if identity in keys or policy is None:
-            continue
-        last = newest[records[-1].lane]
-        if not evictions.forgotten(policy, records[-1], replace(last, position=last.position + 1)):
+        if identity not in keys and policy is not None and evictions.is_remembered(policy, records[-1]):
             yield f"{_name(identity)}: stored, but not remembered"
 
 

@@ -39,7 +39,9 @@ def claim(item: Claim, lane: LaneDesk, desk: Desk) -> Granted | Refused:
         if _is_running(lease, lane) and not is_the_same:
             return _busy(lease, item, lane)
         if is_the_same:
-            return _grant(identity, item, lease.fence, lease, lane, desk)
+            until_ms = max(lease.until_ms, lane.log_time_ms + item.lease_ms)  # a repeated claim never shortens
+            _put(identity, replace(lease, until_ms=until_ms, fingerprint=item.fingerprint), lane, desk)
+            return Granted(lease.fence, until_ms)
     if item.retry_after_ms > 0:
         return Refused(
             Reason.RATE_LIMITED,
@@ -47,7 +49,12 @@ def claim(item: Claim, lane: LaneDesk, desk: Desk) -> Granted | Refused:
             retry_after_ms=item.retry_after_ms,
         )
     lane.fence += 1
-    return _grant(identity, item, lane.fence, lease, lane, desk)
+    until_ms = lane.log_time_ms + item.lease_ms
+    granted = Lease(lane.fence, item.holder, until_ms, item.fingerprint)
+    if lease is not None:
+        granted = replace(granted, failed_fence=lease.failed_fence, failure=lease.failure)
+    _put(identity, granted, lane, desk)
+    return Granted(lane.fence, until_ms)
 
 
 def renew(item: Renew, lane: LaneDesk, desk: Desk) -> Granted | Refused:
@@ -110,15 +117,6 @@ def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
 def _differs(lease: Lease, item: Claim | Submission) -> bool:
     """Whether the work under way is for another write, and the policy refuses that."""
     return item.policy.on_reuse is OnReuse.REFUSE and lease.fingerprint != item.fingerprint
-
-
-def _grant(identity: KeyIdentity, item: Claim, fence: int, before: Lease | None, lane: LaneDesk, desk: Desk) -> Granted:
-    until_ms = lane.log_time_ms + item.lease_ms
-    lease = Lease(fence, item.holder, until_ms, item.fingerprint)
-    if before is not None:
-        lease = replace(lease, failed_fence=before.failed_fence, failure=before.failure)
-    _put(identity, lease, lane, desk)
-    return Granted(fence, until_ms)
 
 
 def _put(identity: KeyIdentity, lease: Lease, lane: LaneDesk, desk: Desk) -> None:

@@ -22,6 +22,8 @@ ENTITY_KEY_CHARACTERS_MAX: Final = 1024
 PARTITIONS_MAX: Final = 64
 PARTITION_CHARACTERS_MAX: Final = 256
 FINGERPRINT_BYTES_MAX: Final = 64
+FAILURE_BYTES_MAX: Final = 4096
+"""Of what a failed run leaves for those who waited."""
 OPERATIONS_MAX: Final = 10_000
 ROW_COLUMNS_MAX: Final = 1000
 STORED_INTEGER_MAX: Final = 2**63 - 1

@@ -7,6 +7,7 @@ later step fail, so that one bad submission never costs the others of its group 
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.limits import (
     ENTITY_KEY_CHARACTERS_MAX,
+    FAILURE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
     LEASE_MS_MAX,
     NAME_CHARACTERS_MAX,
@@ -15,6 +16,7 @@ from oncelog.core.limits import (
     PARTITIONS_MAX,
     ROW_COLUMNS_MAX,
     SEQUENCE_MAX,
+    STORED_INTEGER_MAX,
 )
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Must, Operation, Relate, SetEntity, Unrelate
@@ -63,7 +65,7 @@ def _malformed_submission(submission: Submission) -> Refused | None:
     if refused is not None:
         return refused
     if len(submission.fingerprint) > FINGERPRINT_BYTES_MAX:
-        return _refused("fingerprint", f"must have at most {FINGERPRINT_BYTES_MAX} bytes")
+        return _too_long("fingerprint", FINGERPRINT_BYTES_MAX)
     if policy.order is Order.STREAM:
         if not submission.scope:
             return _refused("scope", "must name the stream")
@@ -114,9 +116,17 @@ def _malformed_operations(operations: tuple[Operation, ...]) -> Refused | None:
         refused = _malformed_texts("operations", _texts_of(operation), ENTITY_KEY_CHARACTERS_MAX)
         if refused is not None:
             return refused
-        condition = operation.condition if isinstance(operation, SetEntity) else None
-        if condition is not None and type(condition.must) is not Must:
-            return _refused("operations", f"have a condition that is no Must: {condition.must!r}")
+        refused = _malformed_setting(operation) if isinstance(operation, SetEntity) else None
+        if refused is not None:
+            return refused
+    return None
+
+
+def _malformed_setting(operation: SetEntity) -> Refused | None:
+    if operation.expires_at_ms is not None and not 0 <= operation.expires_at_ms <= STORED_INTEGER_MAX:
+        return _refused("operations", f"have an expiry that is not from 0 to {STORED_INTEGER_MAX} ms")
+    if operation.condition is not None and type(operation.condition.must) is not Must:
+        return _refused("operations", f"have a condition that is no Must: {operation.condition.must!r}")
     return None
 
 
@@ -143,6 +153,10 @@ def _malformed_lease(item: Claim | Renew | Release, lease_ms: int) -> Refused | 
     policy = item.policy
     if not policy.leased:
         return _refused("policy", f"{policy.name!r} has no leases")
+    if isinstance(item, Claim) and len(item.fingerprint) > FINGERPRINT_BYTES_MAX:
+        return _too_long("fingerprint", FINGERPRINT_BYTES_MAX)
+    if isinstance(item, Release) and len(item.failure or b"") > FAILURE_BYTES_MAX:
+        return _too_long("failure", FAILURE_BYTES_MAX)
     if not 1 <= lease_ms <= LEASE_MS_MAX:
         return _refused("lease_ms", f"must be from 1 to {LEASE_MS_MAX}, not {lease_ms}")
     return (
@@ -195,6 +209,10 @@ def _are_plain(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _too_long(field: str, bytes_max: int) -> Refused:
+    return _refused(field, f"must have at most {bytes_max} bytes")
 
 
 def _no_meaning(policy: Policy) -> str:
