@@ -3,6 +3,9 @@
 The names below are the public ones. Where to start reading: docs/ARCHITECTURE.md, then `oncelog.core.plan`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from oncelog.core.canonical import canonical, canonical_args, canonical_text
 from oncelog.core.identity import (
     delta_id,
@@ -47,13 +50,67 @@ from oncelog.core.values import (
     Renew,
     Replayed,
     Request,
+    SetCursor,
     SetMember,
     Settings,
     Submission,
     Verdict,
 )
-from oncelog.errors import CanonicalError, OncelogError, PolicyError, SettingsError
+from oncelog.core.writing import event, write
+from oncelog.errors import (
+    CanonicalError,
+    ClockJumpedError,
+    ClosedError,
+    CorruptError,
+    HistoryChangedError,
+    LimitExceededError,
+    NewerSchemaError,
+    NotALogError,
+    OncelogError,
+    PolicyError,
+    SettingsError,
+    SlowReaderError,
+    StoreError,
+    StoreUnavailableError,
+)
 from oncelog.stores.memory import MemoryLog
+
+if TYPE_CHECKING:
+    from oncelog.engine.blocking import BlockingLog, open_blocking
+    from oncelog.engine.limits import Limits
+    from oncelog.engine.log import Cursor, Log, Proven, Reading
+    from oncelog.engine.log import open_log as open  # noqa: A004 - `oncelog.open`, as one opens a file
+    from oncelog.engine.outcome import Outcome, Status
+    from oncelog.stores.protocol import Consumer
+
+_LATER: Final = {
+    "BlockingLog": ("oncelog.engine.blocking", "BlockingLog"),
+    "Consumer": ("oncelog.stores.protocol", "Consumer"),
+    "Cursor": ("oncelog.engine.log", "Cursor"),
+    "Limits": ("oncelog.engine.limits", "Limits"),
+    "Log": ("oncelog.engine.log", "Log"),
+    "Outcome": ("oncelog.engine.outcome", "Outcome"),
+    "Proven": ("oncelog.engine.log", "Proven"),
+    "Reading": ("oncelog.engine.log", "Reading"),
+    "Status": ("oncelog.engine.outcome", "Status"),
+    "open": ("oncelog.engine.log", "open_log"),
+    "open_blocking": ("oncelog.engine.blocking", "open_blocking"),
+}
+"""Names that bring asyncio, threads and SQLite with them: whoever computes a key need not wait for that."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LATER[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 __all__ = [
     "CHAT",
@@ -65,26 +122,41 @@ __all__ = [
     "Acknowledge",
     "Applied",
     "Block",
+    "BlockingLog",
     "CanonicalError",
     "Claim",
+    "ClockJumpedError",
+    "ClosedError",
     "Committed",
     "Condition",
+    "Consumer",
+    "CorruptError",
+    "Cursor",
     "DeleteEntity",
     "Entity",
     "Granted",
+    "HistoryChangedError",
     "Identity",
+    "LimitExceededError",
+    "Limits",
+    "Log",
     "MemoryLog",
     "Mode",
     "Must",
+    "NewerSchemaError",
+    "NotALogError",
     "OnReuse",
     "OncelogError",
     "Op",
     "Operation",
     "Order",
+    "Outcome",
     "Plan",
     "Policy",
     "PolicyError",
     "Proof",
+    "Proven",
+    "Reading",
     "Reason",
     "Receipt",
     "Record",
@@ -97,10 +169,15 @@ __all__ = [
     "Retention",
     "Row",
     "RowDelta",
+    "SetCursor",
     "SetEntity",
     "SetMember",
     "Settings",
     "SettingsError",
+    "SlowReaderError",
+    "Status",
+    "StoreError",
+    "StoreUnavailableError",
     "Submission",
     "Unrelate",
     "Verdict",
@@ -108,12 +185,15 @@ __all__ = [
     "canonical_args",
     "canonical_text",
     "delta_id",
+    "event",
     "evicted_after",
     "extract",
     "fingerprint",
     "kept_for",
     "merge",
     "normal_partitions",
+    "open",
+    "open_blocking",
     "plan",
     "request_hash",
     "run_key",
@@ -121,4 +201,5 @@ __all__ = [
     "scope_of",
     "verify",
     "verify_header",
+    "write",
 ]

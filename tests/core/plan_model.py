@@ -36,6 +36,7 @@ from oncelog.core.values import (
     Renew,
     Replayed,
     Request,
+    SetCursor,
     SetMember,
     Settings,
     Submission,
@@ -69,15 +70,15 @@ class LeaseChange(NamedTuple):
 
 
 class Touch(NamedTuple):
-    """Side state of a stream in the lane was changed."""
+    """Side state in the lane was changed."""
 
     lane: int
     at_ms: int
     batch: int
 
 
-Event = Write | LeaseChange | SetMember | Acknowledge | Touch
-"""Members and acknowledgements are kept as the items that were applied."""
+Event = Write | LeaseChange | SetMember | Acknowledge | SetCursor | Touch
+"""Members, acknowledgements and cursors are kept as the items that were applied."""
 
 
 # --- small words -----------------------------------------------------------------------------------------
@@ -162,6 +163,8 @@ class PlanModel:
                 return self._set_member(item)
             case Acknowledge():
                 return self._acknowledge(item)
+            case SetCursor():
+                return self._set_cursor(item)
             case Claim() | Renew() | Release() if self._lease_item_is_malformed(item):
                 return refused(Reason.MALFORMED)
             case Claim():
@@ -285,6 +288,17 @@ class PlanModel:
     def acknowledged(self, scope: str, member: str) -> int:
         applied = [event for event in self.history if isinstance(event, Acknowledge)]
         return max((it.sequence for it in applied if (it.scope, it.member) == (scope, member)), default=0)
+
+    def cursor(self, scope: str, consumer: str) -> int | None:
+        """The highest that was asked for since the consumer was last rewound or removed. None: there is no consumer."""
+        applied = [event for event in self.history if isinstance(event, SetCursor)]
+        own = [it for it in applied if (it.scope, it.consumer) == (scope, consumer)]
+        starts = [place for place, it in enumerate(own) if it.rewind or it.cursor is None]
+        since = own[starts[-1] :] if starts else own
+        return max((it.cursor for it in since if it.cursor is not None), default=None)
+
+    def newest_for_cursor(self, scope: str) -> int:
+        return self.sequence(scope) if scope else self.position(0)
 
     # --- a submission, check by check (CO-18) -----------------------------------------------------------
 
@@ -434,7 +448,7 @@ class PlanModel:
         self.history.append(Write(submission, receipt, self.batch))
         return Committed(receipt)
 
-    # --- leases, members, acknowledgements -------------------------------------------------------------
+    # --- leases, members, acknowledgements, consumers -------------------------------------------------------------
 
     def _lease_item_is_malformed(self, item: Leased) -> bool:
         named = item.policy.leased and bool(item.scope) and not key_is_malformed(item.policy, item.key)
@@ -485,7 +499,7 @@ class PlanModel:
     def _set_member(self, item: SetMember) -> Verdict:
         changed = self.is_member(item.scope, item.member) != item.present
         self.history.append(item)
-        return self._applied(item.scope, changed=changed)
+        return self._applied(self.lane_of_stream(item.scope), changed=changed)
 
     def _acknowledge(self, item: Acknowledge) -> Verdict:
         if not self.is_member(item.scope, item.member):
@@ -495,11 +509,21 @@ class PlanModel:
             return refused(Reason.INVALID_ACKNOWLEDGEMENT, current=last)
         changed = item.sequence > self.acknowledged(item.scope, item.member)
         self.history.append(item)
-        return self._applied(item.scope, changed=changed)
+        return self._applied(self.lane_of_stream(item.scope), changed=changed)
 
-    def _applied(self, scope: str, *, changed: bool) -> Verdict:
+    def _set_cursor(self, item: SetCursor) -> Verdict:
+        if not item.consumer or type(item.cursor) not in (int, type(None)):
+            return refused(Reason.MALFORMED)
+        newest_one = self.newest_for_cursor(item.scope)
+        if item.cursor is not None and item.cursor not in range(newest_one + 1):
+            return refused(Reason.INVALID_CURSOR, current=newest_one)
+        before = self.cursor(item.scope, item.consumer)
+        self.history.append(item)
+        after = self.cursor(item.scope, item.consumer)
+        return self._applied(self.lane_of_stream(item.scope) if item.scope else 0, changed=after != before)
+
+    def _applied(self, lane: int, *, changed: bool) -> Verdict:
         if changed:
-            lane = self.lane_of_stream(scope)
             self.history.append(Touch(lane, max(self.now_ms, self.saved_log_time_ms(lane)), self.batch))
         return Applied(changed)
 

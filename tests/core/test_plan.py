@@ -23,7 +23,7 @@ from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_MAX
 from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
-from oncelog.core.plan import plan
+from oncelog.core.plan import known_answer, plan
 from oncelog.core.policy import EVENTS, FOREVER, RUNS, OnReuse, Order, Policy, kept_for
 from oncelog.core.values import (
     Acknowledge,
@@ -37,10 +37,12 @@ from oncelog.core.values import (
     Release,
     Renew,
     Request,
+    SetCursor,
     SetMember,
     Settings,
     Snapshot,
     Submission,
+    key_identity,
 )
 
 # --- identity ----------------------------------------------------------------------------------------
@@ -57,6 +59,7 @@ def test_a_retry_gets_the_first_answer_and_writes_nothing() -> None:
     assert replayed(again.verdicts[0][0]).receipt == receipt
     changes = again.changes
     assert not any(getattr(changes, name) for name in changes.__struct_fields__)
+    assert changes.is_empty
 
 
 @pytest.mark.rule("EV-5", "LG-12")
@@ -107,6 +110,18 @@ def test_a_retry_of_what_was_erased_is_told_so() -> None:
     sequences = {number: replace(log.snapshot.sequences[number], erased=True)}
     verdicts = plan([Request((transaction(None, 1),))], replace(log.snapshot, sequences=sequences), log.now_ms).verdicts
     assert replayed(verdicts[0][0]).erased
+
+
+@pytest.mark.rule("CO-15", "CO-41")
+@pytest.mark.parametrize("erased", [False, True])
+@pytest.mark.parametrize("content", ["x", "y"])
+def test_what_is_remembered_is_enough_for_the_answer(content: str, erased: bool) -> None:
+    log = Log()
+    log(SetMember("chat/1", "user:ann"))
+    log.apart(event(1, "x"), message(1, "x"), result(1))
+    log.snapshot.keys = {name: replace(it, erased=erased) for name, it in log.snapshot.keys.items()}
+    for item in (event(1, content), message(1, content), replace(claim(1, "a"), fingerprint=content.encode())):
+        assert known_answer(item, log.snapshot.keys[key_identity(item)]) == log(item)
 
 
 @pytest.mark.rule("RU-8", "LG-7", "CH-3")
@@ -808,6 +823,14 @@ def test_the_checks_come_in_the_documented_order() -> None:
         (SetMember("", "user:ann"), "scope"),
         (SetMember("chat/1", ""), "member"),
         (Acknowledge("chat/1", "", 1), "member"),
+        (SetCursor("", 0), "consumer"),
+        (SetCursor("c" * 513, 0), "consumer"),
+        (SetCursor("c\0", 0), "consumer"),
+        (SetCursor("c", 0, "s" * 513), "scope"),
+        (SetCursor("c", 0, "\ud800"), "scope"),
+        (SetCursor("c", True), "cursor"),
+        (SetCursor("c", 0.0), "cursor"),  # type: ignore[arg-type]
+        (SetCursor("c", "0"), "cursor"),  # type: ignore[arg-type]
         (replace(event(1), scope="\ud800"), "scope"),
         (replace(event(1), actor="a\0b"), "actor"),
         (replace(event(1), client="x" * 513), "client"),
@@ -870,6 +893,9 @@ def test_every_change_in_a_lane_is_seen_in_its_head() -> None:
         SetMember("campaign/1", "user:ann"),
         result(1),
         Acknowledge("campaign/1", "user:ann", 1),
+        SetCursor("c", 1, "campaign/1"),
+        SetCursor("c", 0, "campaign/1", rewind=True),
+        SetCursor("c", None, "campaign/1"),
         claim(2, "a"),
         claim(2, "a"),
         renewal(2, 1),
@@ -880,7 +906,12 @@ def test_every_change_in_a_lane_is_seen_in_its_head() -> None:
         log(change)
         head = log.snapshot.heads[1]
         assert (head.revision, head.log_time_ms) == (revision, log.now_ms), change
-    unchanging: list[Item] = [result(1), SetMember("campaign/1", "user:ann"), Acknowledge("campaign/1", "user:ann", 1)]
+    unchanging: list[Item] = [
+        result(1),
+        SetMember("campaign/1", "user:ann"),
+        Acknowledge("campaign/1", "user:ann", 1),
+        SetCursor("c", None, "campaign/1"),
+    ]
     for item in unchanging:
         log.now_ms += 10
         log(item)

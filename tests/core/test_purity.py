@@ -24,8 +24,12 @@ ALLOWED = {
     "types",
     "typing",
     "unicodedata",
+    "uuid",
 }
 """Modules that compute and do nothing else."""
+
+ALLOWED_OF = {"uuid": {"UUID"}}
+"""Of these modules no more than this: the rest of it draws random numbers and reads clocks."""
 
 NEVER_CALLED = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
 
@@ -49,6 +53,15 @@ def test_the_core_imports_only_what_computes() -> None:
         ours = {name for name in names if name.split(".")[0] == "oncelog"}
         assert {name.split(".")[0] for name in names} <= ALLOWED, file.name
         assert all(name == "oncelog.errors" or name.startswith("oncelog.core") for name in ours), file.name
+
+
+def test_the_core_takes_from_a_module_no_more_than_what_computes() -> None:
+    for file in CORE.glob("**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert not ALLOWED_OF.keys() & {alias.name for alias in node.names}, f"{file.name}:{node.lineno}"
+            elif isinstance(node, ast.ImportFrom) and node.module in ALLOWED_OF:
+                assert {alias.name for alias in node.names} <= ALLOWED_OF[node.module], f"{file.name}:{node.lineno}"
 
 
 def test_the_core_calls_nothing_that_reaches_outside() -> None:

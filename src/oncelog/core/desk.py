@@ -16,6 +16,7 @@ from oncelog.core.values import (
     KeyIdentity,
     LaneHead,
     Record,
+    Refused,
     Remembered,
     SequenceIdentity,
     Snapshot,
@@ -134,7 +135,9 @@ class Mark(NamedTuple):
 class Desk:
     """All tables of a batch. Make one a batch."""
 
-    def __init__(self, snapshot: Snapshot, now_ms: int) -> None:
+    def __init__(self, snapshot: Snapshot, now_ms: int, faults: Mapping[int, Refused] | None = None) -> None:
+        self.faults = faults
+        """The items that are malformed, by id; None if they have not been checked yet."""
         self.settings = snapshot.settings
         self._heads = snapshot.heads
         self._now_ms = now_ms
@@ -152,12 +155,17 @@ class Desk:
         self.leases = Overlay(snapshot.leases, self._journal)
         self.members = Overlay(snapshot.members, self._journal)
         self.acknowledged = Overlay(snapshot.acknowledged, self._journal)
+        self.consumers = Overlay(snapshot.consumers, self._journal)
 
     # --- lanes
 
     def lane(self, policy: Policy, scope: str) -> LaneDesk:
         """The lane that a policy's writes in a scope go to."""
-        return self._lane(0) if policy.order is Order.LANE else self.stream_lane(scope)
+        return self.lane_zero() if policy.order is Order.LANE else self.stream_lane(scope)
+
+    def lane_zero(self) -> LaneDesk:
+        """The lane of all that is in no stream: the global log."""
+        return self._lane(0)
 
     def stream_lane(self, stream: str) -> LaneDesk:
         """The lane of a stream."""
@@ -226,6 +234,7 @@ class Desk:
             leases=self.leases.changed,
             members=self.members.changed,
             acknowledged=self.acknowledged.changed,
+            consumers=self.consumers.changed,
         )
 
 

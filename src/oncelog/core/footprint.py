@@ -13,16 +13,19 @@ from oncelog.core.values import (
     Acknowledge,
     Claim,
     ClientIdentity,
+    ConsumerIdentity,
     EntityIdentity,
     Item,
     KeyIdentity,
     MemberIdentity,
+    Refused,
     RelationshipIdentity,
     Release,
     Renew,
     Request,
     RowIdentity,
     SequenceIdentity,
+    SetCursor,
     SetMember,
     Settings,
     Submission,
@@ -34,6 +37,8 @@ from oncelog.core.values import (
 class Footprint(Struct):
     """The keys of every table of a snapshot that a batch may read or write."""
 
+    faults: dict[int, Refused] = field(default_factory=dict)
+    """What is malformed, by the item's `id`, for as long as the batch lives: `plan` need not check again."""
     lanes: set[int] = field(default_factory=set)
     keys: set[KeyIdentity] = field(default_factory=set)
     sequences: set[SequenceIdentity] = field(default_factory=set)
@@ -45,6 +50,7 @@ class Footprint(Struct):
     leases: set[KeyIdentity] = field(default_factory=set)
     members: set[MemberIdentity] = field(default_factory=set)
     acknowledged: set[MemberIdentity] = field(default_factory=set)
+    consumers: set[ConsumerIdentity] = field(default_factory=set)
 
 
 def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
@@ -55,16 +61,20 @@ def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
     needs = Footprint()
     for request in batch:
         for item in request.items:
-            if malformed(item) is None:
+            refused = malformed(item)
+            if refused is None:
                 _add(item, needs)
+            else:
+                needs.faults[id(item)] = refused
     needs.lanes.update(lane_of(stream, settings.lanes) for stream in needs.streams)
     return needs
 
 
 def _add(item: Item, needs: Footprint) -> None:
+    if isinstance(item, Submission):
+        _add_submission(item, needs)
+        return
     match item:
-        case Submission():
-            _add_submission(item, needs)
         case Claim():
             identity = key_identity(item)
             needs.keys.add(identity)
@@ -78,6 +88,12 @@ def _add(item: Item, needs: Footprint) -> None:
             needs.streams.add(item.scope)
             if isinstance(item, Acknowledge):
                 needs.acknowledged.add((item.scope, item.member))
+        case SetCursor():
+            needs.consumers.add((item.scope, item.consumer))
+            if item.scope:
+                needs.streams.add(item.scope)
+            else:
+                needs.lanes.add(0)
 
 
 def _add_submission(submission: Submission, needs: Footprint) -> None:

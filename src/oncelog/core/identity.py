@@ -232,10 +232,10 @@ def text_field(value: JsonValue, path: str) -> str:
     return value
 
 
-def required(members: Mapping[str, JsonValue], name: str) -> JsonValue:
-    """The member of that name. Raises CanonicalError with the path if there is none."""
+def required(members: Mapping[str, JsonValue], name: str, path: str = "$") -> JsonValue:
+    """The member of that name of the object at `path`. Raises CanonicalError with the path if there is none."""
     if name not in members:
-        raise CanonicalError(f"$.{name}", "is missing")
+        raise CanonicalError(f"{path}.{name}", "is missing")
     return members[name]
 
 

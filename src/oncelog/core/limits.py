@@ -11,12 +11,14 @@ LEASE_MEMORY_MS: Final = 24 * 3600 * 1000
 """How long after its end a lease that nobody took over can still be renewed or completed."""
 
 LANES_DEFAULT: Final = 16
+LANES_MAX: Final = 2**15 - 1
+"""So that a lane and a position of 48 bits fit into one number of a database."""
 EVICTION_INTERVAL_DEFAULT: Final = 1000
 SEQUENCE_MAX: Final = 2**64 - 1
 """Of clients' sequences. A wire that speaks JSON ends at 2^53−1."""
 
 NAME_CHARACTERS_MAX: Final = 512
-"""Of scopes, actors, clients, members and holders."""
+"""Of scopes, actors, clients, members, holders and consumers."""
 ENTITY_KEY_CHARACTERS_MAX: Final = 1024
 """Of entity keys, and of the three parts of a relationship."""
 PARTITIONS_MAX: Final = 64

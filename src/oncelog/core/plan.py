@@ -14,15 +14,17 @@ its answer though its expectation is stale by now, the validation stricter or th
 Items are decided one after the other, each on what the ones before it leave behind (`desk`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from oncelog.core.consumers import set_cursor
 from oncelog.core.desk import Desk, LaneDesk
-from oncelog.core.effects import Effects, effects_of
+from oncelog.core.effects import effects_of
 from oncelog.core.hlc import drift_of
 from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
 from oncelog.core.members import acknowledge, not_a_member, set_member
+from oncelog.core.merge import RowDelta
 from oncelog.core.policy import OnReuse, Order
 from oncelog.core.sequences import advance, not_the_next
 from oncelog.core.shape import malformed, malformed_request
@@ -44,6 +46,7 @@ from oncelog.core.values import (
     Renew,
     Replayed,
     Request,
+    SetCursor,
     SetMember,
     Snapshot,
     Submission,
@@ -62,9 +65,18 @@ class Plan(Struct, frozen=True):
     changes: Changes
 
 
-def plan(batch: Sequence[Request], snapshot: Snapshot, now_ms: int, validate: Validate | None = None) -> Plan:
-    """Decides a batch. `snapshot` must hold what `footprint` names; `now_ms` is the time it is proposed at."""
-    desk = Desk(snapshot, now_ms)
+def plan(
+    batch: Sequence[Request],
+    snapshot: Snapshot,
+    now_ms: int,
+    validate: Validate | None = None,
+    faults: Mapping[int, Refused] | None = None,
+) -> Plan:
+    """Decides a batch. `snapshot` must hold what `footprint` names; `now_ms` is the time it is proposed at.
+
+    `faults` are those that the batch's footprint found, so that shapes are checked once.
+    """
+    desk = Desk(snapshot, now_ms, faults)
     verdicts = [_decide_request(request, desk, validate) for request in batch]
     return Plan(verdicts, desk.changes())
 
@@ -106,7 +118,8 @@ def _skipped(index: int) -> Refused:
 
 
 def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
-    refused = malformed(item)
+    faults = desk.faults
+    refused = malformed(item) if faults is None else faults.get(id(item))
     if refused is not None:
         return refused
     if isinstance(item, Submission):
@@ -122,6 +135,8 @@ def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
             return set_member(item, desk)
         case Acknowledge():
             return acknowledge(item, desk)
+        case SetCursor():
+            return set_cursor(item, desk)
 
 
 def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:
@@ -146,12 +161,12 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
         return answer
     sequence = (desk.streams.get(submission.scope) or 0) + 1 if policy.order is Order.STREAM else 0
     refused = _not_expected(submission, lane.position, sequence)
-    effects: Effects | Refused | None = refused
-    if refused is None:
-        effects = effects_of(submission, sequence, lane.log_time_ms, desk)
+    if refused is not None:
+        return refused
+    effects = effects_of(submission, sequence, lane.log_time_ms, desk) if policy.entities or policy.rows else None
     if isinstance(effects, Refused):
         return effects
-    refused = _drifted(submission, lane) or _objected(submission, validate) or _limited(submission)
+    refused = _unacceptable(submission, lane, validate)
     if refused is not None:
         return refused
     if effects is not None:
@@ -164,8 +179,15 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
 
 def _known(item: Submission | Claim, identity: KeyIdentity, lane: LaneDesk, desk: Desk) -> Replayed | Refused | None:
     remembered = desk.remembered(item.policy, identity, lane)
-    if remembered is None:
-        return None
+    return None if remembered is None else known_answer(item, remembered)
+
+
+def known_answer(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
+    """The answer of a known identity. All it takes is what is remembered of it, so that a cache can give it too.
+
+    The caller must know that the item is well formed, that its sender may have the answer (where only members may
+    write: still is one), and that the identity has not been forgotten by the lane's log time.
+    """
     mismatch = remembered.fingerprint != item.fingerprint
     if mismatch and item.policy.on_reuse is OnReuse.REFUSE:
         return Refused(
@@ -190,8 +212,18 @@ def _unexpected(field: str, expected: int, current: int) -> Refused:
     )
 
 
-def _drifted(submission: Submission, lane: LaneDesk) -> Refused | None:
-    drift = None if submission.delta is None else drift_of(submission.delta.hlc, lane.log_time_ms)
+def _unacceptable(submission: Submission, lane: LaneDesk, validate: Validate | None) -> Refused | None:
+    """Clock drift, the application's validation, the limits of new writes."""
+    refused = None if submission.delta is None else _drifted(submission.delta, lane)
+    if refused is None and validate is not None:
+        refused = _objected(submission, validate)
+    if refused is None and submission.retry_after_ms > 0:
+        refused = _limited(submission)
+    return refused
+
+
+def _drifted(delta: RowDelta, lane: LaneDesk) -> Refused | None:
+    drift = drift_of(delta.hlc, lane.log_time_ms)
     if drift is None:
         return None
     return Refused(
@@ -202,13 +234,13 @@ def _drifted(submission: Submission, lane: LaneDesk) -> Refused | None:
     )
 
 
-def _objected(submission: Submission, validate: Validate | None) -> Refused | None:
-    objection = None if validate is None else validate(submission)
+def _objected(submission: Submission, validate: Validate) -> Refused | None:
+    objection = validate(submission)
     return None if objection is None else Refused(Reason.INVALID, objection, field="body")
 
 
 def _limited(submission: Submission) -> Refused | None:
-    if submission.retry_after_ms <= 0 or submission.fence:
+    if submission.fence:
         return None  # work under a lease was let in when it was claimed
     return Refused(
         Reason.RATE_LIMITED,

@@ -11,6 +11,7 @@ is not salted: it is how a retry is recognised.)
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -28,6 +29,7 @@ NO_HASH: Final = bytes(HASH_BYTES)
 
 _RECORD_NUMBERS: Final = struct.Struct(">BIQQQQQ")
 _BLOCK_NUMBERS: Final = struct.Struct(">BIQQIQ")
+_LENGTH: Final = struct.Struct(">I")
 
 
 class Block(Struct, frozen=True):
@@ -64,26 +66,38 @@ class Proof(Struct, frozen=True):
 
 def record_header(record: Record) -> bytes:
     """All of a record but its body, in one spelling."""
-    return b"".join(
-        (
-            _RECORD_NUMBERS.pack(
-                FORMAT_VERSION,
-                record.lane,
-                record.position,
-                record.sequence,
-                record.log_time_ms,
-                record.height,
-                record.client_sequence,
-            ),
-            frame(b"policy", record.policy.encode()),
-            frame(b"scope", record.scope.encode()),
-            frame(b"key", record.key),
-            frame(b"fingerprint", record.fingerprint),
-            frame(b"actor", record.actor.encode()),
-            frame(b"client", record.client.encode()),
-            *(frame(b"partition", partition.encode()) for partition in record.partitions),
-        )
+    key, said, partitions = record.key, record.fingerprint, record.partitions
+    return b"%b%bkey%b%bfingerprint%b%b%b%b" % (
+        _RECORD_NUMBERS.pack(
+            FORMAT_VERSION,
+            record.lane,
+            record.position,
+            record.sequence,
+            record.log_time_ms,
+            record.height,
+            record.client_sequence,
+        ),
+        _framed_texts(("policy", record.policy), ("scope", record.scope)),
+        _LENGTH.pack(len(key)),
+        key,
+        _LENGTH.pack(len(said)),
+        said,
+        _framed_texts(("actor", record.actor), ("client", record.client)),
+        _framed_partitions(partitions) if partitions else b"",
     )
+
+
+# Names come again and again, so their frames are kept.
+
+
+@lru_cache(maxsize=1024)
+def _framed_texts(*texts: tuple[str, str]) -> bytes:
+    return b"".join(frame(label.encode(), text.encode()) for label, text in texts)
+
+
+@lru_cache(maxsize=1024)
+def _framed_partitions(partitions: tuple[str, ...]) -> bytes:
+    return b"".join(frame(b"partition", partition.encode()) for partition in partitions)
 
 
 def body_hash(salt: bytes, body: bytes) -> bytes:
@@ -151,7 +165,12 @@ def verify_inclusion(leaf: bytes, proof: Proof, root: bytes) -> bool:
 
 
 def verify(record: Record, salt: bytes, proof: Proof, block: Block) -> bool:
-    """True if the record, body and all, stands in the block where its own header says."""
+    """True if the record, body and all, stands in the block where its own header says.
+
+    Of an erased record the body is not there, so this is False: `verify_header` is for it.
+    """
+    if record.erased:
+        return False
     # The salt's length is fixed: otherwise a byte could move between salt and body without changing their hash.
     return len(salt) == SALT_BYTES and verify_header(record, body_hash(salt, record.body), proof, block)
 
@@ -191,9 +210,13 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
     leaves: dict[int, list[bytes]] = {}
     first: dict[int, Record] = {}
     for record, salt in zip(changes.records, salts, strict=True):
-        first.setdefault(record.lane, record)
         leaf = leaf_hash(record_header(record), body_hash(salt, record.body))
-        leaves.setdefault(record.lane, []).append(leaf)
+        lane = record.lane
+        if lane in leaves:
+            leaves[lane].append(leaf)
+        else:
+            leaves[lane] = [leaf]
+            first[lane] = record
     blocks = [_block(changes.heads[lane], first[lane], lane_leaves) for lane, lane_leaves in leaves.items()]
     hashes = {block.lane: block.hash for block in blocks}
     heads = {

@@ -4,6 +4,8 @@ Doors check what their wire says; this is what the core and the stores rely on. 
 later step fail, so that one bad submission never costs the others of its group commit anything.
 """
 
+from functools import lru_cache
+
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.limits import (
     ENTITY_KEY_CHARACTERS_MAX,
@@ -31,6 +33,7 @@ from oncelog.core.values import (
     Release,
     Renew,
     Request,
+    SetCursor,
     SetMember,
     Submission,
 )
@@ -47,6 +50,8 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_lease(item, LEASE_MS_MAX)
         case SetMember() | Acknowledge():
             return _malformed_name("scope", item.scope) or _malformed_name("member", item.member)
+        case SetCursor():
+            return _malformed_cursor(item)
 
 
 def malformed_request(request: Request) -> Refused | None:
@@ -56,12 +61,13 @@ def malformed_request(request: Request) -> Refused | None:
 
 
 def _malformed_submission(submission: Submission) -> Refused | None:
-    policy = submission.policy
-    refused = _malformed_names(submission)
+    policy, key = submission.policy, submission.key
+    names = (submission.scope, submission.actor, submission.client, submission.holder)
+    refused = _malformed_names(names, submission.partitions)
     if refused is None and (policy.client_sequence or submission.client_sequence):
         refused = _malformed_sequence(submission, policy)
-    if refused is None and (submission.key or not policy.client_sequence):
-        refused = _malformed_key(submission.key, policy)
+    if refused is None and (key or not policy.client_sequence):
+        refused = _malformed_key(key, policy)
     if refused is not None:
         return refused
     if len(submission.fingerprint) > FINGERPRINT_BYTES_MAX:
@@ -74,17 +80,17 @@ def _malformed_submission(submission: Submission) -> Refused | None:
     return _malformed_effects(submission, policy)
 
 
-def _malformed_names(submission: Submission) -> Refused | None:
-    names = (submission.scope, submission.actor, submission.client, submission.holder)
-    if len(submission.partitions) > PARTITIONS_MAX:
-        return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(submission.partitions)}")
-    if _are_short_and_plain((*names, *submission.partitions), PARTITION_CHARACTERS_MAX):
+@lru_cache(maxsize=1024)  # the same senders and partitions come again and again
+def _malformed_names(names: tuple[str, str, str, str], partitions: tuple[str, ...]) -> Refused | None:
+    if len(partitions) > PARTITIONS_MAX:
+        return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
+    if _are_short_and_plain((*names, *partitions), PARTITION_CHARACTERS_MAX):
         return None
     for field, name in zip(("scope", "actor", "client", "holder"), names, strict=True):
         refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
         if refused is not None:
             return refused
-    return _malformed_texts("partitions", submission.partitions, PARTITION_CHARACTERS_MAX)
+    return _malformed_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
 
 
 def _malformed_sequence(submission: Submission, policy: Policy) -> Refused | None:
@@ -164,6 +170,13 @@ def _malformed_lease(item: Claim | Renew | Release, lease_ms: int) -> Refused | 
         or _malformed_name("holder", item.holder)
         or _malformed_key(item.key, policy)
     )
+
+
+def _malformed_cursor(item: SetCursor) -> Refused | None:
+    if item.cursor is not None and type(item.cursor) is not int:
+        return _refused("cursor", f"must be a whole number or None, not {item.cursor!r}")
+    # An empty scope is lane 0.
+    return _malformed_name("consumer", item.consumer) or _malformed_text("scope", item.scope, NAME_CHARACTERS_MAX)
 
 
 def _malformed_key(key: bytes, policy: Policy) -> Refused | None:

@@ -1,7 +1,8 @@
 """The words of the house as values: what goes into the decision and what comes out of it.
 
 Everything here is frozen but Snapshot and Changes, which are the stores' tables: mappings from the keys below to
-the values below. Times are log time in milliseconds, and names end in their unit.
+the values below. Times are log time in milliseconds, and names end in their unit. None of the values can be part of a
+cycle, so the collector need not look at them (`gc=False`): a log makes and keeps many.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from oncelog.core.limits import EVICTION_INTERVAL_DEFAULT, LANES_DEFAULT, LEASE_MS_DEFAULT
+from oncelog.core.limits import EVICTION_INTERVAL_DEFAULT, LANES_DEFAULT, LANES_MAX, LEASE_MS_DEFAULT
 from oncelog.core.merge import Row, RowDelta
 from oncelog.core.operations import Entity, Operation
 from oncelog.core.policy import Policy
@@ -18,7 +19,7 @@ from oncelog.errors import SettingsError
 # --- what comes in -----------------------------------------------------------------------------------
 
 
-class Submission(Struct, frozen=True, kw_only=True):
+class Submission(Struct, frozen=True, gc=False, kw_only=True):
     """A write as a door hands it over. Its shape, its sender and the sender's rights are already checked."""
 
     policy: Policy
@@ -45,7 +46,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     """Set by a door whose limits are used up: a new write is refused with it, a known one is answered."""
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class Claim(Struct, frozen=True, gc=False, kw_only=True):
     """Asks for the right to work on a key. Answered with what became of the key if it is already known."""
 
     policy: Policy
@@ -61,7 +62,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     """As for a submission: set by a door whose limits are used up."""
 
 
-class Renew(Struct, frozen=True, kw_only=True):
+class Renew(Struct, frozen=True, gc=False, kw_only=True):
     """Keeps a lease alive while the work goes on."""
 
     policy: Policy
@@ -72,7 +73,7 @@ class Renew(Struct, frozen=True, kw_only=True):
     lease_ms: int = LEASE_MS_DEFAULT
 
 
-class Release(Struct, frozen=True, kw_only=True):
+class Release(Struct, frozen=True, gc=False, kw_only=True):
     """Gives a lease back without a result."""
 
     policy: Policy
@@ -84,7 +85,7 @@ class Release(Struct, frozen=True, kw_only=True):
     """What those who wait for the work are told; None where it did not fail but was given up."""
 
 
-class SetMember(Struct, frozen=True):
+class SetMember(Struct, frozen=True, gc=False):
     """Adds a member to a stream, or removes one."""
 
     scope: str
@@ -92,7 +93,7 @@ class SetMember(Struct, frozen=True):
     present: bool = True
 
 
-class Acknowledge(Struct, frozen=True):
+class Acknowledge(Struct, frozen=True, gc=False):
     """A member has received everything in the stream up to `sequence`."""
 
     scope: str
@@ -100,7 +101,19 @@ class Acknowledge(Struct, frozen=True):
     sequence: int
 
 
-Item = Submission | Claim | Renew | Release | SetMember | Acknowledge
+class SetCursor(Struct, frozen=True, gc=False):
+    """A named consumer keeps in the log how far it has read. It moves forward only, unless it is told to rewind."""
+
+    consumer: str
+    cursor: int | None
+    """The last it has dealt with; 0 before the first. None removes the consumer."""
+    scope: str = ""
+    """Empty: the cursor is a position of lane 0. Else it is a sequence of the stream of that name."""
+    rewind: bool = False
+    """Take the cursor also where it is below the one that is kept."""
+
+
+Item = Submission | Claim | Renew | Release | SetMember | Acknowledge | SetCursor
 
 
 class Mode(Enum):
@@ -114,7 +127,7 @@ class Mode(Enum):
     """What stands before it happens, what stands behind it does not."""
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, gc=False):
     """Items that one caller sent together."""
 
     items: tuple[Item, ...]
@@ -124,7 +137,7 @@ class Request(Struct, frozen=True):
 # --- what comes out: verdicts ------------------------------------------------------------------------
 
 
-class Receipt(Struct, frozen=True):
+class Receipt(Struct, frozen=True, gc=False):
     """The place a write got. The same for every retry."""
 
     lane: int
@@ -137,13 +150,13 @@ class Receipt(Struct, frozen=True):
     client_sequence: int
 
 
-class Committed(Struct, frozen=True):
+class Committed(Struct, frozen=True, gc=False):
     """A new write got its place."""
 
     receipt: Receipt
 
 
-class Replayed(Struct, frozen=True):
+class Replayed(Struct, frozen=True, gc=False):
     """The write is known: this is its original answer, and nothing was written."""
 
     receipt: Receipt | None
@@ -154,14 +167,14 @@ class Replayed(Struct, frozen=True):
     """The content has been erased since."""
 
 
-class Granted(Struct, frozen=True):
+class Granted(Struct, frozen=True, gc=False):
     """The caller may work on the key until `until_ms`, and completes it under `fence`."""
 
     fence: int
     until_ms: int
 
 
-class Applied(Struct, frozen=True):
+class Applied(Struct, frozen=True, gc=False):
     """Side state is as asked. `changed` is False where it already was."""
 
     changed: bool
@@ -187,11 +200,14 @@ class Reason(Enum):
     CLOCK_DRIFT = "clock_drift"
     INVALID = "invalid"
     RATE_LIMITED = "rate_limited"
+    BUSY = "busy"
+    """Said by an engine whose queue is full, never by the decision: nothing was written, try again later."""
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
+    INVALID_CURSOR = "invalid_cursor"
     NOT_PROCESSED = "not_processed"
 
 
-class Refused(Struct, frozen=True):
+class Refused(Struct, frozen=True, gc=False):
     """Nothing was written, and this is why."""
 
     reason: Reason
@@ -225,6 +241,8 @@ RowIdentity = tuple[str, str, str]
 """Scope, table, row."""
 MemberIdentity = tuple[str, str]
 """Scope, member."""
+ConsumerIdentity = tuple[str, str]
+"""Scope (empty for lane 0), consumer."""
 
 
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
@@ -247,13 +265,13 @@ class Settings(Struct, frozen=True):
     """Evictions happen at the lane positions that are a multiple of this."""
 
     def __post_init__(self) -> None:
-        for name in ("lanes", "eviction_interval"):
+        for name, highest in (("lanes", LANES_MAX), ("eviction_interval", 2**31 - 1)):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= 2**31 - 1:
-                raise SettingsError(f"{name} must be a whole number from 1 to 2^31−1, not {value!r}")
+            if type(value) is not int or not 1 <= value <= highest:
+                raise SettingsError(f"{name} must be a whole number from 1 to {highest}, not {value!r}")
 
 
-class LaneHead(Struct, frozen=True):
+class LaneHead(Struct, frozen=True, gc=False):
     """The newest of everything in a lane."""
 
     position: int = 0
@@ -268,7 +286,7 @@ class LaneHead(Struct, frozen=True):
     block_hash: bytes = bytes(32)
 
 
-class Remembered(Struct, frozen=True):
+class Remembered(Struct, frozen=True, gc=False):
     """What is kept of a committed identity."""
 
     receipt: Receipt
@@ -276,7 +294,7 @@ class Remembered(Struct, frozen=True):
     erased: bool = False
 
 
-class ClientEntry(Struct, frozen=True):
+class ClientEntry(Struct, frozen=True, gc=False):
     """Where a client stands in a scope."""
 
     sequence: int
@@ -285,7 +303,7 @@ class ClientEntry(Struct, frozen=True):
     last_fingerprint: bytes
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, gc=False):
     """Who works on a key."""
 
     fence: int
@@ -298,7 +316,7 @@ class Lease(Struct, frozen=True):
     failure: bytes = b""
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, gc=False):
     """A committed submission. Immutable but for the erasure of its body."""
 
     lane: int
@@ -315,6 +333,8 @@ class Record(Struct, frozen=True):
     client_sequence: int
     partitions: tuple[str, ...]
     body: bytes
+    erased: bool = False
+    """The body has been erased; it is empty here."""
 
 
 class Snapshot(Struct):
@@ -334,6 +354,8 @@ class Snapshot(Struct):
     leases: Mapping[KeyIdentity, Lease] = field(default_factory=dict)
     members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
     acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
+    consumers: Mapping[ConsumerIdentity, int] = field(default_factory=dict)
+    """The cursor of each."""
 
 
 class Changes(Struct):
@@ -351,3 +373,9 @@ class Changes(Struct):
     leases: dict[KeyIdentity, Lease | None]
     members: dict[MemberIdentity, bool | None]
     acknowledged: dict[MemberIdentity, int | None]
+    consumers: dict[ConsumerIdentity, int | None]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to save. Whatever changes touches a lane, so that its head is here."""
+        return not self.records and not self.heads

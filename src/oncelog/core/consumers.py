@@ -1,0 +1,22 @@
+"""Named consumers: readers that keep in the log how far they have read it."""
+
+from oncelog.core.desk import Desk
+from oncelog.core.values import Applied, Reason, Refused, SetCursor
+
+
+def set_cursor(item: SetCursor, desk: Desk) -> Applied | Refused:
+    """Keeps a consumer's cursor: never beyond the newest, and back only when it is told to rewind."""
+    identity = (item.scope, item.consumer)
+    lane = desk.stream_lane(item.scope) if item.scope else desk.lane_zero()
+    newest = (desk.streams.get(item.scope) or 0) if item.scope else lane.position
+    if item.cursor is not None and not 0 <= item.cursor <= newest:
+        return Refused(
+            Reason.INVALID_CURSOR, f"cursor {item.cursor} is not from 0 to {newest}, the newest", "cursor", newest
+        )
+    kept = desk.consumers.get(identity)
+    is_behind = item.cursor is not None and kept is not None and item.cursor < kept
+    if item.cursor == kept or (is_behind and not item.rewind):
+        return Applied(changed=False)
+    desk.consumers.put(identity, item.cursor)
+    lane.touch()
+    return Applied(changed=True)

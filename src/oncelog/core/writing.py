@@ -1,0 +1,107 @@
+"""Submissions for those who have JSON in hand. What cannot be one raises CanonicalError with the path of the fault."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from uuid import UUID
+
+from oncelog.core.canonical import JsonValue, canonical_at
+from oncelog.core.identity import fingerprint, normal_partitions, object_field, required, text_field
+from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
+from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.values import Submission
+from oncelog.errors import CanonicalError
+
+
+def event(
+    id: UUID | str,  # noqa: A002 - the name that it has on the wire
+    event: JsonValue,
+    partitions: Sequence[str],
+    *,
+    actor: str = "",
+    scope: str = "",
+    expected_position: int | None = None,
+) -> Submission:
+    """An event under the policy EVENTS: a UUID in any letter case, an object with a `type`, and where it belongs."""
+    key = _uuid(id).bytes
+    normal = _partitions(partitions)
+    body = _event(event)
+    return Submission(
+        policy=EVENTS,
+        scope=scope,
+        key=key,
+        fingerprint=fingerprint(normal, body),
+        body=body,
+        actor=actor,
+        partitions=normal,
+        expected_position=expected_position,
+    )
+
+
+def write(  # noqa: PLR0913 - the fields of a submission, by their names
+    policy: Policy,
+    scope: str,
+    key: bytes | str | UUID,
+    body: JsonValue,
+    *,
+    actor: str = "",
+    client: str = "",
+    client_sequence: int = 0,
+    expected_sequence: int | None = None,
+    expected_position: int | None = None,
+) -> Submission:
+    """A write under a policy of one's own: two are equal if their bodies have one canonical form.
+
+    A text as the key is its UTF-8 bytes, a UUID its 16. What the policy asks for beyond this (operations, a row delta,
+    a lease) is to be set on a Submission itself.
+    """
+    canonical_body = canonical_at(body, "$.body")
+    return Submission(
+        policy=policy,
+        scope=scope,
+        key=_key(key),
+        fingerprint=sha256(canonical_body).digest(),
+        body=canonical_body,
+        actor=actor,
+        client=client,
+        client_sequence=client_sequence,
+        expected_sequence=expected_sequence,
+        expected_position=expected_position,
+    )
+
+
+def _uuid(value: UUID | str) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    text = text_field(value, "$.id")
+    try:
+        parsed = UUID(text)
+    except ValueError as error:
+        raise CanonicalError("$.id", "must be a UUID") from error
+    if str(parsed) != text.lower():  # the library reads braces, prefixes, digits of all scripts and hyphens anywhere
+        raise CanonicalError("$.id", "must be a UUID of 32 digits in five groups")
+    return parsed
+
+
+def _partitions(partitions: Sequence[str]) -> tuple[str, ...]:
+    """In normal form, and judged in it: two spellings of a partition are one, so both pass or neither does."""
+    if isinstance(partitions, str) or not isinstance(partitions, Sequence):
+        raise CanonicalError("$.partitions", "must be an array of strings")
+    if not 1 <= len(partitions) <= PARTITIONS_MAX:
+        raise CanonicalError("$.partitions", f"must be 1 to {PARTITIONS_MAX}, not {len(partitions)}")
+    normal = normal_partitions(partitions)
+    if not all(1 <= len(partition) <= PARTITION_CHARACTERS_MAX for partition in normal):
+        raise CanonicalError("$.partitions", f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters")
+    return normal
+
+
+def _event(value: JsonValue) -> bytes:
+    members = object_field(value, "$.event")
+    if not text_field(required(members, "type", "$.event"), "$.event.type"):
+        raise CanonicalError("$.event.type", "must not be empty")
+    return canonical_at(members, "$.event")
+
+
+def _key(key: bytes | str | UUID) -> bytes:
+    if isinstance(key, UUID):
+        return key.bytes
+    return key if isinstance(key, bytes) else text_field(key, "$.key").encode()
