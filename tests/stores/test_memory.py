@@ -1,14 +1,17 @@
 """The log in memory."""
 
+import asyncio
 import sys
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 
-from core.writes import event, key
+from core.writes import event, key, transaction
 from oncelog.core.proof import body_hash, leaf_hash, prove_all, record_header, verify
-from oncelog.core.values import Committed, Request, Settings, Verdict
-from oncelog.stores.memory import MemoryLog
+from oncelog.core.values import Committed, Record, Request, Settings, Verdict
+from oncelog.stores.memory import MemoryLog, MemoryStore
+from oncelog.stores.protocol import Query
 
 
 def test_logs_that_are_fed_alike_are_alike_to_the_last_hash() -> None:
@@ -59,3 +62,38 @@ def test_threads_that_submit_the_same_writes_commit_each_once() -> None:
         sys.setswitchinterval(before)
     assert [record.position for record in log.records] == list(range(1, 201))
     assert sum(isinstance(answer, Committed) for answer in answers) == 200
+
+
+class CountingList(list[Record]):
+    """Counts how often one of its records is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(place)
+
+
+def test_a_page_looks_at_its_own_records_only() -> None:
+    async def looks_of(query: Query) -> tuple[int, int]:
+        store = MemoryStore(Settings(lanes=1))
+        await store.open()
+        writes = [
+            event(number, partitions=("odd", "all") if number % 100 else ("rare", "all")) for number in range(1000)
+        ]
+        await store.commit([Request((*writes, *[transaction(number, number) for number in range(1, 100)]))])
+        counting = store._log.records = CountingList(store._log.records)
+        page = await store.read(query)
+        return len(page.records), counting.looks
+
+    for query, expected in (
+        (Query(limit=5, after=500), 5),
+        (Query(limit=5, partitions=("rare",)), 5),
+        (Query(limit=500, partitions=("rare",)), 10),
+        (Query(limit=5, partitions=("rare", "odd"), after=700), 5),
+        (Query(limit=5, stream="org/1", after=50), 5),
+        (Query(limit=5, partitions=("nobody",)), 0),
+    ):
+        found, looks = asyncio.run(looks_of(query))
+        assert found == expected
+        assert looks <= expected + 1  # one more tells whether there is more

@@ -1,17 +1,50 @@
 """A log in memory: the tables that every store has, as dictionaries. Nothing is durable."""
 
 import os
-from collections.abc import Callable, Sequence
+import secrets
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import merge
 from threading import Lock
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from oncelog.core.plan import Validate, plan
-from oncelog.core.proof import SALT_BYTES, Block, seal
-from oncelog.core.values import Changes, Record, Request, Settings, Snapshot, Verdict
+from oncelog.core.identity import lane_of
+from oncelog.core.invariants import receipt_of
+from oncelog.core.plan import Plan, Validate, plan
+from oncelog.core.policy import Policy
+from oncelog.core.proof import SALT_BYTES, Block, body_hash
+from oncelog.core.values import (
+    Changes,
+    KeyIdentity,
+    LaneHead,
+    Record,
+    Remembered,
+    Request,
+    Settings,
+    Snapshot,
+    Verdict,
+)
+from oncelog.errors import ClosedError
+from oncelog.stores.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
+from oncelog.stores.protocol import (
+    Consumer,
+    Decided,
+    Draw,
+    Evidence,
+    OnSaving,
+    Page,
+    Query,
+    Standing,
+    close_blocks,
+    decide,
+    newly_declared,
+)
 
 _TABLES: Final = tuple(name for name in Changes.__struct_fields__ if name != "records")
+_EPOCH_BYTES: Final = 8
 
 
 class MemoryLog:
@@ -38,16 +71,262 @@ class MemoryLog:
 
     def save(self, changes: Changes) -> None:
         """Closes the blocks and takes over the changes, which must have been planned on this log as it stands."""
-        salts = [self._draw(SALT_BYTES) for _ in changes.records]
-        sealed = seal(changes, salts)
-        changes = replace(changes, heads=sealed.heads)
-        self.blocks.extend(sealed.blocks)
-        self.records.extend(changes.records)
-        self.salts.extend(salts)
+        self.keep(close_blocks(Plan([], changes), [self._draw(SALT_BYTES) for _ in changes.records]))
+
+    def keep(self, decided: Decided) -> None:
+        """Takes over what was decided on this log as it stands, blocks and all."""
+        self.blocks.extend(decided.sealed.blocks)
+        self.records.extend(decided.changes.records)
+        self.salts.extend(decided.salts)
         for name in _TABLES:
-            table: dict[Any, Any] = getattr(self.snapshot, name)
-            for key, value in getattr(changes, name).items():
+            table = self._table(name)
+            for key, value in getattr(decided.changes, name).items():
                 if value is None:
                     table.pop(key, None)
                 else:
                     table[key] = value
+
+    def erase(self, index: int) -> bytes:
+        """Drops body and salt of a record, and gives the hash that stays of them. Whoever sends it again is told so."""
+        record = self.records[index]
+        kept_hash = body_hash(self.salts[index], record.body)
+        self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
+        client = record.client if record.client_sequence else ""
+        identity = (record.policy, record.scope, client)
+        for name, key in (("keys", record.key), ("sequences", record.client_sequence)):
+            table = self._table(name)
+            remembered = table.get((*identity, key))
+            if remembered is not None and remembered.receipt == receipt_of(record):
+                table[*identity, key] = replace(remembered, erased=True)
+        return kept_hash
+
+    def touch(self, lane: int) -> None:
+        """Something in the lane has changed that is neither a record nor in its head."""
+        heads = self._table("heads")
+        heads[lane] = replace(heads[lane], revision=heads[lane].revision + 1)
+
+    def _table(self, name: str) -> dict[Any, Any]:
+        table: dict[Any, Any] = getattr(self.snapshot, name)
+        return table
+
+
+class MemoryStore:
+    """A log that ends with its process, for tests and for trying things out. See `stores.protocol.Store`."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        clock: Clock | None = None,
+        draw: Draw = os.urandom,
+        jump_ms_max: int = JUMP_MS_MAX,
+    ) -> None:
+        self._log = MemoryLog(settings, draw)
+        self._where = _Where()
+        self._clock = clock or SystemClock()
+        self._draw = draw
+        self._jump_ms_max = jump_ms_max
+        self._mark = ClockMark()
+        self._policies: dict[str, Policy] = {}
+        self._body_hashes: dict[int, bytes] = {}
+        self._erasures = 0
+        self._epoch = secrets.token_hex(_EPOCH_BYTES)
+        self._is_open = False
+
+    @property
+    def epoch(self) -> str:
+        """As `Store` says."""
+        return self._epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Store` says."""
+        return self._log.snapshot.settings
+
+    async def open(self) -> None:
+        """As `Store` says."""
+        self._is_open = True
+
+    async def close(self) -> None:
+        """As `Store` says. What is in it stays until the store itself goes."""
+        self._is_open = False
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """As `Store` says."""
+        self._demand_open()
+        self._policies.update(newly_declared(self._policies, policies))
+        return dict(self._policies)
+
+    async def commit(
+        self,
+        batch: Sequence[Request],
+        validate: Validate | None = None,
+        on_saving: OnSaving | None = None,  # noqa: ARG002 - it has no thread of its own
+    ) -> Decided:
+        """As `Store` says."""
+        log = self._demand_open()
+        mark, jumped = self._mark.proposed(self._clock, self._jump_ms_max)
+        decided = decide(batch, log.snapshot, mark.time_ms, validate, self._draw)
+        if decided.changes.is_empty:
+            return decided
+        if jumped is not None:
+            raise jumped
+        self._where.add(decided, len(log.records))
+        log.keep(decided)
+        self._mark = mark
+        return decided
+
+    async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """As `Store` says."""
+        keys = self._demand_open().snapshot.keys
+        return [keys.get(identity) for identity in identities]
+
+    async def standing(self, identity: KeyIdentity) -> Standing:
+        """As `Store` says."""
+        snapshot = self._demand_open().snapshot
+        remembered = snapshot.keys.get(identity)
+        record, lane = None, self._lane_of(identity[1])
+        if remembered is not None:
+            lane = remembered.receipt.lane
+            record = self._record(lane, remembered.receipt.position)
+        head = snapshot.heads.get(lane) or LaneHead()
+        return Standing(remembered, record, snapshot.leases.get(identity), head)
+
+    async def read(self, query: Query) -> Page:
+        """As `Store` says."""
+        self._demand_open()
+        newest = self._newest(query.stream, query.lane)
+        query = query.within(newest, self._epoch)
+        upto = newest if query.upto is None else query.upto
+        records: list[Record] = []
+        following, size = query.after, 0
+        for number, record in self._records(query, upto):
+            size += len(record.body)
+            if len(records) == query.limit or (records and size > query.bytes_max):
+                return Page(records, following, upto, has_more=True, newest=newest)
+            records.append(record)
+            following = number
+        return Page(records, max(upto, query.after), upto, has_more=False, newest=newest)
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """As `Store` says."""
+        return dict(sorted(self._demand_open().snapshot.heads.items()))
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        """As `Store` says."""
+        self._demand_open()
+        block = self._where.blocks.get((lane, height))
+        if block is None:
+            raise LookupError(f"lane {lane} has no block of height {height}")
+        return block, [self._evidence(lane, block.first_position + index) for index in range(block.count)]
+
+    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+        """As `Store` says."""
+        log = self._demand_open()
+        indexes = [self._where.index(lane, position) for position in sorted(set(positions))]
+        erased = [index for index in indexes if index is not None and not log.records[index].erased]
+        for index in erased:
+            self._body_hashes[index] = log.erase(index)
+        if erased:
+            log.touch(lane)
+            self._erasures += 1
+        return len(erased)
+
+    async def erasures(self) -> int:
+        """As `Store` says."""
+        self._demand_open()
+        return self._erasures
+
+    async def consumers(self) -> list[Consumer]:
+        """As `Store` says."""
+        kept = sorted(self._demand_open().snapshot.consumers.items())
+        return [
+            Consumer(scope, name, cursor, self._newest(scope or None, 0) - cursor) for (scope, name), cursor in kept
+        ]
+
+    async def confirm_clock(self) -> None:
+        """As `Store` says."""
+        self._demand_open()
+        self._mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
+
+    # --- inside
+
+    def _demand_open(self) -> MemoryLog:
+        if not self._is_open:
+            raise ClosedError("the log in memory is not open")
+        return self._log
+
+    def _lane_of(self, scope: str) -> int:
+        return lane_of(scope, self.settings.lanes) if scope else 0
+
+    def _newest(self, stream: str | None, lane: int) -> int:
+        snapshot = self._log.snapshot
+        if stream is not None:
+            return snapshot.streams.get(stream, 0)
+        return (snapshot.heads.get(lane) or LaneHead()).position
+
+    def _record(self, lane: int, position: int) -> Record:
+        return self._log.records[self._where.lanes[lane][position - 1]]
+
+    def _records(self, query: Query, upto: int) -> Iterator[tuple[int, Record]]:
+        """What is asked for in order, each with its number in that order."""
+        if query.stream is not None:
+            indexes = self._where.streams.get(query.stream, [])
+            for sequence in range(query.after + 1, upto + 1):
+                yield sequence, self._log.records[indexes[sequence - 1]]
+            return
+        for position in self._positions(query, upto):
+            yield position, self._record(query.lane, position)
+
+    def _positions(self, query: Query, upto: int) -> Iterator[int]:
+        if not query.partitions:
+            yield from range(query.after + 1, upto + 1)
+            return
+        orders = [
+            _between(self._where.partitions.get((query.lane, name), ()), query.after, upto) for name in query.partitions
+        ]
+        last = 0
+        for position in merge(*orders):
+            if position != last:  # a record may be in several of them
+                yield position
+            last = position
+
+    def _evidence(self, lane: int, position: int) -> Evidence:
+        index = self._where.lanes[lane][position - 1]
+        record, salt = self._log.records[index], self._log.salts[index]
+        kept_hash = self._body_hashes.get(index)
+        return Evidence(record, salt, body_hash(salt, record.body) if kept_hash is None else kept_hash)
+
+
+class _Where:
+    """Where in a log's list of records those of each order are, so that no reader looks through all of them."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, list[int]] = defaultdict(list)
+        """Of each lane, by position."""
+        self.streams: dict[str, list[int]] = defaultdict(list)
+        """Of each stream, by sequence."""
+        self.partitions: dict[tuple[int, str], list[int]] = defaultdict(list)
+        """The positions in each partition of a lane."""
+        self.blocks: dict[tuple[int, int], Block] = {}
+        """By lane and height."""
+
+    def add(self, decided: Decided, index: int) -> None:
+        """Notes records that are about to be appended from `index` on."""
+        self.blocks.update(((block.lane, block.height), block) for block in decided.sealed.blocks)
+        for record in decided.changes.records:
+            self.lanes[record.lane].append(index)
+            if record.sequence:
+                self.streams[record.scope].append(index)
+            for partition in dict.fromkeys(record.partitions):
+                self.partitions[record.lane, partition].append(record.position)
+            index += 1
+
+    def index(self, lane: int, position: int) -> int | None:
+        """Of the record at a position; None if there is none."""
+        indexes = self.lanes.get(lane, [])
+        return indexes[position - 1] if 1 <= position <= len(indexes) else None
+
+
+def _between(positions: Sequence[int], after: int, upto: int) -> Iterator[int]:
+    return (positions[place] for place in range(bisect_right(positions, after), bisect_right(positions, upto)))

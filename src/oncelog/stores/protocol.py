@@ -1,0 +1,201 @@
+"""What every store does: memory, SQLite, and what comes after them. `oncelog.testing.contract` says it in tests.
+
+A store keeps tables and transactions; it decides nothing. `commit` is the one way in for a batch: load what
+`footprint` names, hand it to `plan`, close the blocks, save the changes, all in one transaction.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.core.plan import Plan, Validate, plan
+from oncelog.core.policy import Policy
+from oncelog.core.proof import SALT_BYTES, Block, Sealed, seal
+from oncelog.core.values import (
+    Changes,
+    KeyIdentity,
+    LaneHead,
+    Lease,
+    Record,
+    Refused,
+    Remembered,
+    Request,
+    Settings,
+    Snapshot,
+    Verdict,
+)
+from oncelog.errors import HistoryChangedError, PolicyError
+
+OnSaving = Callable[[], None]
+Draw = Callable[[int], bytes]
+"""Gives so many random bytes."""
+
+
+class Decided(Struct, frozen=True):
+    """What became of a batch, once it is durable."""
+
+    verdicts: list[list[Verdict]]
+    changes: Changes
+    salts: Sequence[bytes]
+    sealed: Sealed
+
+
+def decide(
+    batch: Sequence[Request],
+    snapshot: Snapshot,
+    now_ms: int,
+    validate: Validate | None,
+    draw: Draw,
+    faults: Mapping[int, Refused] | None = None,
+) -> Decided:
+    """Plans a batch and closes its blocks. Nothing has been saved when it returns."""
+    planned = plan(batch, snapshot, now_ms, validate, faults)
+    drawn = draw(SALT_BYTES * len(planned.changes.records))
+    return close_blocks(planned, [drawn[start : start + SALT_BYTES] for start in range(0, len(drawn), SALT_BYTES)])
+
+
+def close_blocks(planned: Plan, salts: Sequence[bytes]) -> Decided:
+    """Closes the blocks of a planned batch, with one salt a record."""
+    sealed = seal(planned.changes, salts)
+    return Decided(planned.verdicts, replace(planned.changes, heads=sealed.heads), salts, sealed)
+
+
+def newly_declared(known: Mapping[str, Policy], policies: Sequence[Policy]) -> dict[str, Policy]:
+    """Those that the log does not know yet. Raises PolicyError for another of a known name."""
+    declared: dict[str, Policy] = {}
+    for policy in policies:
+        before = known.get(policy.name) or declared.setdefault(policy.name, policy)
+        if before != policy:
+            raise PolicyError(
+                f"the log knows another policy named {policy.name!r}: {before}; "
+                "what it remembers depends on it, so declare the new one under a new name"
+            )
+    return declared
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """Which records, in which order: of a lane, of some partitions in it, or of a stream."""
+
+    lane: int = 0
+    partitions: tuple[str, ...] = ()
+    stream: str | None = None
+    """Names the order to read by: sequences of this stream, in place of positions of the lane."""
+    after: int = 0
+    """The cursor: only what comes after it."""
+    upto: int | None = None
+    """And nothing beyond; None for the newest."""
+    limit: int = 500
+    bytes_max: int = 8 * 2**20
+    """A page ends early, but never empty, when its bodies have come to this."""
+
+    def within(self, newest: int, epoch: str) -> "Query":
+        """The same with its numbers in range: cursor from 0, bound up to the newest, one record or more.
+
+        Raises HistoryChangedError for a cursor beyond the newest.
+        """
+        if self.after > newest:
+            message = f"the cursor {self.after} is ahead of the newest, {newest}: this is not the log it was read from"
+            raise HistoryChangedError(message, epoch, newest)
+        upto = newest if self.upto is None else min(self.upto, newest)
+        return replace(self, after=max(0, self.after), upto=upto, limit=max(1, self.limit))
+
+
+class Page(Struct, frozen=True):
+    """Some records in order, and how to go on."""
+
+    records: list[Record]
+    next: int
+    """The cursor after this page. Behind the last page it is the bound, also where no record matched."""
+    upto: int
+    """The bound of the reading: ask for it again, and paging ends however fast the log grows."""
+    has_more: bool
+    newest: int
+    """Of the order that was read, matching or not."""
+
+
+class Evidence(Struct, frozen=True):
+    """A record with all that its hash is made of."""
+
+    record: Record
+    salt: bytes
+    """Empty once erased."""
+    body_hash: bytes
+
+
+class Consumer(Struct, frozen=True):
+    """A named reader, and how far it is behind."""
+
+    scope: str
+    name: str
+    cursor: int
+    lag: int
+
+
+class Standing(Struct, frozen=True):
+    """What a store knows about an identity."""
+
+    remembered: Remembered | None
+    record: Record | None
+    lease: Lease | None
+    head: LaneHead
+
+
+class Store(Protocol):
+    """One log. Opened once, closed once, used by one event loop.
+
+    Whatever cannot be done right now raises StoreUnavailableError; what is not a log, NotALogError and its kin.
+    """
+
+    @property
+    def epoch(self) -> str:
+        """The history that cursors belong to."""
+
+    @property
+    def settings(self) -> Settings:
+        """What the log was made with."""
+
+    async def open(self) -> None:
+        """Makes the log if it is not there, else gets ready what commits need."""
+
+    async def close(self) -> None:
+        """Ends what is under way and lets everything go."""
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """Keeps the declarations and gives all that the log knows. Raises PolicyError for another of a known name."""
+
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, on_saving: OnSaving | None = None
+    ) -> Decided:
+        """Decides a batch and makes it durable: all of it, or nothing and an error.
+
+        A store with a thread of its own calls `on_saving` there when it has decided and begins to write.
+        """
+
+    async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """What is remembered of keys, as of now; forgotten ones may still be among them."""
+
+    async def standing(self, identity: KeyIdentity) -> Standing:
+        """All there is about one identity."""
+
+    async def read(self, query: Query) -> Page:
+        """A page of records. Raises HistoryChangedError for a cursor beyond the newest."""
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """The heads of the lanes that have been written to."""
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        """A block and its records. Raises LookupError where there is none."""
+
+    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+        """Erases the bodies of records and gives how many had one. The bytes are gone when it returns."""
+
+    async def erasures(self) -> int:
+        """Goes up with every erasure: who keeps answers in memory must let them go."""
+
+    async def consumers(self) -> list[Consumer]:
+        """All named consumers."""
+
+    async def confirm_clock(self) -> None:
+        """Believes the wall clock as it is, after it jumped."""

@@ -1,0 +1,213 @@
+"""Backup and restore. A copy gets its name only when it is whole and on the disk.
+
+A log is more than its file: what has been committed last may still be in the write-ahead log beside it. So copies are
+made by SQLite's own backup, from one read transaction, while others go on writing.
+"""
+
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
+from oncelog.stores.sqlite.files import LogFile, connect, new_epoch
+from oncelog.stores.sqlite.findings import ContradictionError, Lie, Progress
+from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
+from oncelog.stores.sqlite.reading import heads
+from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.verifying import verify_file, verify_quickly
+
+SLICE_PAGES: Final = 1024
+"""Copied at once: 4 MiB, between two looks at whether someone wants to stop."""
+_BESIDE: Final = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a file and would apply to any file of that name."""
+
+Report = Callable[[Progress], None]
+
+
+class Copied(Struct, frozen=True):
+    """What a backup holds."""
+
+    epoch: str
+    records: int
+    bytes: int
+
+
+class Restored(Struct, frozen=True):
+    """What has become of a backup."""
+
+    old_epoch: str
+    new_epoch: str
+    records: int
+    bytes: int
+    kept: str | None
+    """Where the log is now that stood there before."""
+
+
+def backup(source: str, destination: str, report: Report, *, force: bool = False) -> Copied:
+    """Copies a log as it is at this moment. Others may be writing; what they commit from now on is not in the copy.
+
+    Raises StoreError if the destination exists (unless `force`) or is a log that is open.
+    """
+    target = Path(destination)
+    _check_target(target, source, force=force)
+    with looking_at(source) as (connection, file), _unfinished(target) as unfinished:
+        copied = _copy(connection, file, unfinished, report)
+        shutil.copymode(source, unfinished)
+        _check_target(target, source, force=force)  # copying may have taken long
+        _give_name(unfinished, target)
+    return copied
+
+
+def restore(source: str, destination: str, report: Report, *, force: bool = False, full: bool = False) -> Restored:
+    """Makes a backup the log, under a new epoch: whoever has read further than it goes must be told.
+
+    The backup is checked first. With `force` a log that is there is kept under another name; it must not be open.
+    """
+    target = Path(destination)
+    _check_free(target, source, force=force)
+    if full:
+        for finding in verify_file(source):
+            if isinstance(finding, Progress):
+                report(finding)
+            elif isinstance(finding, Lie):
+                raise ContradictionError(f"{source} is not a good backup: {finding.message}")
+    with looking_at(source) as (connection, file), _unfinished(target) as unfinished:
+        if not full:
+            report(Progress("structure"))
+            verify_quickly(connection)
+        copied = _copy(connection, file, unfinished, report)
+        epoch = new_epoch()
+        _set_epoch(unfinished, epoch)
+        shutil.copymode(source, unfinished)
+        kept = _set_aside(target) if force else None
+        _check_free(target, source, force=False, kept=kept)
+        _give_name(unfinished, target)
+    return Restored(file.epoch, epoch, copied.records, copied.bytes, kept)
+
+
+def _check_target(target: Path, source: str, *, force: bool) -> None:
+    if target.is_dir():
+        raise StoreError(f"{target} is a directory; name a file in it.")
+    if target.exists():
+        if Path(source).exists() and target.samefile(source):
+            raise StoreError(f"{target} is the log itself.")
+        if not force:
+            raise StoreError(f"{target} exists. Choose another name, or overwrite it with --force.")
+    beside = _beside(target)
+    if beside:
+        # SQLite would apply it to the copy, and nothing would be left of either.
+        raise StoreError(f"{beside[0]} exists: {target} is a log that is open, or was not closed. Choose another name.")
+
+
+def _check_free(target: Path, source: str, *, force: bool, kept: str | None = None) -> None:
+    if target.is_dir():
+        raise StoreError(f"{target} is a directory; name a file in it.")
+    if target.exists() and Path(source).exists() and target.samefile(source):
+        raise StoreError(f"{target} is the backup itself; restore it under another name.")
+    there = _beside(target) + ([target] if target.exists() and kept is None else [])
+    if there and not force:
+        raise StoreError(
+            f"{there[0]} exists. Choose another name; with --force the old log is kept beside the new one."
+        )
+
+
+def _beside(target: Path) -> list[Path]:
+    return [beside for suffix in _BESIDE if (beside := Path(f"{target}{suffix}")).exists()]
+
+
+@contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """A name in the target's directory, from which it can be renamed. Nothing is left there if something goes wrong."""
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        yield unfinished
+    except sqlite3.Error as error:
+        raise in_our_words(error, str(target)) from error
+    finally:
+        for left in (unfinished, *_beside(unfinished)):
+            left.unlink(missing_ok=True)
+
+
+def _copy(connection: sqlite3.Connection, file: LogFile, unfinished: Path, report: Report) -> Copied:
+    """From inside the connection's read transaction, so that it never has to start again."""
+    positions = {lane: head.position for lane, head in heads(connection).items()}
+
+    def told(_status: int, remaining: int, total: int) -> None:
+        report(Progress("copying", total - remaining, total))
+
+    try:
+        unfinished.touch(mode=0o600, exist_ok=False)
+    except OSError as error:
+        raise StoreUnavailableError(f"{unfinished.parent} cannot be written to: {error.strerror}") from error
+    with closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
+        # Until it has its name it may be lost as a whole, so nothing is waited for before the end.
+        copy.execute("PRAGMA journal_mode = OFF")
+        copy.execute("PRAGMA synchronous = OFF")
+        connection.backup(copy, pages=SLICE_PAGES, progress=told)
+    with looking_at(str(unfinished)) as (copied, found):
+        if found != file or positions != {lane: head.position for lane, head in heads(copied).items()}:
+            raise ContradictionError("the copy is not what was copied; is the disk in order?")
+    return Copied(file.epoch, sum(positions.values()), unfinished.stat().st_size)
+
+
+def _set_epoch(unfinished: Path, epoch: str) -> None:
+    with closing(connect(ExistingFile(query_only=False), str(unfinished))) as connection:
+        connection.execute(SQL["set_epoch"], (epoch,))
+
+
+def _give_name(unfinished: Path, target: Path) -> None:
+    """On the disk first, then the name, then the name on the disk: whoever finds the name finds all of it."""
+    if _beside(unfinished):
+        raise StoreUnavailableError(f"{unfinished} could not be closed")
+    _sync(unfinished, os.O_RDONLY)
+    unfinished.replace(target)
+    _sync(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _set_aside(target: Path) -> str | None:
+    """Keeps the log that is there, with all that belongs to it. Gives its new name, or None if there was nothing."""
+    if target.exists():
+        _close_for_good(target)
+    beside = _beside(target)
+    if not target.exists() and not beside:
+        return None
+    number = 1
+    while any(Path(f"{target}.before-restore-{number}{suffix}").exists() for suffix in ("", *_BESIDE)):
+        number += 1
+    kept = Path(f"{target}.before-restore-{number}")
+    for left in beside:
+        left.rename(f"{kept}{left.name.removeprefix(target.name)}")
+    if target.exists():
+        try:
+            os.link(target, kept)  # the old log keeps its name until the new one takes it
+        except OSError:
+            target.rename(kept)
+    return str(kept)
+
+
+def _close_for_good(target: Path) -> None:
+    """Moves the write-ahead log into the file, and makes sure that nobody else has it open."""
+    driver: Any = ExistingFile(query_only=False)
+    try:
+        driver.check(str(target))
+        with closing(connect(driver, str(target))) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except (NotALogError, sqlite3.DatabaseError, UnicodeError):
+        return  # damaged, or no log at all: it is moved as it is, with what lies beside it
+    if Path(f"{target}-wal").exists():  # the last one out deletes it
+        raise StoreError(f"{target} is open in another process. Stop what uses it, then restore.")

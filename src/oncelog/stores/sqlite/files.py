@@ -1,0 +1,235 @@
+"""The file: is it a log, is it one we can read, and how a connection to it is made.
+
+Whatever is not ours is left as it is. The first look is at the header's bytes, without SQLite, because even opening a
+file in WAL mode can write beside it.
+"""
+
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from oncelog.core.values import Settings
+from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, SettingsError, StoreUnavailableError
+from oncelog.stores.sqlite.index import SECRET_BYTES
+from oncelog.stores.sqlite.statements import SQL, migrations, statements_of
+
+APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
+SCHEMA_VERSION: Final = migrations()[-1][0]
+EPOCH_BYTES: Final = 8
+BUSY_TIMEOUT_MS: Final = 10_000
+"""How long a writer waits for another process's transaction."""
+CHECKPOINT_PAGES: Final = 4000
+"""The write-ahead log is moved into the file when it has come to this (16 MB)."""
+CACHE_KIB: Final = 32_768
+
+HEADER_BYTES: Final = 100
+_MAGIC: Final = b"SQLite format 3\0"
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
+_UNAVAILABLE: Final = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_CANTOPEN",
+    "SQLITE_READONLY",
+)
+_CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
+class LogFile(Struct, frozen=True):
+    """What a file says about itself."""
+
+    schema_version: int
+    epoch: str
+    settings: Settings
+    index_secret: bytes
+    created_ms: int
+
+
+class Driver(Protocol):
+    """How connections are made. The tests have one whose disk fails."""
+
+    is_shared: bool
+    """Whether there can be several connections to a file at once."""
+
+    def check(self, path: str) -> None:
+        """Raises NotALogError if the file is certainly not a log. Changes nothing."""
+
+    def connect(self, path: str) -> Any:
+        """A connection in autocommit mode, as sqlite3 has it."""
+
+
+class SqliteDriver:
+    """The SQLite that comes with Python, which an application's own connections to the file use too.
+
+    Two copies of SQLite in one process would break each other's locks (docs/decisions/0008).
+    """
+
+    is_shared = True
+
+    def check(self, path: str) -> None:
+        """Looks at the header."""
+        header = _head(path)
+        if header:
+            demand_log(path, header, _head(f"{path}-journal"))
+
+    def connect(self, path: str) -> sqlite3.Connection:
+        """As `Driver` says."""
+        return sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+
+
+def demand_log(path: str, header: bytes, journal: bytes) -> None:
+    """Raises NotALogError for the first bytes of a file that is not ours, its rollback journal's beside them."""
+    if not any(header) and _is_from_nothing(journal):
+        return  # the power went while a log was being made; SQLite will find the file empty again
+    if not header.startswith(_MAGIC) or len(header) < HEADER_BYTES:
+        raise NotALogError(f"{path} is no SQLite database, so it is no log. Nothing was changed.")
+    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise NotALogError(
+            f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed. "
+            "Open a file of its own; an application's tables can live in a log, not the other way round."
+        )
+
+
+def _is_from_nothing(journal: bytes) -> bool:
+    """Whether a rollback journal leads back to a database of no pages."""
+    return len(journal) >= 28 and journal.startswith(_JOURNAL_MAGIC) and not int.from_bytes(journal[16:20], "big")
+
+
+def _head(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(HEADER_BYTES)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise StoreUnavailableError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def translated(error: sqlite3.Error, path: str) -> Exception:
+    """An error of SQLite's in our words; the same error if it says nothing about the disk or the file."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith(_UNAVAILABLE):
+        hint = " (the disk is full)" if name == "SQLITE_FULL" else ""
+        return StoreUnavailableError(f"{path}: {error}{hint} [{name}]; submit again under the same identity")
+    if name.startswith(_CORRUPT):
+        return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
+    return error
+
+
+def connect(driver: Driver, path: str) -> Any:
+    """A connection as every use of the file needs it."""
+    connection = driver.connect(path)
+    try:
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        # Deleted bytes are overwritten where that costs no further writing; `erase` asks for more.
+        connection.execute("PRAGMA secure_delete = FAST")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: int) -> LogFile:
+    """Makes the log in an empty file, brings an older one up to date, and says what it is."""
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        _make(connection, path, settings or Settings(), now_ms)
+    file = look(connection, path)
+    if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+        raise StoreUnavailableError(f"{path} cannot be set to write-ahead logging on this file system")
+    if file.schema_version < SCHEMA_VERSION:
+        _migrate(connection, file.schema_version)
+        file = look(connection, path)
+    return file
+
+
+def look(connection: Any, path: str) -> LogFile:
+    """What the file says about itself. Raises NewerSchemaError and CorruptError; changes nothing."""
+    (schema_version,) = _only_row(connection, "schema_version", path)
+    if schema_version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{path} was made by a newer Oncelog (schema {schema_version}, this one reads up to {SCHEMA_VERSION}). "
+            "Nothing was changed."
+        )
+    schema_version, epoch, lanes, eviction_interval, index_secret, created_ms = _only_row(connection, "log", path)
+    try:
+        settings = Settings(lanes, eviction_interval)
+    except SettingsError as error:
+        raise CorruptError(f"{path} says it is a log, but no log has such settings: {error}") from error
+    return LogFile(schema_version, epoch, settings, index_secret, created_ms)
+
+
+def _only_row(connection: Any, statement: str, path: str) -> tuple[Any, ...]:
+    try:
+        row: tuple[Any, ...] | None = connection.execute(SQL[statement]).fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such" in str(error):
+            raise CorruptError(f"{path} says it is a log, but has no usable table oncelog_log") from error
+        raise
+    if row is None:
+        raise CorruptError(f"{path} says it is a log, but oncelog_log has no row")
+    return row
+
+
+def new_epoch() -> str:
+    """A name that no other history has."""
+    return secrets.token_hex(EPOCH_BYTES)
+
+
+def _make(connection: Any, path: str, settings: Settings, now_ms: int) -> None:
+    """In one transaction, and before write-ahead logging: a file is a whole log or still empty."""
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+            connection.execute("ROLLBACK")  # another process was faster
+            return
+        _demand_empty(connection, path)
+        for _, script in migrations():
+            for statement in statements_of(script):
+                connection.execute(statement)
+        parameters = {
+            "schema_version": SCHEMA_VERSION,
+            "epoch": new_epoch(),
+            "lanes": settings.lanes,
+            "eviction_interval": settings.eviction_interval,
+            "index_secret": secrets.token_bytes(SECRET_BYTES),
+            "created_ms": now_ms,
+        }
+        connection.execute(SQL["make_log"], parameters)
+        connection.execute(SQL["make_state"])
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _demand_empty(connection: Any, path: str) -> None:
+    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        raise NotALogError(f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed.")
+
+
+def _migrate(connection: Any, version: int) -> None:
+    """Step by step, each in a transaction of its own that also notes the version it leads to."""
+    for number, script in migrations():
+        if number <= version:
+            continue
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if connection.execute("SELECT schema_version FROM oncelog_log").fetchone()[0] < number:
+                for statement in statements_of(script):
+                    connection.execute(statement)
+                connection.execute(SQL["set_schema_version"], (number,))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise

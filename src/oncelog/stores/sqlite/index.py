@@ -1,0 +1,417 @@
+"""The key index: at which places the record of an identity may stand.
+
+The records are the truth, this is derived from them. A B-tree over millions of random keys costs more with every
+million, because every insert touches a page of its own. So keys come to it in three steps:
+
+    hot       the newest keys, in memory alone; made anew from the records when a file is opened
+    sealed    sorted into a segment of their own: appended in one direction, a few pages for thousands of keys
+    merged    FAN_OUT segments of a level become one of the next, so that there are never many
+
+Sealing and merging are done in slices inside the transactions of commits, in proportion to what each commit adds: no
+commit waits for a large one. Whatever is under way is written down in the same transaction, and any process can go
+on with it. A filter in memory over all sealed keys lets a new key pass without a look at any segment.
+
+Keys are known here by a keyed hash of 63 bits; a hit is checked against the record itself. So a collision costs a
+look, never an answer, and nobody who does not know the log's secret can make one.
+"""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import orjson
+from rbloom import Bloom
+
+from oncelog.core.values import KeyIdentity, SequenceIdentity
+from oncelog.stores.sqlite.statements import SQL, Insert
+
+SEAL_KEYS: Final = 32_768
+"""A segment of the lowest level has about this many keys; about twice as many can be hot."""
+FAN_OUT: Final = 4
+PACE: Final = 1.5
+"""Rows that each level's work moves on for every new key. Above 1, so that it ends before the next begins."""
+SLICE_MIN: Final = 32
+HASH_MAX: Final = 2**63 - 1
+SECRET_BYTES: Final = 32
+FILTER_KEYS_MIN: Final = 1_000_000
+FILTER_ERROR_RATE: Final = 0.005
+
+POSITION_BITS: Final = 48
+_insert: Final = Insert("oncelog_keys", ("segment", "hash", "place"))
+
+
+def place_of(lane: int, position: int) -> int:
+    """Lane and position as one number."""
+    return lane << POSITION_BITS | position
+
+
+def lane_and_position(place: int) -> tuple[int, int]:
+    """What a place is made of."""
+    return place >> POSITION_BITS, place & (1 << POSITION_BITS) - 1
+
+
+class Segment(NamedTuple):
+    """A sorted run of keys."""
+
+    segment: int
+    level: int
+    keys: int
+
+
+class Job(NamedTuple):
+    """Work that fills a segment. Level 0 is filled from memory, the others from the sources."""
+
+    level: int
+    target: int
+    sources: tuple[int, ...]
+    keys: int
+    cursor: int
+
+
+class Lane(NamedTuple):
+    """How far a lane's keys have come."""
+
+    position: int
+    sealed_position: int
+    sealing_position: int
+
+
+Places = int | tuple[int, ...]
+Hot = dict[int, Places]
+
+
+class Filter:
+    """May say of a key that it is sealed though it is not, never the other way. Grows by layers, twice as large."""
+
+    def __init__(self, keys: int = 0) -> None:
+        self._capacity = max(FILTER_KEYS_MIN, 2 * keys)
+        self._room = self._capacity
+        self._layers = [Bloom(self._capacity, FILTER_ERROR_RATE)]
+
+    def update(self, hashes: Sequence[int]) -> None:
+        """Takes in sealed keys."""
+        if self._room < len(hashes):
+            self._capacity = max(2 * self._capacity, len(hashes))
+            self._room = self._capacity
+            self._layers.insert(0, Bloom(self._capacity, FILTER_ERROR_RATE))
+        self._layers[0].update(hashes)
+        self._room -= len(hashes)
+
+    def __contains__(self, key_hash: int) -> bool:
+        return any(key_hash in layer for layer in self._layers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes."""
+        return sum(layer.size_in_bits // 8 for layer in self._layers)
+
+
+class KeyIndex:
+    """One process's view of the index. Used inside transactions only, by one thread.
+
+    Within a transaction call `catch_up` first; `find` then is complete. What the transaction adds is told by `stage`
+    before `maintain`, and counts from `confirm` on, after COMMIT. After any error throw the whole index away.
+    """
+
+    def __init__(self, secret: bytes, seal_keys: int = SEAL_KEYS) -> None:
+        self._secret = secret
+        self._seal_keys = seal_keys
+        self._hot: Hot = {}
+        self._sealing: Hot = {}
+        self._sealing_order: list[int] | None = None
+        self._lanes: dict[int, int] = {}
+        self._borders: dict[int, tuple[int, int]] = {}
+        self._segments: list[Segment] = []
+        self._jobs: dict[int, Job] = {}
+        self._commits = -1
+        self._staged: list[tuple[int, int]] = []
+        self._next: _Next | None = None
+        self._unfiltered: list[int] = []
+        self._filter: Filter | None = None
+
+    def hash_of(self, identity: KeyIdentity | SequenceIdentity) -> int:
+        """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
+        policy, scope, client, key = identity
+        text = _prefix(policy, scope, client)
+        # The secret comes first: BLAKE2 is a keyed hash that way too, and in one block less than by its own parameter.
+        data = self._secret + text + (b"k" + key if isinstance(key, bytes) else b"s%d" % key)
+        return int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> 1
+
+    # --- in a transaction
+
+    def catch_up(self, connection: Any, commits: int, lanes: Mapping[int, Lane]) -> None:
+        """Takes in what other processes have committed, sealed and merged since the last time."""
+        if commits == self._commits:
+            return
+        self._segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
+        self._jobs = {row[0]: job_of(row) for row in connection.execute(SQL["jobs"]).fetchall()}
+        borders = {number: (lane.sealed_position, lane.sealing_position) for number, lane in lanes.items()}
+        if any(self._borders.get(number, (0, 0)) != border for number, border in borders.items()):
+            self._split(lanes)
+        self._borders = borders
+        is_new = self._commits < 0
+        for number, lane in lanes.items():
+            # What was sealed before this index was made is in its filter, or the index has none. What others have
+            # both committed and sealed since is not: it is read here, or it would pass for new.
+            known = self._lanes.get(number, lane.sealed_position if is_new else 0)
+            if known < lane.position:
+                bounds = (place_of(number, known), place_of(number, lane.position))
+                self._take_in(connection.execute(SQL["identities"], bounds).fetchall(), lane)
+            self._lanes[number] = lane.position
+        self._commits = commits
+
+    def find(self, connection: Any, hashes: Iterable[int]) -> dict[int, list[int]]:
+        """The places of those that may be known, and nothing of those that are certainly new."""
+        found: dict[int, list[int]] = {}
+        sealed: list[int] = []
+        hot, sealing, sealed_filter, has_segments = self._hot, self._sealing, self._filter, bool(self._segments)
+        for one in hashes:
+            places = hot.get(one)
+            if places is not None:
+                found[one] = _listed(places)
+            places = sealing.get(one)
+            if places is not None:
+                found.setdefault(one, []).extend(_listed(places))
+            # Also where it was found: another identity of the same hash may be sealed.
+            if has_segments and (sealed_filter is None or one in sealed_filter):
+                sealed.append(one)
+        if sealed:
+            segments = orjson.dumps([segment.segment for segment in self._segments]).decode()
+            parameters = {"hashes": orjson.dumps(sealed).decode(), "segments": segments}
+            for one, place in connection.execute(SQL["find_keys"], parameters).fetchall():
+                found.setdefault(one, []).append(place)
+        return found
+
+    def stage(self, added: Sequence[tuple[int, int]], positions: Mapping[int, int]) -> None:
+        """Notes what the transaction adds: hashes with their places, and the new positions of the lanes."""
+        self._staged = list(added)
+        self._next = _Next(dict(self._jobs), list(self._segments), dict(positions))
+
+    def maintain(self, connection: Any) -> None:
+        """Does a slice of the work that is due, in the same transaction. Call after the lanes have been saved."""
+        state = self._next
+        if state is None:
+            return
+        self._begin_jobs(connection, state)
+        rows = max(SLICE_MIN, int(PACE * len(self._staged)))
+        for job in list(state.jobs.values()):
+            if job.level == 0:
+                self._seal(connection, state, job, rows)
+            else:
+                _merge(connection, state, job, rows)
+
+    def confirm(self) -> None:
+        """The transaction has been committed."""
+        state = self._next
+        if state is None:
+            return
+        if state.began_sealing:
+            self._sealing, self._hot, self._sealing_order = self._hot, {}, state.sealing_order
+        hot = self._hot
+        for one, place in self._staged:
+            if hot.setdefault(one, place) != place:
+                _put(hot, one, place)
+        if state.ended_sealing:
+            self._end_sealing()
+        self._jobs, self._segments = state.jobs, state.segments
+        self._lanes.update(state.positions)
+        self._commits += 1
+        self._staged, self._next = [], None
+
+    # --- the filter
+
+    @property
+    def has_filter(self) -> bool:
+        """Without it every look goes to the segments: right, but slower."""
+        return self._filter is not None
+
+    def use_filter(self, sealed: Filter) -> None:
+        """Takes a filter over all keys that had been sealed at some time after this index was made."""
+        sealed.update(self._unfiltered)
+        self._unfiltered = []
+        self._filter = sealed
+
+    # --- figures
+
+    @property
+    def hot_keys(self) -> int:
+        """How many keys are in memory alone."""
+        return len(self._hot) + len(self._sealing)
+
+    @property
+    def sealed_keys(self) -> int:
+        """How many keys are in segments."""
+        merging = sum(job.keys for job in self._jobs.values() if job.sources)  # in source or target, counted in both
+        return sum(segment.keys for segment in self._segments) - merging
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all of it takes, to within the interpreter's own book-keeping."""
+        hot = sum(sys.getsizeof(keys) for keys in (self._hot, self._sealing))
+        numbers = 2 * sys.getsizeof(2**62) * self.hot_keys
+        order = sys.getsizeof(self._sealing_order) if self._sealing_order else 0
+        return hot + numbers + order + (self._filter.memory_bytes if self._filter else 0)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All segments, complete or being filled."""
+        return self._segments
+
+    # --- inside
+
+    def _split(self, lanes: Mapping[int, Lane]) -> None:
+        """Moves hot keys to where the lanes say they are by now: being sealed, or sealed."""
+        job = self._jobs.get(0)
+        hot: Hot = {}
+        sealing: Hot = {}
+        sealed: list[int] = []
+        for one, places in chain(self._sealing.items(), self._hot.items()):
+            for place in _listed(places):
+                number, position = lane_and_position(place)
+                lane = lanes[number]
+                if position <= lane.sealed_position:
+                    sealed.append(one)
+                elif job is not None and position <= lane.sealing_position:
+                    _put(sealing, one, place)
+                else:
+                    _put(hot, one, place)
+        self._filter_sealed(sealed)
+        self._hot, self._sealing, self._sealing_order = hot, sealing, None
+
+    def _take_in(self, rows: Iterable[tuple[Any, ...]], lane: Lane) -> None:
+        sealing_position = lane.sealing_position if 0 in self._jobs else 0
+        sealed: list[int] = []
+        for place, *identity in rows:
+            hashes = self.hashes_of_record(*identity)
+            position = lane_and_position(place)[1]
+            if position <= lane.sealed_position:
+                sealed += hashes
+                continue
+            target = self._hot
+            if position <= sealing_position:
+                target, self._sealing_order = self._sealing, None
+            for one in hashes:
+                _put(target, one, place)
+        self._filter_sealed(sealed)
+
+    def hashes_of_record(self, policy: str, scope: str, client: str, client_sequence: int, key: bytes) -> list[int]:
+        """Under what a record can be found: its key, and the number its client gave it."""
+        hashes = []
+        if key:
+            # Only clients that number their writes have keys of their own (core.values.key_identity).
+            hashes.append(self.hash_of((policy, scope, client if client_sequence else "", key)))
+        if client_sequence:
+            hashes.append(self.hash_of((policy, scope, client, client_sequence)))
+        return hashes
+
+    def _begin_jobs(self, connection: Any, state: "_Next") -> None:
+        if 0 not in state.jobs and not self._sealing and len(self._hot) >= self._seal_keys:
+            # What this transaction adds stays hot: the border is where the lanes stood before it.
+            connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
+            state.begin(connection, 0, (), sum(len(_listed(places)) for places in self._hot.values()))
+            state.began_sealing = True
+            state.sealing_order = sorted(self._hot)
+        filling = {job.target for job in state.jobs.values()}
+        levels: dict[int, list[Segment]] = {}
+        for segment in state.segments:
+            if segment.segment not in filling:
+                levels.setdefault(segment.level, []).append(segment)
+        for level, segments in levels.items():
+            if len(segments) >= FAN_OUT and level + 1 not in state.jobs:
+                sources = segments[:FAN_OUT]
+                keys = sum(segment.keys for segment in sources)
+                state.begin(connection, level + 1, tuple(segment.segment for segment in sources), keys)
+
+    def _seal(self, connection: Any, state: "_Next", job: Job, rows: int) -> None:
+        keys = self._hot if state.began_sealing else self._sealing
+        order = state.sealing_order if state.began_sealing else self._sealing_order
+        if order is None:
+            order = self._sealing_order = sorted(keys)
+        start = bisect_right(order, job.cursor)
+        hashes = order[start : start + rows]
+        _insert(connection, [(job.target, one, place) for one in hashes for place in _listed(keys[one])])
+        if start + rows < len(order):
+            state.advance(connection, job, hashes[-1])
+        else:
+            connection.execute(SQL["end_sealing"])
+            state.end(connection, job)
+            state.ended_sealing = True
+
+    def _end_sealing(self) -> None:
+        self._filter_sealed(list(self._sealing))
+        self._sealing, self._sealing_order = {}, None
+
+    def _filter_sealed(self, hashes: list[int]) -> None:
+        if self._filter is None:
+            self._unfiltered += hashes
+        elif hashes:
+            self._filter.update(hashes)
+
+
+class _Next:
+    """How segments and jobs stand if the transaction is committed."""
+
+    def __init__(self, jobs: dict[int, Job], segments: list[Segment], positions: dict[int, int]) -> None:
+        self.jobs = jobs
+        self.segments = segments
+        self.positions = positions
+        self.began_sealing = False
+        self.ended_sealing = False
+        self.sealing_order: list[int] | None = None
+
+    def begin(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
+        target = max((segment.segment for segment in self.segments), default=0) + 1
+        self.segments.append(Segment(target, level, keys))
+        connection.execute(SQL["add_segment"], (target, level, keys))
+        self.advance(connection, Job(level, target, sources, keys, -1), -1)
+
+    def advance(self, connection: Any, job: Job, cursor: int) -> None:
+        self.jobs[job.level] = job._replace(cursor=cursor)
+        row = (job.level, job.target, orjson.dumps(job.sources).decode(), job.keys, cursor)
+        connection.execute(SQL["save_job"], row)
+
+    def end(self, connection: Any, job: Job) -> None:
+        del self.jobs[job.level]
+        connection.execute(SQL["end_job"], (job.level,))
+        connection.execute(SQL["drop_segments"], (orjson.dumps(job.sources).decode(),))
+        self.segments = [segment for segment in self.segments if segment.segment not in job.sources]
+
+
+def _merge(connection: Any, state: _Next, job: Job, rows: int) -> None:
+    """Hashes are spread evenly, so a part of their range is that part of the keys."""
+    upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * rows // max(1, job.keys)))
+    between = {"sources": orjson.dumps(job.sources).decode(), "cursor": job.cursor, "upto": upto}
+    connection.execute(SQL["merge_keys"], {"target": job.target, **between})
+    connection.execute(SQL["unmerge_keys"], between)
+    if upto < HASH_MAX:
+        state.advance(connection, job, upto)
+    else:
+        state.end(connection, job)
+
+
+def job_of(row: tuple[Any, ...]) -> Job:
+    """From the columns of the statement `jobs`."""
+    level, target, sources, keys, cursor = row
+    return Job(level, target, tuple(orjson.loads(sources)), keys, cursor)
+
+
+@lru_cache(maxsize=1024)
+def _prefix(policy: str, scope: str, client: str) -> bytes:
+    """No name has a U+0000 in it, so what stands before the key can be read in one way only."""
+    return f"{policy}\0{scope}\0{client}\0".encode()
+
+
+def _listed(places: Places) -> list[int]:
+    return [places] if isinstance(places, int) else list(places)
+
+
+def _put(keys: Hot, one: int, place: int) -> None:
+    known = keys.get(one)
+    if known is None:
+        keys[one] = place
+    elif place not in _listed(known):
+        keys[one] = (*_listed(known), place)

@@ -1,0 +1,148 @@
+"""Reading records: pages by cursor, blocks with their evidence. All of it on a connection inside a transaction."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from oncelog.core.proof import Block, body_hash
+from oncelog.core.values import LaneHead, Record
+from oncelog.stores.protocol import Consumer, Evidence, Page, Query
+from oncelog.stores.sqlite.index import POSITION_BITS, lane_and_position, place_of
+from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.tables import lane_of_scope
+
+_POSITION: Final = (1 << POSITION_BITS) - 1
+_FETCH: Final = 100
+_partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
+
+
+@lru_cache(maxsize=1024)
+def partitions_text(partitions: tuple[str, ...]) -> str:
+    """Partitions as a record's column holds them."""
+    return orjson.dumps(partitions).decode()
+
+
+def record_of(row: tuple[Any, ...]) -> Record:
+    """A record from the columns of a page's statement."""
+    place, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, number, partitions, body = row
+    return Record(
+        place >> POSITION_BITS,
+        place & _POSITION,
+        sequence,
+        log_time_ms,
+        height,
+        policy,
+        scope,
+        key,
+        fingerprint,
+        actor,
+        client,
+        number,
+        _partitions(partitions),
+        b"" if body is None else body,
+        body is None,
+    )
+
+
+def read(connection: Any, query: Query, lanes: int, epoch: str) -> Page:
+    """A page, all of one moment."""
+    lane = query.lane if query.stream is None else lane_of_scope(query.stream, lanes)
+    newest = _newest(connection, query, lane)
+    query = query.within(newest, epoch)
+    upto = newest if query.upto is None else query.upto
+    rows, is_cut = _page_rows(_cursor(connection, query, lane, upto), query)
+    records = [record_of(row) for row in rows]
+    following = upto
+    if is_cut:
+        following = records[-1].position if query.stream is None else records[-1].sequence
+    return Page(records, max(following, query.after), upto, is_cut, newest)
+
+
+def heads(connection: Any) -> dict[int, LaneHead]:
+    """The heads of all lanes."""
+    return {row[0]: LaneHead(*row[1:8]) for row in connection.execute(SQL["lanes"]).fetchall()}
+
+
+def block(connection: Any, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+    """A block with its records."""
+    row = connection.execute(SQL["block"], (lane, height)).fetchone()
+    if row is None:
+        raise LookupError(f"lane {lane} has no block of height {height}")
+    found = Block(*row)
+    return found, evidence(connection, lane, found.first_position - 1, found.first_position + found.count - 1)
+
+
+def evidence(connection: Any, lane: int, after: int, upto: int) -> list[Evidence]:
+    """Records of a lane with all that their hashes are made of."""
+    rows = connection.execute(SQL["evidence"], (place_of(lane, after), place_of(lane, upto))).fetchall()
+    return [evidence_of(row) for row in rows]
+
+
+def evidence_of(row: tuple[Any, ...]) -> Evidence:
+    """From the columns of that statement."""
+    *columns, body, salt, kept_hash = row
+    if body is None:
+        return Evidence(record_of((*columns, body)), b"", kept_hash)
+    return Evidence(record_of((*columns, body)), salt, body_hash(salt, body))
+
+
+def consumers(connection: Any, lanes: int) -> list[Consumer]:
+    """All of them, with how far each is behind."""
+    found = []
+    for scope, name, cursor in connection.execute(SQL["all_consumers"]).fetchall():
+        stream = scope or None
+        newest = _newest(connection, Query(stream=stream), lane_of_scope(scope, lanes))
+        found.append(Consumer(scope, name, cursor, newest - cursor))
+    return found
+
+
+def _newest(connection: Any, query: Query, lane: int) -> int:
+    if query.stream is None:
+        row = connection.execute(SQL["lane_head"], (lane,)).fetchone()
+    else:
+        row = connection.execute(SQL["stream_head"], (lane, query.stream)).fetchone()
+    return 0 if row is None else row[0]
+
+
+def _cursor(connection: Any, query: Query, lane: int, upto: int) -> Any:
+    limit = query.limit + 1  # one more tells whether there is more
+    if query.stream is not None:
+        return connection.execute(SQL["stream_page"], (lane, query.stream, query.after, upto, limit))
+    if not query.partitions:
+        return connection.execute(SQL["lane_page"], (place_of(lane, query.after), place_of(lane, upto), limit))
+    if len(query.partitions) == 1:
+        return connection.execute(SQL["partition_page"], (lane, query.partitions[0], query.after, upto, limit))
+    positions = _positions(connection, query.partitions, (lane, query.after, upto, limit))
+    places = orjson.dumps([place_of(lane, position) for position in positions]).decode()
+    return connection.execute(SQL["records_at"], (places,))
+
+
+def _positions(connection: Any, partitions: Sequence[str], bounds: tuple[int, int, int, int]) -> list[int]:
+    """The first positions of any of the partitions: what one alone has in the page is enough of it."""
+    lane, after, upto, limit = bounds
+    found: set[int] = set()
+    for partition in partitions:
+        rows = connection.execute(SQL["partition_positions"], (lane, partition, after, upto, limit)).fetchall()
+        found.update(position for (position,) in rows)
+    return sorted(found)[:limit]
+
+
+def _page_rows(cursor: Any, query: Query) -> tuple[list[tuple[Any, ...]], bool]:
+    """The page's rows, and whether it was cut: by the limit, or early by the bytes of its bodies."""
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    while fetched := cursor.fetchmany(_FETCH):
+        for row in fetched:
+            size += len(row[-1] or b"")
+            if len(rows) == query.limit or (rows and size > query.bytes_max):
+                return rows, True
+            rows.append(row)
+    return rows, False
+
+
+def lane_of_place(place: int) -> tuple[int, int]:
+    """Lane and position."""
+    return lane_and_position(place)

@@ -1,0 +1,254 @@
+-- Every statement that the store runs, by name. `:needs` is a JSON array of arrays, each the key of one row.
+
+-- name: schema_version
+-- Alone, because a later version may have other columns beside it.
+SELECT schema_version FROM oncelog_log;
+
+-- name: log
+-- What the log was made with.
+SELECT schema_version, epoch, lanes, eviction_interval, index_secret, created_ms FROM oncelog_log;
+
+-- name: make_log
+INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, index_secret, created_ms)
+VALUES (1, :schema_version, :epoch, :lanes, :eviction_interval, :index_secret, :created_ms);
+
+-- name: make_state
+INSERT INTO oncelog_state (id, commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms)
+VALUES (1, 0, 0, '', 0, 0);
+
+-- name: set_schema_version
+UPDATE oncelog_log SET schema_version = ?;
+
+-- name: set_epoch
+UPDATE oncelog_log SET epoch = ?;
+
+-- name: state
+SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state;
+
+-- name: save_state
+UPDATE oncelog_state SET commits = commits + 1, clock_boot = ?, clock_elapsed_ms = ?, clock_time_ms = ?;
+
+-- name: count_erasure
+UPDATE oncelog_state SET commits = commits + 1, erasures = erasures + 1;
+
+-- name: touch_state
+-- A commit that adds nothing. (SQLite writes nothing for a row that stays the same.)
+UPDATE oncelog_state SET commits = commits + 1;
+
+-- name: policies
+SELECT name, declaration FROM oncelog_policies ORDER BY name;
+
+-- name: declare_policy
+INSERT INTO oncelog_policies (name, declaration) VALUES (?, ?);
+
+-- name: lanes
+-- All heads, with how far their keys have been sealed.
+SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash, sealed_position, sealing_position
+FROM oncelog_lanes ORDER BY lane;
+
+-- name: save_lane
+INSERT INTO oncelog_lanes (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (lane) DO UPDATE SET
+    position = excluded.position, log_time_ms = excluded.log_time_ms, eviction_time_ms = excluded.eviction_time_ms,
+    fence = excluded.fence, revision = excluded.revision, height = excluded.height, block_hash = excluded.block_hash;
+
+-- name: touch_lane
+-- Something in the lane has changed that is neither a record nor in its head.
+UPDATE oncelog_lanes SET revision = revision + 1 WHERE lane = ?;
+
+-- name: save_block
+INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: block
+SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks WHERE lane = ? AND height = ?;
+
+-- name: blocks
+-- The blocks of a lane above a height, in order.
+SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks
+WHERE lane = ? AND height > ? ORDER BY height LIMIT ?;
+
+-- name: remembered
+-- What is remembered of the records at some places.
+SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, r.key, fingerprint, body IS NULL
+FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value;
+
+-- name: identities
+-- The identities of the records between two places, for the key index.
+SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place;
+
+-- name: lane_page
+-- Records of a lane, by place.
+SELECT place, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
+
+-- name: partition_positions
+SELECT position FROM oncelog_partition_records
+WHERE lane = ? AND partition = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?;
+
+-- name: records_at
+-- Records at some places, in the order asked for.
+SELECT place, sequence, log_time_ms, height, policy, scope, r.key, fingerprint, actor, client, client_sequence, partitions, body
+FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value ORDER BY n.key;
+
+-- name: partition_page
+-- Records that touch a partition.
+SELECT place, r.sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_partition_records AS p CROSS JOIN oncelog_records AS r ON r.place = p.lane << 48 | p.position
+WHERE p.lane = ? AND p.partition = ? AND p.position > ? AND p.position <= ? ORDER BY p.position LIMIT ?;
+
+-- name: stream_page
+-- Records of a stream, by sequence.
+SELECT place, r.sequence, log_time_ms, height, policy, r.scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_stream_records AS s CROSS JOIN oncelog_records AS r ON r.place = s.lane << 48 | s.position
+WHERE s.lane = ? AND s.scope = ? AND s.sequence > ? AND s.sequence <= ? ORDER BY s.sequence LIMIT ?;
+
+-- name: lane_head
+SELECT position FROM oncelog_lanes WHERE lane = ?;
+
+-- name: stream_head
+SELECT sequence FROM oncelog_streams WHERE lane = ? AND scope = ?;
+
+-- name: evidence
+-- Records with all that their hashes are made of.
+SELECT place, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
+FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place;
+
+-- name: erase
+-- Only the hash of the body stays, and as many zeros as keep the row at its size.
+UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,
+    padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = ?;
+
+-- name: all_consumers
+SELECT scope, consumer, cursor FROM oncelog_consumers ORDER BY scope, consumer;
+
+-- name: segments
+SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
+
+-- name: jobs
+SELECT level, target, sources, keys, cursor FROM oncelog_key_jobs ORDER BY level;
+
+-- name: find_keys
+SELECT k.hash, k.place
+FROM json_each(:hashes) AS h CROSS JOIN json_each(:segments) AS s CROSS JOIN oncelog_keys AS k
+ON k.segment = s.value AND k.hash = h.value;
+
+-- name: all_hashes
+SELECT hash FROM oncelog_keys;
+
+-- name: start_sealing
+UPDATE oncelog_lanes SET sealing_position = ? WHERE lane = ?;
+
+-- name: end_sealing
+UPDATE oncelog_lanes SET sealed_position = max(sealed_position, sealing_position), sealing_position = 0;
+
+-- name: add_segment
+INSERT INTO oncelog_key_segments (segment, level, keys) VALUES (?, ?, ?);
+
+-- name: drop_segments
+DELETE FROM oncelog_key_segments WHERE segment IN (SELECT value FROM json_each(?));
+
+-- name: save_job
+INSERT INTO oncelog_key_jobs (level, target, sources, keys, cursor) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (level) DO UPDATE SET cursor = excluded.cursor;
+
+-- name: end_job
+DELETE FROM oncelog_key_jobs WHERE level = ?;
+
+-- name: merge_keys
+-- The next slice of a merge: what lies between two hashes in the sources goes to the target …
+INSERT INTO oncelog_keys (segment, hash, place)
+SELECT :target, hash, place FROM oncelog_keys
+WHERE segment IN (SELECT value FROM json_each(:sources)) AND hash > :cursor AND hash <= :upto ORDER BY hash, place;
+
+-- name: unmerge_keys
+-- … and leaves the sources, so that every key is in one segment at any time.
+DELETE FROM oncelog_keys
+WHERE segment IN (SELECT value FROM json_each(:sources)) AND hash > :cursor AND hash <= :upto;
+
+-- name: all_blocks
+-- Those of all lanes, in order.
+SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks ORDER BY lane, height;
+
+-- name: all_evidence
+-- All records with all that their hashes are made of, wherever they claim to be.
+SELECT place, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
+FROM oncelog_records ORDER BY place;
+
+-- name: last_place
+SELECT max(place) FROM oncelog_records WHERE place <= ?;
+
+-- name: log_time_at
+SELECT log_time_ms FROM oncelog_records WHERE place = ?;
+
+-- name: all_partition_records
+SELECT lane, partition, position FROM oncelog_partition_records ORDER BY lane, partition, position;
+
+-- name: missing_partition_record
+-- A record that is not found under a partition it touches.
+SELECT r.place >> 48, r.place & ((1 << 48) - 1), p.value FROM oncelog_records AS r CROSS JOIN json_each(r.partitions) AS p
+WHERE NOT EXISTS (
+    SELECT 1 FROM oncelog_partition_records AS i
+    WHERE i.lane = r.place >> 48 AND i.partition = p.value AND i.position = r.place & ((1 << 48) - 1)
+) ORDER BY r.place LIMIT 1;
+
+-- name: extra_partition_record
+-- A place that is found under a partition its record does not touch.
+SELECT i.lane, i.position, i.partition FROM oncelog_partition_records AS i
+WHERE NOT EXISTS (
+    SELECT 1 FROM oncelog_records AS r CROSS JOIN json_each(r.partitions) AS p
+    WHERE r.place = i.lane << 48 | i.position AND p.value = i.partition
+) LIMIT 1;
+
+-- name: all_stream_records
+SELECT lane, scope, sequence, position FROM oncelog_stream_records ORDER BY lane, scope, sequence;
+
+-- name: missing_stream_record
+SELECT r.place >> 48, r.place & ((1 << 48) - 1), r.scope FROM oncelog_records AS r
+WHERE r.sequence > 0 AND NOT EXISTS (
+    SELECT 1 FROM oncelog_stream_records AS i
+    WHERE i.lane = r.place >> 48 AND i.scope = r.scope AND i.sequence = r.sequence AND i.position = r.place & ((1 << 48) - 1)
+) ORDER BY r.place LIMIT 1;
+
+-- name: extra_stream_record
+SELECT i.lane, i.position, i.scope FROM oncelog_stream_records AS i
+WHERE NOT EXISTS (
+    SELECT 1 FROM oncelog_records AS r
+    WHERE r.place = i.lane << 48 | i.position AND r.scope = i.scope AND r.sequence = i.sequence AND r.sequence > 0
+) LIMIT 1;
+
+-- name: all_streams
+SELECT lane, scope, sequence FROM oncelog_streams ORDER BY lane, scope;
+
+-- name: all_clients
+SELECT lane, policy, scope, client, sequence, last_seen_ms, last_key, last_fingerprint
+FROM oncelog_clients ORDER BY lane, policy, scope, client;
+
+-- name: all_identities
+SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records ORDER BY place;
+
+-- name: identity_at
+SELECT policy, scope, client, client_sequence, key FROM oncelog_records WHERE place = ?;
+
+-- name: segment_keys
+-- The keys of a segment, in its order.
+SELECT hash, place FROM oncelog_keys WHERE segment = ? ORDER BY hash, place;
+
+-- name: next_segment
+SELECT min(segment) FROM oncelog_keys WHERE segment > ?;
+
+-- name: acknowledged_beyond
+-- A member that has acknowledged what its stream does not have.
+SELECT a.lane, a.scope, a.member, a.sequence, coalesce(s.sequence, 0)
+FROM oncelog_acknowledged AS a LEFT JOIN oncelog_streams AS s ON s.lane = a.lane AND s.scope = a.scope
+WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
+
+-- name: lease_beyond
+-- A lease whose fence its lane has never given out.
+SELECT l.lane, l.policy, l.scope, l.key_hex, l.fence, coalesce(h.fence, 0)
+FROM oncelog_leases AS l LEFT JOIN oncelog_lanes AS h ON h.lane = l.lane
+WHERE l.fence < 0 OR max(l.fence, l.failed_fence) > coalesce(h.fence, 0) LIMIT 1;
+
+-- name: schema
+-- Our tables as they were made.
+SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND name LIKE 'oncelog\_%' ESCAPE '\' ORDER BY name;

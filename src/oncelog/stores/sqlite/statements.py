@@ -1,0 +1,51 @@
+"""The statements of `sql/queries.sql` by name, and the migrations in their order."""
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import chain
+from typing import Any, Final
+
+_SQL: Final = files("oncelog.stores.sqlite") / "sql"
+_NAMED: Final = re.compile(r"^-- name: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
+
+
+def _named() -> dict[str, str]:
+    text = (_SQL / "queries.sql").read_text(encoding="utf-8")
+    return {name: _COMMENT.sub("", statement).strip() for name, statement in _NAMED.findall(text)}
+
+
+SQL: Final = _named()
+_ROWS: Final = (256, 64, 16, 4, 1)
+"""How many rows a statement may insert: few sizes, so that each is prepared once."""
+_PARAMETERS_MAX: Final = 32_000
+
+
+def migrations() -> list[tuple[int, str]]:
+    """Each version's number and script, oldest first."""
+    scripts = [entry for entry in (_SQL / "migrations").iterdir() if entry.name.endswith(".sql")]
+    return sorted((int(entry.name[:4]), entry.read_text(encoding="utf-8")) for entry in scripts)
+
+
+def statements_of(script: str) -> list[str]:
+    """The single statements of a script. None of ours has a semicolon inside."""
+    return [part.strip() for part in _COMMENT.sub("", script).split(";") if part.strip()]
+
+
+class Insert:
+    """Inserts rows, many a statement: every call into SQLite lets go of the interpreter and must wait for it again."""
+
+    def __init__(self, table: str, columns: tuple[str, ...]) -> None:
+        mark = f"({', '.join('?' * len(columns))})"
+        one = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
+        sizes = [size for size in _ROWS if size * len(columns) <= _PARAMETERS_MAX]
+        self._statements = [(size, one + f", {mark}" * (size - 1)) for size in sizes]
+
+    def __call__(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Inserts them in their order."""
+        start = 0
+        for size, statement in self._statements:
+            while len(rows) - start >= size:
+                connection.execute(statement, tuple(chain.from_iterable(rows[start : start + size])))
+                start += size

@@ -1,0 +1,218 @@
+"""The SQLite store: a writer thread, two reader threads, and asyncio in front of them."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.proof import Block
+from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings
+from oncelog.errors import ClosedError
+from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
+from oncelog.stores.protocol import Consumer, Decided, Draw, Evidence, OnSaving, Page, Query, Standing
+from oncelog.stores.sqlite import reading
+from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
+from oncelog.stores.sqlite.index import SEAL_KEYS
+from oncelog.stores.sqlite.session import Session, fill_filter
+from oncelog.stores.sqlite.statements import SQL
+
+logger: Final = logging.getLogger("oncelog.sqlite")
+
+READERS: Final = 2
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """A log in a file. See `stores.protocol.Store` for what each method promises."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: Settings | None = None,
+        *,
+        clock: Clock | None = None,
+        draw: Draw = os.urandom,
+        driver: Driver | None = None,
+        jump_ms_max: int = JUMP_MS_MAX,
+        seal_keys: int = SEAL_KEYS,
+    ) -> None:
+        self._path = os.fspath(path)
+        self._wanted = settings
+        self._driver = driver or SqliteDriver()
+        self._session = Session(self._path, self._driver, clock or SystemClock(), draw, jump_ms_max, seal_keys)
+        self._writer: ThreadPoolExecutor | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._reader_connections: list[Any] = []
+        self._thread = threading.local()
+        self._process = 0
+        self._filling: asyncio.Task[None] | None = None
+
+    @property
+    def epoch(self) -> str:
+        """As `Store` says."""
+        return self._session.file.epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Store` says."""
+        return self._session.file.settings
+
+    async def open(self) -> None:
+        """As `Store` says. Several processes may open one file, each after it was forked."""
+        self._process = os.getpid()
+        self._writer = ThreadPoolExecutor(1, "oncelog-writer")
+        self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer
+        try:
+            await self._write(self._session.open, self._wanted)
+        except BaseException:
+            await self.close()
+            raise
+        self._fill_if_needed()
+
+    async def close(self) -> None:
+        """As `Store` says."""
+        if self._writer is None or self._readers is None:
+            return
+        if self._filling is not None:
+            self._filling.cancel()
+        writer, readers = self._writer, self._readers
+        self._writer = self._readers = None
+        await asyncio.to_thread(readers.shutdown)
+        for connection in self._reader_connections:
+            connection.close()
+        self._reader_connections.clear()
+        if readers is not writer:
+            await asyncio.get_running_loop().run_in_executor(writer, self._session.close)
+            await asyncio.to_thread(writer.shutdown)
+        else:
+            self._session.close()
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """As `Store` says."""
+        return await self._write(self._session.declare, policies)
+
+    async def commit(
+        self, batch: Sequence[Request], validate: Validate | None = None, on_saving: OnSaving | None = None
+    ) -> Decided:
+        """As `Store` says."""
+        decided = await self._write(self._session.commit, batch, validate, on_saving)
+        if self._session.unfiltered is not None:
+            self._fill_if_needed()
+        return decided
+
+    async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """As `Store` says."""
+        return await self._write(self._session.remembered, identities)
+
+    async def standing(self, identity: KeyIdentity) -> Standing:
+        """As `Store` says."""
+        return await self._write(self._session.standing, identity)
+
+    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+        """As `Store` says."""
+        return await self._write(self._session.erase, lane, positions)
+
+    async def confirm_clock(self) -> None:
+        """As `Store` says."""
+        await self._write(self._session.confirm_clock)
+
+    async def read(self, query: Query) -> Page:
+        """As `Store` says."""
+        return await self._read(reading.read, query, self.settings.lanes, self.epoch)
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """As `Store` says."""
+        return await self._read(reading.heads)
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        """As `Store` says."""
+        return await self._read(reading.block, lane, height)
+
+    async def erasures(self) -> int:
+        """As `Store` says."""
+        return await self._read(_erasures)
+
+    async def consumers(self) -> list[Consumer]:
+        """As `Store` says."""
+        return await self._read(reading.consumers, self.settings.lanes)
+
+    @property
+    def index_memory_bytes(self) -> tuple[int, int]:
+        """How many keys the index knows, and what it takes of memory for them, roughly."""
+        index = self._session.index
+        return index.hot_keys + index.sealed_keys, index.memory_bytes
+
+    # --- threads
+
+    async def _write(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await self._run(self._writer, function, *arguments)
+
+    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await self._run(self._readers, self._in_transaction, function, *arguments)
+
+    async def _run(self, executor: ThreadPoolExecutor | None, function: Callable[..., T], *arguments: Any) -> T:
+        if executor is None:
+            raise ClosedError(f"the log {self._path} is closed")
+        if os.getpid() != self._process:
+            raise ClosedError(f"the log {self._path} was opened before this process was forked; open it after")
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+
+    def _in_transaction(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            connection = self._reader_connection()
+            connection.execute("BEGIN")
+            try:
+                return function(connection, *arguments)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            self._forget_reader_connection()
+            ours = translated(error, self._path)
+            if ours is error:
+                raise
+            raise ours from error
+
+    def _reader_connection(self) -> Any:
+        if not self._driver.is_shared:
+            return self._session.connection
+        connection = getattr(self._thread, "connection", None)
+        if connection is None:
+            connection = connect(self._driver, self._path)
+            connection.execute("PRAGMA query_only = ON")
+            self._thread.connection = connection
+            self._reader_connections.append(connection)
+        return connection
+
+    def _forget_reader_connection(self) -> None:
+        connection = getattr(self._thread, "connection", None)
+        if connection is not None:
+            self._thread.connection = None
+            self._reader_connections.remove(connection)
+            connection.close()
+
+    # --- the filter of the key index, filled beside the commits
+
+    def _fill_if_needed(self) -> None:
+        if self._session.unfiltered is not None and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.get_running_loop().create_task(self._fill())
+
+    async def _fill(self) -> None:
+        index = self._session.unfiltered
+        if index is None:
+            return
+        try:
+            sealed = await self._read(fill_filter, index.sealed_keys)
+            await self._write(index.use_filter, sealed)
+        except Exception:
+            logger.warning("the key filter could not be filled; it is tried again with the next commit", exc_info=True)
+
+
+def _erasures(connection: Any) -> int:
+    return int(connection.execute(SQL["state"]).fetchone()[1])

@@ -1,0 +1,266 @@
+"""Blocks, records and heads: the chain of every lane, computed anew from what is stored (docs/proofs.md)."""
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.policy import Order, Policy
+from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, leaf_hash, record_header, root_of
+from oncelog.core.values import LaneHead, Record, Settings
+from oncelog.stores.sqlite.findings import ContradictionError, LaneMark, Progress
+from oncelog.stores.sqlite.index import POSITION_BITS, lane_and_position, place_of
+from oncelog.stores.sqlite.reading import evidence_of, heads, partitions_text
+from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.tables import lane_of_scope
+
+_REPORT_RECORDS: Final = 1000
+_COLUMNS: Final = (int, int, int, int, str, str, bytes, bytes, str, str, int, str)
+"""Types of what stands before the body in the statement `all_evidence`."""
+
+
+class Rules(Struct, frozen=True):
+    """What the file was made with and has been told."""
+
+    settings: Settings
+    policies: Mapping[str, Policy]
+
+
+class Tail(Struct):
+    """How far a lane's chain has been followed."""
+
+    position: int = 0
+    height: int = 0
+    log_time_ms: int = 0
+    hash: bytes = NO_HASH
+    eviction_time_ms: int = 0
+
+
+class Figures(Struct):
+    """What was seen on the way."""
+
+    records: int = 0
+    blocks: int = 0
+    erased: int = 0
+
+
+class Books(Protocol):
+    """Gathers what the records say, to hold it against the tables that are made from them."""
+
+    def take(self, record: Record) -> None:
+        """Called for every record in the order of places, once its own columns have been checked."""
+
+
+class Chains:
+    """Follows all lanes, one after the other, in one pass over blocks and records."""
+
+    def __init__(self, connection: Any, rules: Rules, books: Books, exported: Mapping[int, LaneMark]) -> None:
+        self._connection = connection
+        self._rules = rules
+        self._books = books
+        self._exported = exported
+        self._heads = heads(connection)
+        self._tails: dict[int, Tail] = {}
+        self.figures = Figures()
+
+    def follow(self) -> Iterator[Progress]:
+        """Raises ContradictionError at the first block, record or head that cannot be."""
+        self._check_lanes()
+        total = sum(head.position for head in self._heads.values())
+        rows = iter(self._connection.execute(SQL["all_evidence"]))
+        for columns in self._connection.execute(SQL["all_blocks"]):
+            yield from self._follow_block(Block(*columns), rows, total)
+        beyond = next(rows, None)
+        if beyond is not None:
+            raise ContradictionError("a record that is in no block", *lane_and_position(beyond[0]))
+        for lane, head in self._heads.items():
+            self._check_head(lane, head, self._tails.get(lane) or Tail())
+        for lane, mark in self._exported.items():
+            self._check_reached(mark, self._tails.get(lane) or Tail())
+
+    def _check_lanes(self) -> None:
+        for lane in self._heads:
+            if not 0 <= lane <= self._rules.settings.lanes:
+                raise ContradictionError(f"the log has lanes 0 to {self._rules.settings.lanes} only", lane)
+
+    # --- blocks
+
+    def _follow_block(self, block: Block, rows: Iterator[tuple[Any, ...]], total: int) -> Iterator[Progress]:
+        if block.lane not in self._heads:
+            raise ContradictionError(f"has a block of height {block.height}, but no head", block.lane)
+        tail = self._tails.setdefault(block.lane, Tail())
+        _check_header(block, tail)
+        leaves = []
+        for position in range(block.first_position, block.first_position + block.count):
+            leaves.append(self._leaf(next(rows, None), block, position))
+            if position % self._rules.settings.eviction_interval == 0:
+                tail.eviction_time_ms = block.log_time_ms
+            self.figures.records += 1
+            if self.figures.records % _REPORT_RECORDS == 0:
+                yield Progress("records", self.figures.records, total)
+        if root_of(leaves) != block.root:
+            last = block.first_position + block.count - 1
+            places = f"position {last}" if block.count == 1 else f"positions {block.first_position} to {last}"
+            raise ContradictionError(
+                f"the block of height {block.height} ({places}) has another root than its records: "
+                "a record in it, or the root, has been changed",
+                block.lane,
+                block.first_position,
+            )
+        tail.position += block.count
+        tail.height, tail.log_time_ms, tail.hash = block.height, block.log_time_ms, block.hash
+        self.figures.blocks += 1
+        self._compare_exported(block, tail)
+
+    def _compare_exported(self, block: Block, tail: Tail) -> None:
+        mark = self._exported.get(block.lane)
+        if mark is None or mark.height != block.height:
+            return
+        if bytes.fromhex(mark.block_hash) != tail.hash:
+            raise ContradictionError(
+                f"the block of height {block.height} has another hash than the exported head: history up to position "
+                f"{tail.position} has been rewritten since",
+                block.lane,
+                tail.position,
+            )
+        if mark.position != tail.position:
+            raise ContradictionError(
+                f"the block of height {block.height} ends at position {tail.position}, the exported head says "
+                f"{mark.position}",
+                block.lane,
+                tail.position,
+            )
+
+    def _check_reached(self, mark: LaneMark, tail: Tail) -> None:
+        if mark.height > tail.height:
+            raise ContradictionError(
+                f"ends at position {tail.position}, height {tail.height}; the exported head has position "
+                f"{mark.position}, height {mark.height}: the newest records are gone",
+                mark.lane,
+                tail.position,
+            )
+
+    # --- records
+
+    def _leaf(self, row: tuple[Any, ...] | None, block: Block, position: int) -> bytes:
+        place = place_of(block.lane, position)
+        if row is None or row[0] > place:
+            raise ContradictionError(
+                f"the record is missing (its block has height {block.height})", block.lane, position
+            )
+        if row[0] < place:
+            raise ContradictionError("a record that is in no block", *lane_and_position(row[0]))
+        _check_columns(row, block.lane, position)
+        try:
+            evidence = evidence_of(row)
+            header = record_header(evidence.record)
+        except (msgspec.MsgspecError, UnicodeError, struct.error) as error:
+            raise ContradictionError(f"the record cannot be read: {error}", block.lane, position) from error
+        self._check_record(evidence.record, row[11], block)
+        self._books.take(evidence.record)
+        self.figures.erased += evidence.record.erased
+        return leaf_hash(header, evidence.body_hash)
+
+    def _check_record(self, record: Record, partitions: str, block: Block) -> None:
+        fault = self._fault_of(record, block)
+        if fault is None and partitions != partitions_text(record.partitions):
+            fault = f"its partitions are spelled {partitions!r}, not as the log writes them"
+        if fault is not None:
+            raise ContradictionError(fault, record.lane, record.position)
+
+    def _fault_of(self, record: Record, block: Block) -> str | None:
+        if record.height != block.height:
+            return f"the record names height {record.height}, its block has height {block.height}"
+        if record.log_time_ms != block.log_time_ms:
+            return f"the record has log time {record.log_time_ms}, its block {block.log_time_ms}"
+        policy = self._rules.policies.get(record.policy)
+        if policy is None:
+            return f"the policy {record.policy!r} is not declared"
+        if (policy.order is Order.STREAM) is not (record.sequence > 0):
+            return f"sequence {record.sequence} cannot be under the policy {record.policy!r}"
+        if policy.client_sequence is not (record.client_sequence > 0):
+            return f"client sequence {record.client_sequence} cannot be under the policy {record.policy!r}"
+        stream = record.scope if policy.order is Order.STREAM else ""
+        if lane_of_scope(stream, self._rules.settings.lanes) != record.lane:
+            return f"a record of {record.scope!r} belongs in another lane"
+        return None
+
+    # --- heads
+
+    def _check_head(self, lane: int, head: LaneHead, tail: Tail) -> None:
+        for what, said, found in (
+            ("position", head.position, tail.position),
+            ("height", head.height, tail.height),
+            ("hash", head.block_hash.hex(), tail.hash.hex()),
+            ("time of the last eviction", head.eviction_time_ms, tail.eviction_time_ms),
+        ):
+            if said != found:
+                raise ContradictionError(
+                    f"the head's {what} is {said}, the records lead to {found}", lane, tail.position
+                )
+        if head.log_time_ms < tail.log_time_ms:
+            raise ContradictionError(
+                f"the head's log time {head.log_time_ms} is before the newest record's {tail.log_time_ms}",
+                lane,
+                tail.position,
+            )
+        if head.revision < head.height:
+            raise ContradictionError(f"the head's revision {head.revision} is below its height {head.height}", lane)
+
+
+def check_newest(connection: Any) -> None:
+    """The heads against the newest block and record of each lane only: quick, for a backup that is to be restored."""
+    for lane, head in heads(connection).items():
+        rows = connection.execute(SQL["blocks"], (lane, head.height - 1, 2)).fetchall()
+        block = Block(*rows[0]) if rows else None
+        if head.height == 0 and block is None and head.position == 0:
+            continue
+        if block is None or len(rows) > 1 or block.height != head.height:
+            raise ContradictionError(f"the head says height {head.height}, the blocks do not end there", lane)
+        if block.hash != head.block_hash or block.first_position + block.count - 1 != head.position:
+            raise ContradictionError("the head is not that of the newest block", lane, head.position)
+        last = connection.execute(SQL["last_place"], (place_of(lane, (1 << POSITION_BITS) - 1),)).fetchone()[0]
+        if last != place_of(lane, head.position):
+            raise ContradictionError("the newest record is not the one that the head names", lane, head.position)
+
+
+def _check_header(block: Block, tail: Tail) -> None:
+    if block.height != tail.height + 1:
+        raise ContradictionError(
+            f"the block of height {tail.height + 1} is missing (the next one has height {block.height})",
+            block.lane,
+            tail.position + 1,
+        )
+    fault = None
+    if len(block.previous) != HASH_BYTES or len(block.root) != HASH_BYTES:
+        fault = f"has hashes that are not of {HASH_BYTES} bytes"
+    elif block.previous != tail.hash:
+        fault = "does not name the hash of the block before it: this block, or the one before, has been changed"
+    elif block.first_position != tail.position + 1:
+        fault = f"begins at position {block.first_position}, not at {tail.position + 1}"
+    elif not 1 <= block.count < 1 << 32:
+        fault = f"says that it has {block.count} records"
+    elif block.log_time_ms < tail.log_time_ms:
+        fault = f"has log time {block.log_time_ms}, and the one before it {tail.log_time_ms}: time went back"
+    if fault is not None:
+        raise ContradictionError(f"the block of height {block.height} {fault}", block.lane, tail.position + 1)
+
+
+def _check_columns(row: tuple[Any, ...], lane: int, position: int) -> None:
+    """A record is whole (salt and body) or erased (the body's hash), nothing in between."""
+    *columns, body, salt, body_hash = row
+    if tuple(map(type, columns)) != _COLUMNS:
+        raise ContradictionError("a column holds a value of another type", lane, position)
+    if body is None:
+        if salt is not None:
+            raise ContradictionError("the body is gone, but its salt is not: that is no erasure", lane, position)
+        if not isinstance(body_hash, bytes) or len(body_hash) != HASH_BYTES:
+            raise ContradictionError(
+                f"is erased, but has no hash of {HASH_BYTES} bytes left of its body", lane, position
+            )
+    elif not isinstance(body, bytes) or not isinstance(salt, bytes) or len(salt) != SALT_BYTES:
+        raise ContradictionError(f"the record has a body, but no salt of {SALT_BYTES} bytes", lane, position)
+    elif body_hash is not None:
+        raise ContradictionError("the record has both a body and the hash of an erased one", lane, position)

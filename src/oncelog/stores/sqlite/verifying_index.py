@@ -1,0 +1,135 @@
+"""The tables that are made from the records, held against the records: partitions and streams.
+
+Neither side fits into memory, and each has an order of its own. So both are added up: the sum of a keyed hash of every
+row, which comes out equal only for equal rows. Only where the sums differ is the row looked for that is wrong.
+"""
+
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, Final
+
+from oncelog.core.values import Record
+from oncelog.stores.sqlite.findings import ContradictionError, Progress
+from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.tables import lane_of_scope
+from oncelog.stores.sqlite.verifying_chain import Rules
+
+REPORT_ROWS: Final = 10_000
+
+
+class Tally:
+    """A sum over rows that does not depend on their order."""
+
+    def __init__(self) -> None:
+        self._secret = os.urandom(16)  # nobody can prepare rows that add up
+        self._sum = 0
+        self.rows = 0
+
+    def add(self, *columns: int | str) -> None:
+        """Takes in a row."""
+        row = repr(columns).encode()  # spells every row in a way of its own
+        self._sum += int.from_bytes(blake2b(row, digest_size=16, key=self._secret).digest(), "big")
+        self.rows += 1
+
+    def like(self) -> "Tally":
+        """An empty one whose sum can be compared with this one's."""
+        other = Tally()
+        other._secret = self._secret
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tally) and (self._sum, self.rows) == (other._sum, other.rows)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class IndexBooks:
+    """What the records say should be in the indexes of partitions and streams."""
+
+    def __init__(self) -> None:
+        self.partitions = Tally()
+        self.streams = Tally()
+
+    def take(self, record: Record) -> None:
+        """As `Books` says."""
+        for partition in set(record.partitions):
+            self.partitions.add(record.lane, partition, record.position)
+        if record.sequence:
+            self.streams.add(record.lane, record.scope, record.sequence, record.position)
+
+
+def check_partitions(connection: Any, books: IndexBooks) -> Iterator[Progress]:
+    """The partition index, in both directions."""
+    found = books.partitions.like()
+    rows = in_order(connection, "all_partition_records", 3, "the index of partitions")
+    for lane, partition, position in rows:
+        found.add(lane, partition, position)
+        if found.rows % REPORT_ROWS == 0:
+            yield Progress("partitions", found.rows, books.partitions.rows)
+    if found != books.partitions:
+        _name(connection, "partition", "the partition")
+
+
+def check_streams(connection: Any, books: IndexBooks, rules: Rules) -> Iterator[Progress]:
+    """The stream index in both directions, and the newest sequence of every stream."""
+    found = books.streams.like()
+    newest = in_order(connection, "all_streams", 2, "the table of streams")
+    stream: tuple[int, str] | None = None
+    sequence = position = 0
+    rows = in_order(connection, "all_stream_records", 3, "the index of streams")
+    for lane, scope, number, place in rows:
+        found.add(lane, scope, number, place)
+        if stream != (lane, scope):
+            _check_newest(stream, sequence, newest)
+            stream, sequence, position = (lane, scope), 0, 0
+            if lane_of_scope(scope, rules.settings.lanes) != lane:
+                raise ContradictionError(f"the stream {scope!r} belongs in another lane", lane)
+        if number != sequence + 1 or place <= position:
+            raise ContradictionError(f"sequence {number} of {scope!r} follows {sequence} at {position}", lane, place)
+        sequence, position = number, place
+        if found.rows % REPORT_ROWS == 0:
+            yield Progress("streams", found.rows, books.streams.rows)
+    if found != books.streams:
+        _name(connection, "stream", "the stream")
+    _check_newest(stream, sequence, newest)
+    beyond = next(newest, None)
+    if beyond is not None:
+        raise ContradictionError(
+            f"the stream {beyond[1]!r} is said to have {beyond[2]} records, and has none", beyond[0]
+        )
+
+
+def _check_newest(stream: tuple[int, str] | None, sequence: int, newest: Iterator[tuple[Any, ...]]) -> None:
+    if stream is None:
+        return
+    said = next(newest, None)
+    if said is None or said[:2] > stream:
+        raise ContradictionError(f"the stream {stream[1]!r} has records, but is not in the table of streams", stream[0])
+    if said[:2] != stream:
+        raise ContradictionError(f"the stream {said[1]!r} is said to have {said[2]} records, and has none", said[0])
+    if said[2] != sequence:
+        raise ContradictionError(
+            f"the stream {stream[1]!r} ends at {sequence}, and is said to end at {said[2]}", stream[0]
+        )
+
+
+def _name(connection: Any, table: str, what: str) -> None:
+    """Says which row is missing, or too much."""
+    missing = connection.execute(SQL[f"missing_{table}_record"]).fetchone()
+    if missing is not None:
+        raise ContradictionError(f"the record is not found under {what} {missing[2]!r}", missing[0], missing[1])
+    extra = connection.execute(SQL[f"extra_{table}_record"]).fetchone()
+    if extra is not None:
+        raise ContradictionError(f"is found under {what} {extra[2]!r}, where no such record is", extra[0], extra[1])
+    raise ContradictionError(f"the index of {table}s is not what the records make it")
+
+
+def in_order(connection: Any, statement: str, width: int, what: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table by its key of `width` columns. SQLite finds nothing in a tree that is out of order."""
+    before: tuple[Any, ...] | None = None
+    for row in connection.execute(SQL[statement]):
+        if before is not None and row[:width] <= before:
+            raise ContradictionError(f"{what} is out of order at {row[:width]!r}")
+        before = row[:width]
+        yield row

@@ -1,0 +1,1 @@
+"""Tools for tests, for those of Oncelog and for yours."""

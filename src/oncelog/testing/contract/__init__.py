@@ -1,0 +1,23 @@
+"""The contract that every store keeps, as tests to run on yours.
+
+    class TestMyStore(StoreContract):
+        def make_store(self, tmp_path, clock, settings, draw):
+            return MyStore(tmp_path / "log", settings, clock=clock, draw=draw)
+
+pytest finds the tests in the class. They need no plugin, and no time: the clock is moved by hand.
+"""
+
+from oncelog.testing.contract.committing import CommitContract
+from oncelog.testing.contract.keeping import KeepingContract
+from oncelog.testing.contract.reading import ReadingContract
+from oncelog.testing.contract.time import TimeContract
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(CommitContract, ReadingContract, KeepingContract, TimeContract):
+    """Subclass it, name the class Test…, and say in `make_store` how a store is made.
+
+    `make_store` is called again, with the same directory, where a log is closed and opened: it must then give what
+    was there. Set `is_durable` to False for a store that ends when it is closed.
+    """

@@ -1,0 +1,147 @@
+"""The contract of reading: pages by cursor, of a lane, of partitions, of a stream."""
+
+# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from oncelog.core.values import SetCursor, Settings
+from oncelog.errors import HistoryChangedError
+from oncelog.stores.protocol import Consumer, Query
+from oncelog.testing.contract.driven import Contract, DrivenStore, positions
+from oncelog.testing.contract.writes import ORGANISATION, event, transaction
+
+EVENTS_MADE = 12
+
+
+class ReadingContract(Contract):
+    """How records are read."""
+
+    @contextmanager
+    def filled(self, tmp_path: Path) -> Iterator[DrivenStore]:
+        """A log of 12 events, in partition p those at even positions, in q those at multiples of 3, all in r."""
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            for position in range(1, EVENTS_MADE + 1):
+                named = [name for name, every in (("p", 2), ("q", 3), ("r", 1)) if position % every == 0]
+                log(event(position, "x" * 10, partitions=tuple(named)))
+                log(transaction(position, (position + 1) // 2, scope=("org/2", ORGANISATION)[position % 2]))
+            yield log
+
+    def test_a_lane_is_read_in_order_whatever_the_size_of_pages(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            for limit in (1, 2, 5, 11, 12, 13):
+                assert positions(log.read(limit=limit)) == [*range(1, 13)]
+            assert {record.lane for record in log.read()} == {0}
+
+    def test_partitions_are_read_alone_and_together(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            for limit in (1, 2, 3, 100):
+                assert positions(log.read(partitions=("p",), limit=limit)) == [2, 4, 6, 8, 10, 12]
+                assert positions(log.read(partitions=("q",), limit=limit)) == [3, 6, 9, 12]
+                assert positions(log.read(partitions=("q", "p"), limit=limit)) == [2, 3, 4, 6, 8, 9, 10, 12]
+                assert positions(log.read(partitions=("p", "none", "q", "r"), limit=limit)) == [*range(1, 13)]
+            assert log.read(partitions=("none",)) == []
+            assert log.read(partitions=("p",), lane=1) == []
+
+    def test_a_stream_is_read_by_its_own_sequence(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            for number in range(1, 6):
+                log(transaction(number, number))
+                log(transaction(number, number, scope="org/2"))
+            for limit in (1, 2, 100):
+                records = log.read(stream="org/2", limit=limit)
+                assert [(it.scope, it.sequence) for it in records] == [("org/2", number) for number in range(1, 6)]
+                assert positions(records) == [2, 4, 6, 8, 10]
+            page = log.page(stream="org/2", after=2, upto=4)
+            assert ([it.sequence for it in page.records], page.next, page.upto, page.newest) == ([3, 4], 4, 4, 5)
+            empty = log.page(stream="nobody")
+            assert (empty.records, empty.next, empty.upto, empty.has_more, empty.newest) == ([], 0, 0, False, 0)
+
+    def test_the_cursor_is_exclusive_and_has_more_is_exact(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            for after in range(EVENTS_MADE + 1):
+                for limit in (1, 3, 12):
+                    page = log.page(after=after, limit=limit)
+                    assert positions(page.records) == [*range(after + 1, min(12, after + limit) + 1)]
+                    assert page.has_more is (after + limit < 12)
+                    assert (page.next, page.newest, page.upto) == (min(12, after + limit), 12, 12)
+
+    def test_has_more_speaks_of_what_matches(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            first = log.page(partitions=("q",), limit=3)
+            assert (positions(first.records), first.has_more, first.next) == ([3, 6, 9], True, 9)
+            last = log.page(partitions=("q",), limit=4)
+            assert (positions(last.records), last.has_more, last.next) == ([3, 6, 9, 12], False, 12)
+            two = log.page(partitions=("q", "p"), limit=3)
+            assert (positions(two.records), two.has_more, two.next) == ([2, 3, 4], True, 4)
+
+    def test_behind_the_last_page_the_cursor_is_the_bound(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            for partitions in (("none",), ("none", "nor this")):
+                page = log.page(partitions=partitions, after=3)
+                assert (page.records, page.next, page.upto, page.has_more) == ([], 12, 12, False)
+            page = log.page(partitions=("q",), after=6, upto=11)
+            assert (positions(page.records), page.next, page.upto, page.has_more) == ([9], 11, 11, False)
+
+    def test_a_bound_ends_the_reading_however_the_log_grows(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            page = log.page(limit=10)
+            log(event(100))
+            rest = log.page(after=page.next, upto=page.upto)
+            assert (positions(rest.records), rest.has_more, rest.next, rest.newest) == ([11, 12], False, 12, 13)
+            beyond = log.page(upto=1000, after=12)
+            assert (positions(beyond.records), beyond.upto, beyond.next) == ([13], 13, 13)
+            behind = log.page(after=5, upto=3)
+            assert (behind.records, behind.next, behind.has_more) == ([], 5, False)
+
+    def test_many_bytes_end_a_page_early_but_never_empty(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            for bytes_max, expected in ((0, 1), (9, 1), (10, 1), (19, 1), (20, 2), (25, 2), (120, 12)):
+                page = log.page(bytes_max=bytes_max)
+                assert positions(page.records) == [*range(1, expected + 1)]
+                assert (page.has_more, page.next) == (expected < 12, expected)
+                assert positions(log.read(bytes_max=bytes_max)) == [*range(1, 13)]
+                assert positions(log.read(bytes_max=bytes_max, partitions=("p", "q"))) == [2, 3, 4, 6, 8, 9, 10, 12]
+
+    def test_numbers_out_of_range_are_taken_for_the_nearest(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            for limit in (0, -1):
+                page = log.page(limit=limit)
+                assert (positions(page.records), page.next, page.has_more) == ([1], 1, True)
+            for lane in (0, 1):
+                page = log.page(lane=lane, after=-5, limit=1)
+                assert [(it.lane, it.position) for it in page.records] == [(lane, 1)]
+            assert log.page(upto=-1).records == []
+            assert log.page(lane=7).records == []
+
+    def test_a_cursor_ahead_of_the_log_belongs_to_another(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            queries = [(Query(after=13), 12), (Query(after=13, partitions=("p",)), 12), (Query(lane=5, after=1), 0)]
+            queries += [(Query(stream=ORGANISATION, after=1000), log.page(stream=ORGANISATION).newest)]
+            for query, newest in queries:
+                error = log.error_of(log.store.read(query))
+                assert isinstance(error, HistoryChangedError)
+                assert (error.epoch, error.newest) == (log.store.epoch, newest)
+
+    def test_an_empty_log_is_an_empty_page(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            page = log.page()
+            assert (page.records, page.next, page.upto, page.has_more, page.newest) == ([], 0, 0, False, 0)
+            assert log.heads() == {}
+
+    def test_consumers_keep_their_cursors_and_their_lag_is_known(self, tmp_path: Path) -> None:
+        with self.filled(tmp_path) as log:
+            newest = log.page(stream="org/2").newest
+            log.together(SetCursor("mail", 5), SetCursor("index", 12), SetCursor("mail", 1, scope="org/2"))
+            log.reopen()
+            assert log.run(log.store.consumers()) == [
+                Consumer("", "index", 12, 0),
+                Consumer("", "mail", 5, 7),
+                Consumer("org/2", "mail", 1, newest - 1),
+            ]
+            log.together(SetCursor("index", None), SetCursor("mail", 3), event(100))
+            assert log.run(log.store.consumers())[0] == Consumer("", "mail", 5, 8)
+            log(SetCursor("mail", 3, rewind=True))
+            log.reopen()
+            assert log.run(log.store.consumers())[0] == Consumer("", "mail", 3, 10)

@@ -1,0 +1,102 @@
+"""Short ways to say what the contract submits, and to read what came of it."""
+
+# ruff: noqa: S101 - asserts are what tests are made of
+
+from typing import Any, Final
+
+from oncelog.core.merge import Op, RowDelta
+from oncelog.core.operations import DeleteEntity, Operation
+from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS
+from oncelog.core.values import (
+    Claim,
+    Committed,
+    KeyIdentity,
+    Reason,
+    Receipt,
+    Refused,
+    Replayed,
+    Submission,
+    Verdict,
+    key_identity,
+)
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+
+CHANNEL: Final = "chat/1"
+ORGANISATION: Final = "org/1"
+GATEWAY: Final = "gateway/1"
+CAMPAIGN: Final = "campaign/1"
+
+
+def key(number: int, length: int = 16) -> bytes:
+    """A key of that number."""
+    return number.to_bytes(length, "big")
+
+
+def event(number: int, content: str = "x", **more: Any) -> Submission:
+    """A write to lane 0."""
+    given: dict[str, Any] = {"scope": "", "body": content.encode(), **more}
+    return Submission(policy=EVENTS, key=key(number), fingerprint=content.encode(), **given)
+
+
+def message(number: int, content: str = "x", actor: str = "user:ann", scope: str = CHANNEL, **more: Any) -> Submission:
+    """A write to a stream that has members."""
+    text = content.encode()
+    return Submission(policy=CHAT, scope=scope, key=key(number), fingerprint=text, actor=actor, body=text, **more)
+
+
+def transaction(number: int, sequence: int, *operations: Operation, content: str = "x", **more: Any) -> Submission:
+    """A write to a ledger, numbered by its client; with number 0 it comes without a key."""
+    given: dict[str, Any] = {"scope": ORGANISATION, "client": "c1", "body": content.encode(), **more}
+    return Submission(
+        policy=LEDGER,
+        key=key(number) if number else b"",
+        fingerprint=content.encode(),
+        client_sequence=sequence,
+        operations=operations or (DeleteEntity("nothing"),),
+        **given,
+    )
+
+
+def delta(number: int, clock: int, op: Op = Op.UPDATE, **columns: str) -> Submission:
+    """A change of a row; higher clocks win."""
+    values = tuple((name, value.encode()) for name, value in columns.items())
+    change = RowDelta(op, "todos", "r1", "c1", clock, values, key(number, 32))
+    return Submission(policy=DELTAS, scope=GATEWAY, key=key(number, 32), fingerprint=b"", delta=change)
+
+
+def claim(number: int, holder: str, **more: Any) -> Claim:
+    """Asks for the right to work on a run."""
+    return Claim(policy=RUNS, scope=CAMPAIGN, key=key(number), fingerprint=b"", holder=holder, **more)
+
+
+def result(number: int, holder: str = "", fence: int = 0) -> Submission:
+    """What a run came to."""
+    return Submission(
+        policy=RUNS, scope=CAMPAIGN, key=key(number), fingerprint=b"", body=b"done", holder=holder, fence=fence
+    )
+
+
+def identity(item: Submission | Claim) -> KeyIdentity:
+    """Under what it is remembered."""
+    return key_identity(item)
+
+
+def committed(verdict: Verdict) -> Receipt:
+    """The receipt of what must have been committed."""
+    assert isinstance(verdict, Committed), verdict
+    return verdict.receipt
+
+
+def replayed(verdict: Verdict) -> Replayed:
+    """What must have been replayed."""
+    assert isinstance(verdict, Replayed), verdict
+    return verdict
+
+
+def refused(verdict: Verdict, reason: Reason) -> Refused:
+    """What must have been refused for that reason."""
+    assert isinstance(verdict, Refused), verdict
+    assert verdict.reason is reason, verdict
+    return verdict

@@ -1,0 +1,105 @@
+"""Sessions on one file, as several processes would have them, and a driver whose statements fail."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
+from oncelog.core.values import Committed, Replayed, Request, Settings, Submission, Verdict
+from oncelog.stores.sqlite.files import SqliteDriver
+from oncelog.stores.sqlite.session import Session
+from oncelog.testing.clock import ManualClock
+
+SETTINGS = Settings(lanes=3)
+ORDERS = Policy(name="orders", key_bytes=(1, 16), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=FOREVER)
+
+
+@contextmanager
+def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -> Iterator[Session]:
+    """What one process has of a file."""
+    session = Session(str(path), driver or QuickDriver(), ManualClock(), bytes, 600_000, seal_keys)
+    session.open(SETTINGS)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def write(number: int) -> Submission:
+    """The write of that number: in lane 0, or in one of five streams."""
+    key = number.to_bytes(16, "big")
+    if number % 6 == 0:
+        return Submission(policy=EVENTS, scope="", key=key, fingerprint=b"f")
+    return Submission(policy=ORDERS, scope=f"stream {number % 6}", key=key, fingerprint=b"f")
+
+
+def commit(session: Session, *numbers: int) -> list[Verdict]:
+    """Writes of these numbers, as one batch."""
+    return session.commit([Request(tuple(write(number) for number in numbers))], None).verdicts[0]
+
+
+def are_new(verdicts: list[Verdict]) -> bool:
+    return all(isinstance(verdict, Committed) for verdict in verdicts)
+
+
+def are_known(verdicts: list[Verdict]) -> bool:
+    return all(isinstance(verdict, Replayed) for verdict in verdicts)
+
+
+class QuickConnection(sqlite3.Connection):
+    """Waits for no disk: these tests lose no power, and have much to do."""
+
+    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+        is_sync = statement == "PRAGMA synchronous = FULL"
+        return super().execute("PRAGMA synchronous = OFF" if is_sync else statement, *arguments)
+
+
+class QuickDriver(SqliteDriver):
+    def connect(self, path: str) -> sqlite3.Connection:
+        options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
+        return sqlite3.connect(path, timeout=10, factory=QuickConnection, **options)
+
+
+class FailingDriver(QuickDriver):
+    """Fails at one statement of those that come after it was armed: before it is run, or when it has been."""
+
+    def __init__(self) -> None:
+        self._left: int | None = None
+        self._is_run_first = False
+        self.has_failed = False
+
+    def arm(self, statement: int, *, is_run_first: bool) -> None:
+        self._left, self._is_run_first, self.has_failed = statement, is_run_first, False
+
+    def disarm(self) -> None:
+        self._left = None
+
+    def connect(self, path: str) -> Any:
+        return _FailingConnection(super().connect(path), self)
+
+    def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self._left, self.has_failed = None, True
+                if self._is_run_first:
+                    call(*arguments)
+                raise sqlite3.OperationalError("injected")
+        return call(*arguments)
+
+
+class _FailingConnection:
+    def __init__(self, connection: sqlite3.Connection, driver: FailingDriver) -> None:
+        self._connection = connection
+        self._driver = driver
+
+    def execute(self, *arguments: Any) -> Any:
+        return self._driver.run(self._connection.execute, *arguments)
+
+    def executemany(self, *arguments: Any) -> Any:
+        return self._driver.run(self._connection.executemany, *arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)

@@ -1,0 +1,30 @@
+"""Every store of ours keeps the contract."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from oncelog.core.values import Settings
+from oncelog.stores.clock import Clock
+from oncelog.stores.memory import MemoryStore
+from oncelog.stores.protocol import Draw, Store
+from oncelog.stores.sqlite import SqliteStore
+from oncelog.testing.contract import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    is_durable: ClassVar[bool] = False
+
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings, draw: Draw) -> Store:  # noqa: ARG002
+        return MemoryStore(settings, clock=clock, draw=draw)
+
+
+class TestSqliteStore(StoreContract):
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings, draw: Draw) -> Store:
+        return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw)
+
+
+class TestSqliteStoreThatSealsAllTheTime(StoreContract):
+    """Its key index is always busy sealing and merging."""
+
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings, draw: Draw) -> Store:
+        return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw, seal_keys=8)

@@ -1,0 +1,385 @@
+"""The file of a log: what is not ours is left as it is, what is damaged is said to be, what is older is updated."""
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from oncelog.core.values import Request, Settings
+from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, OncelogError, StoreUnavailableError
+from oncelog.stores.protocol import Query
+from oncelog.stores.sqlite import SqliteStore, files
+from oncelog.stores.sqlite.files import APPLICATION_ID, SCHEMA_VERSION
+from oncelog.stores.sqlite.statements import migrations
+from oncelog.testing.clock import ManualClock
+from stores.sessions import are_known, are_new, commit, session_on, write
+
+HEADER_BYTES = 100
+NOBODY = 65534
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in directory.iterdir() if entry.is_file()}
+
+
+def open_and_close(path: Path) -> None:
+    async def run() -> None:
+        store = SqliteStore(path, clock=ManualClock())
+        await store.open()
+        await store.close()
+
+    asyncio.run(run())
+
+
+def make_log(path: Path, writes: int = 300) -> None:
+    """A log of some pages, closed, so that all of it is in the file."""
+    with session_on(path, 50) as session:
+        for start in range(0, writes, 50):
+            assert are_new(commit(session, *range(start, start + 50)))
+    assert list(contents(path.parent)) == [path.name]
+
+
+@contextmanager
+def database(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+# --- what is not a log, or not one that can be read ----------------------------------------------------------
+
+
+def text(path: Path) -> None:
+    path.write_text("Dear diary, today I did not use a database.\n" * 100)
+
+
+def short_text(path: Path) -> None:
+    path.write_text("hello")
+
+
+def magic_alone(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\0")
+
+
+def of_somebody_else(path: Path) -> None:
+    with database(path) as connection:
+        connection.execute("CREATE TABLE oncelog_log (id INTEGER)")
+
+
+def of_somebody_else_with_write_ahead_log(path: Path) -> None:
+    with database(path) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA application_id = 252006675")
+        connection.execute("CREATE TABLE t (id INTEGER)")
+
+
+def without_tables(path: Path) -> None:
+    with database(path) as connection:
+        connection.execute("PRAGMA user_version = 3")
+
+
+def newer(path: Path) -> None:
+    make_log(path)
+    with database(path) as connection:
+        connection.execute("UPDATE oncelog_log SET schema_version = ?", (SCHEMA_VERSION + 1,))
+
+
+def newer_with_another_table(path: Path) -> None:
+    newer(path)
+    with database(path) as connection:
+        connection.execute("ALTER TABLE oncelog_log DROP COLUMN created_ms")
+
+
+def without_its_table(path: Path) -> None:
+    with database(path) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("CREATE TABLE t (id INTEGER)")
+
+
+def without_its_row(path: Path) -> None:
+    make_log(path)
+    with database(path) as connection:
+        connection.execute("DELETE FROM oncelog_log")
+
+
+def truncated(path: Path) -> None:
+    make_log(path)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def truncated_to_a_page(path: Path) -> None:
+    make_log(path)
+    os.truncate(path, 4096)
+
+
+def garbage_after_the_header(path: Path) -> None:
+    make_log(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:HEADER_BYTES] + b"\xa5" * (len(whole) - HEADER_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (text, NotALogError),
+        (short_text, NotALogError),
+        (magic_alone, NotALogError),
+        (of_somebody_else, NotALogError),
+        (of_somebody_else_with_write_ahead_log, NotALogError),
+        (without_tables, NotALogError),
+        (newer, NewerSchemaError),
+        (newer_with_another_table, NewerSchemaError),
+        (without_its_table, CorruptError),
+        (without_its_row, CorruptError),
+        (truncated, CorruptError),
+        (truncated_to_a_page, CorruptError),
+        (garbage_after_the_header, CorruptError),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], None], error: type[OncelogError]
+) -> None:
+    path = tmp_path / "log.db"
+    make(path)
+    before = contents(tmp_path)
+    for _ in range(2):
+        with pytest.raises(error) as raised:
+            open_and_close(path)
+        assert str(path) in str(raised.value)
+        assert contents(tmp_path) == before
+
+
+def test_a_database_in_use_by_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    """Not even what lies beside it: to open a database in WAL mode could already write there."""
+    path = tmp_path / "theirs.db"
+    with database(path) as theirs:
+        theirs.execute("PRAGMA journal_mode = WAL")
+        theirs.execute("CREATE TABLE t (id INTEGER)")
+        before = contents(tmp_path)
+        assert sorted(before) == ["theirs.db", "theirs.db-shm", "theirs.db-wal"]
+        with pytest.raises(NotALogError):
+            open_and_close(path)
+        assert contents(tmp_path) == before
+
+
+def test_a_directory_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="directory"):
+        open_and_close(tmp_path)
+    assert contents(tmp_path) == {}
+
+
+def test_a_log_in_a_directory_that_is_not_there_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError):
+        open_and_close(tmp_path / "nowhere" / "log.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def somebody_without_rights() -> Iterator[Path]:
+    """A directory of its own, and a user whom file modes hold back, which they do not for the superuser."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        is_superuser = os.geteuid() == 0
+        if is_superuser:
+            os.chown(directory, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield directory
+        finally:
+            if is_superuser:
+                os.seteuid(0)
+            directory.chmod(0o700)
+
+
+def test_a_file_that_may_only_be_read_is_not_available() -> None:
+    with somebody_without_rights() as directory:
+        path = directory / "log.db"
+        make_log(path, 50)
+        path.chmod(0o400)
+        directory.chmod(0o500)
+        before = contents(directory)
+        with pytest.raises(StoreUnavailableError):
+            open_and_close(path)
+        assert contents(directory) == before
+
+
+def test_a_directory_that_may_only_be_read_is_not_available() -> None:
+    with somebody_without_rights() as directory:
+        directory.chmod(0o500)
+        with pytest.raises(StoreUnavailableError):
+            open_and_close(directory / "log.db")
+        assert contents(directory) == {}
+
+
+def test_a_file_that_may_not_be_read_is_not_available() -> None:
+    with somebody_without_rights() as directory:
+        path = directory / "log.db"
+        make_log(path, 50)
+        path.chmod(0)
+        with pytest.raises(StoreUnavailableError):
+            open_and_close(path)
+        path.chmod(0o600)
+        assert list(contents(directory)) == ["log.db"]
+
+
+# --- making ----------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_becomes_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    path.touch()
+    open_and_close(path)
+    assert int.from_bytes(path.read_bytes()[68:72], "big") == APPLICATION_ID
+
+
+def test_threads_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
+    for attempt in range(5):
+        path = tmp_path / f"{attempt}.db"
+        together = Barrier(6)
+
+        def epoch_of(number: int, path: Path = path, together: Barrier = together) -> tuple[str, Settings]:
+            async def run() -> tuple[str, Settings]:
+                store = SqliteStore(path, Settings(lanes=number), clock=ManualClock())
+                together.wait()
+                await store.open()
+                await store.commit([Request((write(number),))])
+                found = store.epoch, store.settings
+                await store.close()
+                return found
+
+            return asyncio.run(run())
+
+        with ThreadPoolExecutor(6) as pool:
+            assert len(set(pool.map(epoch_of, range(1, 7)))) == 1
+        with session_on(path, 8) as session:
+            assert are_known(commit(session, *range(1, 7)))
+
+
+def epoch_made_by_a_process(path: str, numbers: range) -> str:
+    async def run() -> str:
+        store = SqliteStore(path)
+        await store.open()
+        for number in numbers:
+            await store.commit([Request((write(number), write(number + 1)))])
+        await store.close()
+        return store.epoch
+
+    return asyncio.run(run())
+
+
+@pytest.mark.rule("CO-14")
+def test_processes_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    with get_context("spawn").Pool(3) as pool:
+        jobs = [(str(path), range(60)), (str(path), range(20, 80)), (str(path), range(0, 80, 3))]
+        assert len(set(pool.starmap(epoch_made_by_a_process, jobs))) == 1
+    with session_on(path, 8) as session:
+        assert are_known(commit(session, *range(80)))
+        heads = session.connection.execute("SELECT sum(position) FROM oncelog_lanes").fetchone()
+        assert heads == (81,)
+
+
+# --- migrating ---------------------------------------------------------------------------------------------------
+
+NEXT = SCHEMA_VERSION + 1
+ADDED = f"""
+-- A column more; and a comment with a semicolon; in it.
+ALTER TABLE oncelog_records ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue';
+CREATE TABLE oncelog_{NEXT} (id INTEGER PRIMARY KEY) STRICT;
+"""
+FAILING = "INSERT INTO oncelog_nowhere VALUES (1);"
+
+
+def with_migration(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
+    added = [(SCHEMA_VERSION + 1 + place, script) for place, script in enumerate(scripts)]
+    known = [*migrations(), *added]
+    monkeypatch.setattr(files, "migrations", lambda: known)
+    monkeypatch.setattr(files, "SCHEMA_VERSION", known[-1][0])
+
+
+def version_of(path: Path) -> int:
+    with database(path) as connection:
+        return int(connection.execute("SELECT schema_version FROM oncelog_log").fetchone()[0])
+
+
+def test_an_older_file_is_brought_up_to_date_with_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.db"
+    make_log(path)
+    with_migration(monkeypatch, ADDED, "CREATE TABLE oncelog_more (id INTEGER PRIMARY KEY) STRICT;")
+    with session_on(path, 50) as session:
+        assert are_known(commit(session, *range(300)))
+        assert are_new(commit(session, 300))
+        colours = session.connection.execute("SELECT DISTINCT colour FROM oncelog_records").fetchall()
+        assert colours == [("blue",)]
+        session.connection.execute("SELECT * FROM oncelog_more").fetchall()
+    assert version_of(path) == SCHEMA_VERSION + 2
+    with session_on(path, 50) as session:
+        assert are_known(commit(session, *range(301)))
+
+
+def test_a_migration_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.db"
+    make_log(path)
+    epoch_and_schema = "SELECT epoch, (SELECT group_concat(sql) FROM sqlite_schema) FROM oncelog_log"
+    with database(path) as connection:
+        before = connection.execute(epoch_and_schema).fetchone()
+    with monkeypatch.context() as patched:
+        with_migration(patched, f"{ADDED} {FAILING}")
+        with pytest.raises(sqlite3.OperationalError, match="oncelog_nowhere"):
+            open_and_close(path)
+    assert version_of(path) == SCHEMA_VERSION
+    with database(path) as connection:
+        assert connection.execute(epoch_and_schema).fetchone() == before
+    with session_on(path, 50) as session:
+        assert are_known(commit(session, *range(300)))
+
+
+def test_of_two_migrations_the_first_stays_where_the_second_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.db"
+    make_log(path)
+    with monkeypatch.context() as patched:
+        with_migration(patched, ADDED, FAILING)
+        with pytest.raises(sqlite3.OperationalError):
+            open_and_close(path)
+    assert version_of(path) == SCHEMA_VERSION + 1
+
+
+def test_a_new_file_is_made_with_all_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_migration(monkeypatch, ADDED)
+    path = tmp_path / "log.db"
+    open_and_close(path)
+    assert version_of(path) == SCHEMA_VERSION + 1
+
+
+# --- an application's own tables -----------------------------------------------------------------------------------
+
+
+def test_tables_of_an_application_in_the_file_do_not_disturb(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    make_log(path)
+    with database(path) as connection, session_on(path, 8) as session:
+        connection.execute("CREATE TABLE records (id INTEGER PRIMARY KEY, note TEXT)")
+        for number in range(300, 340):
+            connection.execute("INSERT INTO records (note) VALUES (?)", (f"note {number}",))
+            assert are_new(commit(session, number))
+            assert are_known(commit(session, number - 1))
+        assert connection.execute("SELECT count(*) FROM records").fetchone() == (40,)
+    open_and_close(path)
+
+    async def read() -> int:
+        store = SqliteStore(path)
+        await store.open()
+        page = await store.read(Query(limit=1000))
+        await store.close()
+        return len(page.records)
+
+    assert asyncio.run(read()) == len([number for number in range(340) if number % 6 == 0])

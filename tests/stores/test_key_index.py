@@ -1,0 +1,302 @@
+"""The key index: every committed key is found, whoever committed it, whoever sealed it, and whatever failed."""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+import pytest
+
+from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
+from oncelog.stores.sqlite import SqliteStore, index
+from oncelog.stores.sqlite import session as session_module
+from oncelog.stores.sqlite.index import FAN_OUT, HASH_MAX, Filter, KeyIndex
+from oncelog.stores.sqlite.session import Session
+from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.tables import TABLES
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.driven import DrivenStore
+from stores.sessions import SETTINGS, FailingDriver, are_known, are_new, commit, session_on, write
+
+
+@contextmanager
+def rows_of(path: Path) -> Iterator[sqlite3.Connection]:
+    """A look at the tables from beside."""
+    connection = sqlite3.connect(path)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def check_segments(path: Path) -> None:
+    """Every key of a sealed record is in one segment, there are few segments, and none has a key without a record."""
+    with rows_of(path) as connection:
+        twice = "SELECT count(*) FROM (SELECT 1 FROM oncelog_keys GROUP BY hash, place HAVING count(*) > 1)"
+        assert connection.execute(twice).fetchone() == (0,)
+        orphans = "SELECT count(*) FROM oncelog_keys WHERE segment NOT IN (SELECT segment FROM oncelog_key_segments)"
+        assert connection.execute(orphans).fetchone() == (0,)
+        sealed = """SELECT count(*) FROM oncelog_records JOIN oncelog_lanes
+            ON lane = place >> 48 AND (place & 281474976710655) <= {} LEFT JOIN oncelog_keys USING (place)
+            WHERE segment IS {} NULL"""
+        assert connection.execute(sealed.format("sealed_position", "")).fetchone() == (0,)
+        beyond = "max(sealed_position, sealing_position)"
+        inside = connection.execute(sealed.format(beyond, "NOT")).fetchone()
+        assert connection.execute("SELECT count(*) FROM oncelog_keys").fetchone() == inside
+        levels = dict(connection.execute("SELECT level, count(*) FROM oncelog_key_segments GROUP BY level").fetchall())
+        # Four that are being merged, fewer than four that wait, and one that is being filled.
+        assert max(levels.values(), default=0) <= 2 * FAN_OUT
+
+
+def check_all_known(session: Session, upto: int) -> None:
+    remembered = session.remembered([key_identity(write(number)) for number in range(upto)])
+    places = {(it.receipt.lane, it.receipt.position) for it in remembered if it is not None}
+    assert len(places) == upto
+    assert session.remembered([key_identity(write(upto + number)) for number in range(50)]) == [None] * 50
+
+
+# --- finding -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-14")
+def test_two_processes_that_take_turns_find_every_key_and_so_does_a_third(tmp_path: Path) -> None:
+    random = Random(5)
+    path = tmp_path / "log.db"
+    with session_on(path, 16) as first, session_on(path, 16) as second:
+        done = 0
+        while done < 4000:
+            session = random.choice((first, second))
+            count = random.choice((1, 1, 2, 5, 20, 60))
+            assert are_new(commit(session, *random.sample(range(done, done + count), count)))
+            done += count
+            assert are_known(commit(session, *[random.randrange(done) for _ in range(5)]))
+            if random.random() < 0.02:
+                check_segments(path)
+        check_segments(path)
+        with session_on(path, 16) as third:
+            for session in (first, second, third):
+                check_all_known(session, done)
+        assert max(segment.level for segment in first.index.segments) >= 3
+
+
+@pytest.mark.rule("CO-14")
+@pytest.mark.parametrize("committed_before", [0, 1, 40])
+def test_what_another_process_committed_and_sealed_in_the_meantime_is_known(
+    tmp_path: Path, committed_before: int
+) -> None:
+    """It was never among the keys that this process had in memory, so its filter must be told."""
+    path = tmp_path / "log.db"
+    with session_on(path, 8) as idle, session_on(path, 8) as busy:
+        for number in range(committed_before):
+            commit(idle, number)
+        for number in range(committed_before, committed_before + 300):
+            assert are_new(commit(busy, number))
+        assert busy.index.sealed_keys > 250
+        assert are_known(commit(idle, *range(committed_before + 300)))
+        check_segments(path)
+
+
+@pytest.mark.rule("CO-14")
+def test_sealing_that_one_process_began_is_gone_on_with_by_others(tmp_path: Path) -> None:
+    """Slices of 32 keys from segments of 150: every segment is written by several processes."""
+    path = tmp_path / "log.db"
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(session_on(path, 150)) for _ in range(3)]
+        for number in range(1200):
+            if number % 100 == 99:
+                sessions[number % 3].close()
+                sessions[number % 3] = stack.enter_context(session_on(path, 150))
+            assert are_new(commit(sessions[number % 3], number))
+            assert are_known(commit(sessions[(number + 1) % 3], number // 2))
+        check_segments(path)
+        for session in sessions:
+            check_all_known(session, 1200)
+
+
+@pytest.mark.rule("CO-14")
+@pytest.mark.parametrize(
+    ("hashes", "seal_keys"),
+    [
+        ([0], 1),
+        ([0, 1, HASH_MAX], 1),
+        ([5, HASH_MAX // 2, HASH_MAX // 2 + 1, HASH_MAX - 1], 2),
+        # So many that they are sealed in several slices: other keys of the same hash come in between.
+        ([number * (HASH_MAX // 99) for number in range(100)], 70),
+    ],
+)
+def test_keys_of_one_hash_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: list[int], seal_keys: int
+) -> None:
+    def hash_of(_: KeyIndex, identity: KeyIdentity | SequenceIdentity) -> int:
+        return hashes[crc32(repr(identity).encode()) % len(hashes)]
+
+    monkeypatch.setattr(KeyIndex, "hash_of", hash_of)
+    path = tmp_path / "log.db"
+    count = 150 + 2 * len(hashes)
+    with session_on(path, seal_keys) as first, session_on(path, seal_keys) as second:
+        for number in range(0, count, 5):
+            session = (first, second)[number % 2]
+            assert are_new(commit(session, *range(number, number + 5)))
+            assert are_known(commit(session, *range(number + 5)))
+        check_segments(path)
+        with session_on(path, seal_keys) as third:
+            for session in (first, second, third):
+                check_all_known(session, number + 5)
+
+
+# --- failing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-10", "CO-16")
+@pytest.mark.parametrize("is_run_first", [False, True])
+def test_an_error_at_any_statement_loses_no_key_and_the_work_goes_on(tmp_path: Path, is_run_first: bool) -> None:
+    """Segments of two keys: nearly every commit seals, and soon merges on several levels."""
+    path = tmp_path / "log.db"
+    driver = FailingDriver()
+    failures = 0
+    with session_on(path, 2, driver) as session, session_on(path, 2) as other:
+        for number in range(0, 90, 3):
+            batch = (number, number + 1, number + 2)
+            statement = 0
+            while True:
+                statement += 1
+                driver.arm(statement, is_run_first=is_run_first)
+                try:
+                    verdicts = commit(session, *batch)
+                except sqlite3.OperationalError:
+                    failures += 1
+                    if statement % 7 == 0:
+                        check_known_or_not_at_all(path, number, batch)
+                    if statement % 5 == 0:
+                        assert are_known(commit(other, *range(number)) if number else [])
+                    continue
+                driver.disarm()
+                break
+            # A COMMIT that failed after it had been done: the retry is told what became of it.
+            assert are_known(verdicts) if is_run_first else are_new(verdicts)
+            check_segments(path)
+        with session_on(path, 2) as later:
+            for one in (session, other, later):
+                check_all_known(one, 90)
+    assert failures > 300
+
+
+def check_known_or_not_at_all(path: Path, number: int, batch: tuple[int, ...]) -> None:
+    with session_on(path, 2) as fresh:
+        remembered = fresh.remembered([key_identity(write(known)) for known in range(number)])
+        assert all(it is not None for it in remembered)
+        assert len({it is None for it in fresh.remembered([key_identity(write(known)) for known in batch])}) == 1
+    check_segments(path)
+
+
+# --- the filter ----------------------------------------------------------------------------------------------
+
+
+def test_a_filter_that_is_filled_beside_the_commits_knows_every_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.db"
+    with session_on(path, 8) as session:
+        for start in range(0, 300, 10):
+            commit(session, *range(start, start + 10))
+    monkeypatch.setattr(session_module, "FILL_AT_ONCE_KEYS", 0)
+    with session_on(path, 8) as other:
+
+        def make(clock: ManualClock, _: object) -> SqliteStore:
+            return SqliteStore(path, clock=clock, seal_keys=8)
+
+        log = DrivenStore(make, SETTINGS, is_durable=True)
+        store = log.store
+        assert isinstance(store, SqliteStore)
+        assert not has_filter(store)
+        for number in range(300, 400):
+            commit(other, number)  # sealed, while the filter is being filled
+        assert store._filling is not None
+        for number in range(400, 440):
+            log(write(number))
+        log.run(wait_for(store))
+        assert has_filter(store)
+        verdicts = log.together(*[write(number) for number in range(440)])
+        assert are_known(verdicts)
+        log.close()
+
+
+def has_filter(store: SqliteStore) -> bool:
+    return store._session.index.has_filter
+
+
+async def wait_for(store: SqliteStore) -> None:
+    assert store._filling is not None
+    await store._filling
+
+
+def test_a_filter_grows_by_layers_and_never_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "FILTER_KEYS_MIN", 100)
+    random = Random(1)
+    hashes = [random.randrange(HASH_MAX) for _ in range(5000)]
+    sealed = Filter()
+    for start in range(0, 5000, 37):
+        sealed.update(hashes[start : start + 37])
+    assert all(one in sealed for one in hashes)
+    strangers = sum(random.randrange(HASH_MAX) in sealed for _ in range(5000))
+    assert strangers < 400
+    assert sealed.memory_bytes < 50_000
+
+
+def test_a_key_that_is_new_does_not_look_at_the_segments(tmp_path: Path) -> None:
+    statements: list[str] = []
+    with session_on(tmp_path / "log.db", 8) as session:
+        for start in range(0, 400, 10):
+            commit(session, *range(start, start + 10))
+        session.connection.set_trace_callback(statements.append)
+        for number in range(400, 500):
+            assert are_new(commit(session, number))
+    looks = sum("oncelog_keys AS k" in statement for statement in statements)
+    assert looks <= 5  # one key in 200 looks known to a filter
+
+
+# --- cost ----------------------------------------------------------------------------------------------------
+
+GROWING = re.compile(r"oncelog_(records|keys|partition_records|stream_records)\b")
+LOOKS_AT_ALL = re.compile(r"(all|missing|extra)_\w+")
+"""Statements that are meant to: they make the filter, or verify a log."""
+SORTS_A_FEW = {"records_at", "merge_keys"}
+"""A page, and a slice of a merge."""
+
+
+def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
+    names = re.findall(r":(\w+)", statement)
+    parameters = dict.fromkeys(names, 1) if names else (1,) * statement.count("?")
+    rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+    return [detail for *_, detail in rows]
+
+
+def test_no_statement_looks_through_a_table_that_grows(tmp_path: Path) -> None:
+    with session_on(tmp_path / "log.db", 8) as session:
+        commit(session, *range(100))
+        statements = {name: statement for name, statement in SQL.items() if GROWING.search(statement)}
+        looked_at = {name: plan_of(session.connection, it) for name, it in statements.items()}
+        side_state = {table.name: plan_of(session.connection, table.load_sql) for table in TABLES}
+        side_state |= {f"delete {table.name}": plan_of(session.connection, table.delete_sql) for table in TABLES}
+    assert len(statements) >= 15
+    for name, steps in (looked_at | side_state).items():
+        if LOOKS_AT_ALL.fullmatch(name):
+            continue
+        scans = [step for step in steps if step.startswith("SCAN") and "VIRTUAL TABLE" not in step]
+        assert scans == [], name
+        sorts = [step for step in steps if "TEMP B-TREE" in step]
+        assert sorts == [] or name in SORTS_A_FEW, name
+
+
+def test_the_work_on_segments_is_in_proportion_to_what_a_commit_adds(tmp_path: Path) -> None:
+    """No commit pays for a large merge: the rows that one commit writes to the index stay within a few slices."""
+    with session_on(tmp_path / "log.db", 64) as session:
+        most = 0
+        for number in range(2000):
+            before = session.connection.total_changes
+            commit(session, number)
+            most = max(most, session.connection.total_changes - before)
+    assert most < 500
