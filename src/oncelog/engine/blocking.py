@@ -1,0 +1,179 @@
+"""The blocking twin of `Log`: the same methods, each of which waits for its result.
+
+    with oncelog.open_blocking("app.db") as log:
+        verdict = log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+
+Any number of threads may share one; their writes meet in the same group commits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, Self
+from uuid import UUID
+
+from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.values import Applied, Item, LaneHead, Mode, Receipt, Record, Refused, Settings, Verdict
+from oncelog.engine.log import Cursor, Log, Proven, Reading, open_log
+from oncelog.engine.outcome import Outcome
+from oncelog.errors import ClosedError
+from oncelog.portal import Portal
+from oncelog.stores.protocol import Consumer
+
+P = ParamSpec("P")
+
+
+class BlockingLog:
+    """One log in this process, for code without an event loop. Each method does what `Log`'s of that name does."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._open_portal: Portal | None = None
+
+    def __enter__(self) -> Self:
+        portal = Portal("oncelog")
+        try:
+            portal.call(self._log.__aenter__)
+        except BaseException:
+            portal.close()
+            raise
+        self._open_portal = portal
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `Log.close`."""
+        portal, self._open_portal = self._open_portal, None
+        if portal is not None:
+            try:
+                portal.call(self._log.close)
+            finally:
+                portal.close()
+
+    @property
+    def _portal(self) -> Portal:
+        if self._open_portal is None:
+            raise ClosedError("the log is not open; use it inside `with oncelog.open_blocking(…)`")
+        return self._open_portal
+
+    @property
+    def epoch(self) -> str:
+        """As `Log.epoch`."""
+        return self._log.epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Log.settings`."""
+        return self._log.settings
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """As `Log.policies`."""
+        return self._log.policies
+
+    def submit(self, item: Item) -> Verdict:
+        """As `Log.submit`."""
+        return self._portal.call(self._log.submit, item)
+
+    def submit_many(self, items: Sequence[Item], mode: Mode = Mode.EACH) -> list[Verdict]:
+        """As `Log.submit_many`."""
+        return self._portal.call(self._log.submit_many, items, mode)
+
+    def erase(
+        self,
+        *,
+        key: bytes | UUID | None = None,
+        policy: Policy = EVENTS,
+        scope: str = "",
+        client: str = "",
+        partition: str | None = None,
+        stream: str | None = None,
+    ) -> int:
+        """As `Log.erase`."""
+        return self._portal.call(
+            self._log.erase, key=key, policy=policy, scope=scope, client=client, partition=partition, stream=stream
+        )
+
+    def read(
+        self,
+        *,
+        partition: str | None = None,
+        partitions: Sequence[str] = (),
+        stream: str | None = None,
+        lane: int = 0,
+        after: int | Cursor = 0,
+        upto: int | None = None,
+        limit: int = 500,
+    ) -> Reading:
+        """As `Log.read`."""
+        return self._portal.call(
+            self._log.read,
+            partition=partition,
+            partitions=partitions,
+            stream=stream,
+            lane=lane,
+            after=after,
+            upto=upto,
+            limit=limit,
+        )
+
+    def follow(
+        self,
+        *,
+        partition: str | None = None,
+        partitions: Sequence[str] = (),
+        stream: str | None = None,
+        lane: int = 0,
+        after: int | Cursor = 0,
+        consumer: str | None = None,
+    ) -> Iterator[Record]:
+        """As `Log.follow`: the loop waits for each next record. Leave it with `break`."""
+        follower = self._log.follow(
+            partition=partition, partitions=partitions, stream=stream, lane=lane, after=after, consumer=consumer
+        )
+        return self._portal.iterate(follower)
+
+    def lookup(self, key: bytes | UUID, *, policy: Policy = EVENTS, scope: str = "", client: str = "") -> Outcome:
+        """As `Log.lookup`."""
+        return self._portal.call(self._log.lookup, key, policy=policy, scope=scope, client=client)
+
+    def prove(self, receipt: Receipt) -> Proven:
+        """As `Log.prove`."""
+        return self._portal.call(self._log.prove, receipt)
+
+    def heads(self) -> Mapping[int, LaneHead]:
+        """As `Log.heads`."""
+        return self._portal.call(self._log.heads)
+
+    def commit_cursor(
+        self, consumer: str, cursor: int | Cursor | None, *, stream: str = "", rewind: bool = False
+    ) -> Applied | Refused:
+        """As `Log.commit_cursor`."""
+        return self._portal.call(self._log.commit_cursor, consumer, cursor, stream=stream, rewind=rewind)
+
+    def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
+        """As `Log.cursor_of`."""
+        return self._portal.call(self._log.cursor_of, consumer, stream)
+
+    def consumers(self) -> list[Consumer]:
+        """As `Log.consumers`."""
+        return self._portal.call(self._log.consumers)
+
+    def confirm_clock(self) -> None:
+        """As `Log.confirm_clock`."""
+        self._portal.call(self._log.confirm_clock)
+
+
+def _twin(open_async: Callable[P, Log]) -> Callable[P, BlockingLog]:
+    @wraps(open_async)
+    def opened(*args: P.args, **kwargs: P.kwargs) -> BlockingLog:
+        return BlockingLog(open_async(*args, **kwargs))
+
+    return opened
+
+
+open_blocking = _twin(open_log)

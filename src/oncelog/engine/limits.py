@@ -1,0 +1,43 @@
+"""The limits of a running log: named, with a default, and all of them can be set."""
+
+from msgspec import Struct
+
+from oncelog.errors import SettingsError
+
+_MIB = 2**20
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a log in one process holds at most. What lies beyond gets an answer that says so; nothing is dropped."""
+
+    body_bytes_max: int = 16 * _MIB
+    """Of one write."""
+    request_items_max: int = 10_000
+    """Of one `submit_many`."""
+    queue_items_max: int = 10_000
+    """Writes that wait for their commit. Beyond it new ones are answered as busy."""
+    queue_bytes_max: int = 64 * _MIB
+    batch_items_max: int = 1000
+    """Of one group commit; a request is never divided."""
+    batch_bytes_max: int = 8 * _MIB
+    cache_entries_max: int = 100_000
+    """Answers kept in memory, the least recently used one goes first. 0 keeps none."""
+    cache_ttl_ms: int = 86_400_000
+    page_records_max: int = 1000
+    """A page that is asked for with more has this many."""
+    page_bytes_max: int = 8 * _MIB
+    subscriptions_max: int = 10_000
+    subscription_records_max: int = 1000
+    """Records that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    subscription_bytes_max: int = 8 * _MIB
+    poll_ms: int = 50
+    """How often a log with readers looks for what other processes have committed."""
+    clock_jump_ms_max: int = 600_000
+    """How far the wall clock may run ahead of the steady one between two commits."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            lowest = 0 if name == "cache_entries_max" else 1
+            if type(value) is not int or value < lowest:
+                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")

@@ -1,0 +1,440 @@
+"""The log that an application opens.
+
+async with oncelog.open("app.db") as log:
+    verdict = await log.submit(oncelog.event(id, {"type": "order.placed"}, ["orders"]))
+    async for record in log.follow(partition="orders"):
+        ...
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Final, Self
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.core.identity import lane_of, normal_partitions
+from oncelog.core.invariants import receipt_of
+from oncelog.core.plan import Validate
+from oncelog.core.policy import BUILT_IN, EVENTS, Policy
+from oncelog.core.proof import Block, Proof, leaf_hash, prove, record_header
+from oncelog.core.values import (
+    Applied,
+    Item,
+    KeyIdentity,
+    LaneHead,
+    Mode,
+    Receipt,
+    Record,
+    Refused,
+    Request,
+    SetCursor,
+    Settings,
+    Verdict,
+)
+from oncelog.engine.cache import AnswerCache
+from oncelog.engine.committer import Committer
+from oncelog.engine.follower import Follower
+from oncelog.engine.limits import Limits
+from oncelog.engine.outcome import Outcome, outcome_of
+from oncelog.engine.tailer import Subscription, Tailers
+from oncelog.errors import ClosedError, HistoryChangedError
+from oncelog.stores.clock import Clock, SystemClock
+from oncelog.stores.memory import MemoryStore
+from oncelog.stores.protocol import Consumer, Decided, Query, Store
+from oncelog.stores.sqlite import SqliteStore
+
+logger: Final = logging.getLogger("oncelog.engine")
+
+ERASE_RECORDS = 500
+"""Erased in one transaction."""
+ERASURES_LOOK_MS = 1000
+"""How often a log with answers in memory looks whether another process has erased something."""
+
+
+class Cursor(Struct, frozen=True):
+    """How far a reader has come, and in which history. Keep it as text: `str(cursor)`, `Cursor.parse(text)`."""
+
+    position: int
+    epoch: str
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.position}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The cursor that `str` gave. Raises ValueError for anything else."""
+        epoch, _, position = text.rpartition(":")
+        if not epoch or not position.isdecimal() or not position.isascii():
+            raise ValueError(f"a cursor is EPOCH:POSITION, not {text[:100]!r}")
+        return cls(int(position), epoch)
+
+
+class Reading(Struct, frozen=True):
+    """A page of records, and how to go on."""
+
+    records: list[Record]
+    cursor: Cursor
+    """Read on after this. Behind the last page it is the bound, also where no record matched."""
+    upto: int
+    """The bound: pass it on with the cursor, and paging ends however fast the log grows."""
+    has_more: bool
+    newest: int
+
+
+class Proven(Struct, frozen=True):
+    """A record's place in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
+
+    record: Record
+    salt: bytes
+    """Empty for an erased record: check `verify_header` with the body hash instead."""
+    body_hash: bytes
+    proof: Proof
+    block: Block
+
+
+class Log:
+    """One log in this process. Made by `oncelog.open`, used in one event loop, inside `async with`."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        policies: Sequence[Policy] = (),
+        validate: Validate | None = None,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
+        self._declared = (*BUILT_IN, *policies)
+        self._policies: Mapping[str, Policy] = {}
+        self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
+        self._tailers = Tailers(store, self._limits)
+        self._committer = Committer(store, self._cache, self._clock, self._limits, validate, self._committed)
+        self._erasures = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._is_open = False
+        self._was_opened = False
+
+    # --- opening and closing
+
+    async def __aenter__(self) -> Self:
+        if self._was_opened:
+            raise ClosedError("a log is opened once; make another with `oncelog.open(…)`")
+        await self._store.open()
+        try:
+            known = await self._store.declare(self._declared)
+            self._policies = {**known, **{policy.name: policy for policy in self._declared}}
+            self._erasures = await self._store.erasures()
+        except BaseException:
+            await self._store.close()
+            raise
+        self._is_open = self._was_opened = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Takes nothing more, finishes what was accepted, ends all followers, lets the store go."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            await self._committer.close()
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+            await self._tailers.close()
+            await self._store.close()
+
+    @property
+    def epoch(self) -> str:
+        """The history that cursors belong to: new when a backup is restored."""
+        return self._store.epoch
+
+    @property
+    def settings(self) -> Settings:
+        """What the log was made with."""
+        return self._store.settings
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """All policies that the log knows, by name."""
+        return self._policies
+
+    # --- writing
+
+    async def submit(self, item: Item) -> Verdict:
+        """What becomes of a write, once that is durable: Committed, Replayed or Refused; never an exception for it.
+
+        Raises StoreUnavailableError when the disk fails, and ClockJumpedError: submit again under the same identity.
+        """
+        if not self._knows(item):
+            await self._declare(item)
+        outcome = self._committer.submit(item)
+        return await outcome if isinstance(outcome, asyncio.Future) else outcome
+
+    async def submit_many(self, items: Sequence[Item], mode: Mode = Mode.EACH) -> list[Verdict]:
+        """One verdict an item, in order. `mode` says what a refused one means for the others."""
+        for item in items:
+            if not self._knows(item):
+                await self._declare(item)
+        return await self._committer.submit_request(Request(tuple(items), mode))
+
+    async def erase(
+        self,
+        *,
+        key: bytes | UUID | None = None,
+        policy: Policy = EVENTS,
+        scope: str = "",
+        client: str = "",
+        partition: str | None = None,
+        stream: str | None = None,
+    ) -> int:
+        """Erases the content of records: of one identity, of a partition, or of a stream. Gives how many had one.
+
+        Position, identity, fingerprint and hashes stay; a retry gets its answer, marked as erased.
+        """
+        self._demand_open()
+        if (key is not None) + (partition is not None) + (stream is not None) != 1:
+            raise ValueError("erase takes one of key, partition and stream")
+        try:
+            if key is not None:
+                standing = await self._store.standing(_identity(policy, scope, client, key))
+                record = standing.record
+                return 0 if record is None else await self._store.erase(record.lane, [record.position])
+            if partition is None:
+                return await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS))
+            # Streams may have records in it too, in whatever lanes they are.
+            partitions = normal_partitions((partition,))
+            queries = [Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS) for lane in await self.heads()]
+            return sum([await self._erase_all(query) for query in queries])
+        finally:
+            self._committer.tell()  # what was decided before the erasure must not come into memory after it
+            self._cache.clear()
+
+    async def _erase_all(self, query: Query) -> int:
+        erased = 0
+        while True:
+            page = await self._store.read(query)
+            full = [record for record in page.records if not record.erased]
+            if full:
+                erased += await self._store.erase(full[0].lane, [record.position for record in full])
+            if not page.has_more:
+                return erased
+            query = replace(query, after=page.next, upto=page.upto)
+
+    # --- reading
+
+    async def read(
+        self,
+        *,
+        partition: str | None = None,
+        partitions: Sequence[str] = (),
+        stream: str | None = None,
+        lane: int = 0,
+        after: int | Cursor = 0,
+        upto: int | None = None,
+        limit: int = 500,
+    ) -> Reading:
+        """A page of records after a cursor: of one partition or several, of a stream, or of a whole lane.
+
+        Raises HistoryChangedError for a cursor of another epoch, or one that is ahead of the log.
+        """
+        self._demand_open()
+        page = await self._store.read(
+            Query(
+                lane=lane,
+                partitions=self._partitions(partition, partitions, stream),
+                stream=stream,
+                after=await self._position(after, stream, lane),
+                upto=upto,
+                limit=max(1, min(limit, self._limits.page_records_max)),
+                bytes_max=self._limits.page_bytes_max,
+            )
+        )
+        return Reading(page.records, Cursor(page.next, self.epoch), page.upto, page.has_more, page.newest)
+
+    def follow(
+        self,
+        *,
+        partition: str | None = None,
+        partitions: Sequence[str] = (),
+        stream: str | None = None,
+        lane: int = 0,
+        after: int | Cursor = 0,
+        consumer: str | None = None,
+    ) -> Follower:
+        """All records after a cursor, then those to come, each once and in order, until it is closed.
+
+        With `consumer` it begins where that consumer's kept cursor is (`commit_cursor`).
+        """
+        return Follower(self._follow(self._partitions(partition, partitions, stream), stream, lane, after, consumer))
+
+    async def _follow(
+        self, partitions: tuple[str, ...], stream: str | None, lane: int, after: int | Cursor, consumer: str | None
+    ) -> AsyncGenerator[Record, None]:
+        self._demand_open()
+        if consumer is not None:
+            if lane:
+                raise ValueError("a consumer keeps a cursor of lane 0 or of a stream, not of another lane")
+            after = await self.cursor_of(consumer, stream or "") or 0
+        query = Query(lane=lane, partitions=partitions, stream=stream, after=await self._position(after, stream, lane))
+        async with aclosing(self._tailers.follow(query, self._store.settings.lanes)) as records:
+            async for record in records:
+                yield record
+
+    async def subscribe(
+        self, *, partitions: Sequence[str] = (), stream: str | None = None, lane: int = 0
+    ) -> Subscription:
+        """The live part alone, with a bounded queue that the caller empties: for servers that feed many readers."""
+        self._demand_open()
+        if stream is not None:
+            lane = lane_of(stream, self.settings.lanes)
+        return await self._tailers.subscribe(lane, self._partitions(None, partitions, stream), stream)
+
+    async def lookup(self, key: bytes | UUID, *, policy: Policy = EVENTS, scope: str = "", client: str = "") -> Outcome:
+        """What became of an identity, and why."""
+        self._demand_open()
+        standing = await self._store.standing(_identity(policy, scope, client, key))
+        return outcome_of(policy, standing, self._clock.wall_ms())
+
+    async def prove(self, receipt: Receipt) -> Proven:
+        """The proof that a record stands in the chain. Raises LookupError for a receipt of another log."""
+        self._demand_open()
+        block, evidence = await self._store.block(receipt.lane, receipt.height)
+        index = receipt.position - block.first_position
+        if not 0 <= index < len(evidence) or receipt_of(evidence[index].record) != receipt:
+            raise LookupError(f"position {receipt.position} of lane {receipt.lane} is not this log's: {receipt}")
+        leaves = [leaf_hash(record_header(one.record), one.body_hash) for one in evidence]
+        found = evidence[index]
+        return Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """The newest of everything, lane by lane."""
+        self._demand_open()
+        return await self._store.heads()
+
+    # --- named consumers
+
+    async def commit_cursor(
+        self, consumer: str, cursor: int | Cursor | None, *, stream: str = "", rewind: bool = False
+    ) -> Applied | Refused:
+        """Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it."""
+        position = None if cursor is None else await self._position(cursor, stream or None)
+        verdict = await self.submit(SetCursor(consumer, position, stream, rewind))
+        if not isinstance(verdict, Applied | Refused):
+            raise TypeError(f"a cursor was answered with {verdict!r}")
+        return verdict
+
+    async def cursor_of(self, consumer: str, stream: str = "") -> Cursor | None:
+        """The cursor that a consumer kept."""
+        for one in await self.consumers():
+            if (one.name, one.scope) == (consumer, stream):
+                return Cursor(one.cursor, self.epoch)
+        return None
+
+    async def consumers(self) -> list[Consumer]:
+        """All named consumers, with how far each is behind."""
+        self._demand_open()
+        return await self._store.consumers()
+
+    async def confirm_clock(self) -> None:
+        """Believes the wall clock as it is, after a jump stopped commits."""
+        self._demand_open()
+        await self._store.confirm_clock()
+
+    # --- inside
+
+    def _demand_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError("the log is not open; use it inside `async with oncelog.open(…)`")
+
+    def _knows(self, item: Item) -> bool:
+        """Whether the item's policy, if it has one, is the one that the log knows by its name."""
+        self._demand_open()
+        policy: Policy | None = getattr(item, "policy", None)
+        return policy is None or self._policies.get(policy.name) is policy
+
+    async def _declare(self, item: Item) -> None:
+        """At a policy's first use. Raises PolicyError if the log knows another one by its name."""
+        policy: Policy = getattr(item, "policy")  # noqa: B009 - not every item has one, but this one does
+        known = await self._store.declare([policy])
+        self._policies = {**known, **self._policies, policy.name: policy}
+
+    async def _position(self, cursor: int | Cursor, stream: str | None, lane: int = 0) -> int:
+        if isinstance(cursor, int):
+            return cursor
+        if cursor.epoch != self.epoch:
+            page = await self._store.read(Query(lane=lane, stream=stream, limit=1))
+            raise HistoryChangedError(
+                f"the cursor belongs to epoch {cursor.epoch}, but this log's is {self.epoch}: its history has changed, "
+                "so read again from a point that you know, or from 0",
+                self.epoch,
+                page.newest,
+            )
+        return cursor.position
+
+    def _partitions(self, partition: str | None, partitions: Sequence[str], stream: str | None) -> tuple[str, ...]:
+        if isinstance(partitions, str):
+            raise TypeError("partitions is a list of names; for one name use partition")
+        if sum((partition is not None, bool(partitions), stream is not None)) > 1:
+            raise ValueError("name one of partition, partitions and stream")
+        return normal_partitions((partition,) if partition is not None else partitions)
+
+    def _committed(self, decided: Decided) -> None:
+        if not decided.changes.is_empty:
+            self._tailers.wake((lane, head.position) for lane, head in decided.changes.heads.items())
+        if self._looking is None and len(self._cache):
+            self._looking = asyncio.get_running_loop().create_task(self._look_for_erasures())
+
+    async def _look_for_erasures(self) -> None:
+        """Answers in memory do not know what another process has erased."""
+        while self._is_open:
+            await asyncio.sleep(ERASURES_LOOK_MS / 1000)
+            try:
+                erasures = await self._store.erasures()
+            except Exception:  # those who submit are told; here the next look will do
+                logger.warning("the log could not be looked at for erasures", exc_info=True)
+                continue
+            if erasures != self._erasures:
+                self._erasures = erasures
+                self._cache.clear()
+
+
+def _identity(policy: Policy, scope: str, client: str, key: bytes | UUID) -> KeyIdentity:
+    raw = key.bytes if isinstance(key, UUID) else key
+    return (policy.name, scope, client if policy.client_sequence else "", raw)
+
+
+def open_log(
+    path: str | os.PathLike[str],
+    *,
+    policies: Sequence[Policy] = (),
+    validate: Validate | None = None,
+    settings: Settings | None = None,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+) -> Log:
+    """A log in the file at `path`, made there if there is none; `:memory:` is one that is gone when it is closed.
+
+    `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with.
+    """
+    limits = limits or Limits()
+    clock = clock or SystemClock()
+    store: Store
+    if os.fspath(path) == ":memory:":
+        store = MemoryStore(settings, clock=clock, jump_ms_max=limits.clock_jump_ms_max)
+    else:
+        store = SqliteStore(path, settings, clock=clock, jump_ms_max=limits.clock_jump_ms_max)
+    return Log(store, policies=policies, validate=validate, limits=limits, clock=clock)

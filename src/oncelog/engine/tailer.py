@@ -1,0 +1,290 @@
+"""Delivery by position, never by verdict.
+
+One tailer a lane reads the store from the last position it has delivered, woken by the committer or by a look at what
+other processes have done, and hands every record to the subscriptions that it concerns. So a commit whose answer was
+lost is delivered all the same, once, and a retry is not delivered again.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from typing import Final
+
+from msgspec.structs import replace
+
+from oncelog.core.identity import lane_of
+from oncelog.core.values import Record
+from oncelog.engine.limits import Limits
+from oncelog.errors import ClosedError, LimitExceededError, SlowReaderError
+from oncelog.stores.protocol import Query, Store
+
+logger: Final = logging.getLogger("oncelog.engine")
+
+PAGE_RECORDS: Final = 500
+
+
+class Subscription:
+    """Records from `start` on, as they come. Its queue is bounded: who reads too slowly is closed, and can resume."""
+
+    def __init__(self, tailer: "Tailer", partitions: frozenset[str], stream: str | None, limits: Limits) -> None:
+        self.start = tailer.position
+        """Everything after this position of the lane is delivered."""
+        self.partitions = partitions
+        self.stream = stream
+        self.is_slow = False
+        """The queue is half full: a reader that cares can be warned."""
+        self._tailer = tailer
+        self._limits = limits
+        self._queue: deque[Record] = deque()
+        self._bytes = 0
+        self._cursor = 0
+        """Where a reader that was closed can resume, in the order that it reads."""
+        self._is_overrun = False
+        self._is_closed = False
+        self._arrived: asyncio.Future[None] | None = None
+
+    async def next(self) -> list[Record]:
+        """All that has arrived, at least one. Raises SlowReaderError, or ClosedError when the log is closed."""
+        while not self._queue:
+            if self._is_overrun:
+                raise SlowReaderError(self._cursor)
+            if self._is_closed:
+                raise ClosedError("the subscription is closed")
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        records = list(self._queue)
+        self._queue.clear()
+        self._bytes = 0
+        self.is_slow = False
+        return records
+
+    def close(self) -> None:
+        """Nothing more arrives."""
+        self._is_closed = True
+        self._tailer.remove(self)
+        self._wake()
+
+    def wants(self, record: Record) -> bool:
+        """Whether the record is in its scope."""
+        if self.stream is not None:
+            return bool(record.sequence) and record.scope == self.stream
+        return not self.partitions or not self.partitions.isdisjoint(record.partitions)
+
+    def deliver(self, record: Record) -> None:
+        """Puts a record into the queue, or closes a reader that has too many there."""
+        if self._is_overrun:
+            return
+        self._queue.append(record)
+        self._bytes += len(record.body)
+        limits = self._limits
+        if len(self._queue) > limits.subscription_records_max or self._bytes > limits.subscription_bytes_max:
+            if len(self._queue) > 1:  # one large record alone is what there is to read
+                self._overrun()
+        elif 2 * len(self._queue) > limits.subscription_records_max or 2 * self._bytes > limits.subscription_bytes_max:
+            if not self.is_slow:
+                logger.warning("a reader of lane %d is slow: %d records wait", self._tailer.lane, len(self._queue))
+            self.is_slow = True
+        self._wake()
+
+    def _overrun(self) -> None:
+        """What waits is let go: it is in the store, behind the cursor that the reader is given."""
+        first = self._queue[0]
+        self._cursor = (first.position if self.stream is None else first.sequence) - 1
+        logger.warning("a reader of lane %d was closed: it is behind %d", self._tailer.lane, self._cursor)
+        self._queue.clear()
+        self._bytes = 0
+        self._is_overrun = True
+        self._tailer.remove(self)
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+
+class Tailer:
+    """The one reader of a lane. Runs while there are subscriptions."""
+
+    def __init__(self, store: Store, lane: int, position: int, limits: Limits) -> None:
+        self.lane = lane
+        self.position = position
+        """Everything up to here has been delivered."""
+        self._store = store
+        self._limits = limits
+        self._subscriptions: set[Subscription] = set()
+        self._by_partition: dict[str, set[Subscription]] = {}
+        self._by_stream: dict[str, set[Subscription]] = {}
+        self._of_everything: set[Subscription] = set()
+        self._newest = position
+        self._running: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._subscriptions)
+
+    def subscribe(self, partitions: frozenset[str], stream: str | None) -> Subscription:
+        """From now on everything after `position` that is in its scope reaches the subscription."""
+        subscription = Subscription(self, partitions, stream, self._limits)
+        self._subscriptions.add(subscription)
+        for group in self._groups(subscription):
+            group.add(subscription)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        """The subscription gets nothing more."""
+        if subscription not in self._subscriptions:
+            return
+        self._subscriptions.discard(subscription)
+        for group in self._groups(subscription):
+            group.discard(subscription)
+        for partition in subscription.partitions:
+            if not self._by_partition[partition]:
+                del self._by_partition[partition]
+        if subscription.stream is not None and not self._by_stream[subscription.stream]:
+            del self._by_stream[subscription.stream]
+
+    def wake(self, newest: int) -> None:
+        """The lane has records up to `newest`."""
+        self._newest = max(self._newest, newest)
+        if self._running is None and self._subscriptions and self.position < self._newest:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Ends all subscriptions."""
+        for subscription in list(self._subscriptions):
+            subscription.close()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def _run(self) -> None:
+        try:
+            while self._subscriptions and self.position < self._newest:
+                query = Query(lane=self.lane, after=self.position, limit=PAGE_RECORDS)
+                page = await self._store.read(query)
+                for record in page.records:
+                    self._deliver(record)
+                self.position = page.next
+        except Exception:  # the next wake tries again
+            logger.warning("lane %d could not be read for its subscribers", self.lane, exc_info=True)
+        finally:
+            self._running = None
+
+    def _deliver(self, record: Record) -> None:
+        self.position = record.position
+        concerned: set[Subscription] = set(self._of_everything)
+        for partition in record.partitions:
+            concerned.update(self._by_partition.get(partition, ()))
+        if record.sequence:
+            concerned.update(self._by_stream.get(record.scope, ()))
+        for subscription in concerned:
+            subscription.deliver(record)
+
+    def _groups(self, subscription: Subscription) -> Iterable[set[Subscription]]:
+        if subscription.stream is not None:
+            return [self._by_stream.setdefault(subscription.stream, set())]
+        if subscription.partitions:
+            return [self._by_partition.setdefault(partition, set()) for partition in subscription.partitions]
+        return [self._of_everything]
+
+
+class Tailers:
+    """The tailers of all lanes, and the look at what other processes have committed."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+        self._tailers: dict[int, Tailer] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def subscribe(self, lane: int, partitions: Iterable[str] = (), stream: str | None = None) -> Subscription:
+        """A subscription to a lane, to some partitions in it, or to a stream in it."""
+        if self._is_closed:
+            raise ClosedError("the log is closed")
+        tailer = self._tailers.get(lane)
+        if tailer is None or not len(tailer):
+            heads = await self._store.heads()
+            if self._is_closed:
+                raise ClosedError("the log is closed")
+            position = heads[lane].position if lane in heads else 0
+            # Another caller may have made it while this one waited.
+            tailer = self._tailers.setdefault(lane, Tailer(self._store, lane, position, self._limits))
+            if not len(tailer):
+                tailer.position = max(tailer.position, position)
+        if sum(map(len, self._tailers.values())) >= self._limits.subscriptions_max:
+            raise LimitExceededError("subscriptions_max", self._limits.subscriptions_max)
+        subscription = tailer.subscribe(frozenset(partitions), stream)
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        return subscription
+
+    async def follow(self, query: Query, lanes: int) -> AsyncGenerator[Record, None]:
+        """Everything after a cursor, from the store as long as there is much, then as it comes.
+
+        A reader that falls behind is back at the store: it costs no more memory than any other, and misses nothing.
+        Ends when the log is closed.
+        """
+        lane = query.lane if query.stream is None else lane_of(query.stream, lanes)
+        cursor = query.after
+        subscription: Subscription | None = None
+        try:
+            while not self._is_closed:
+                async for record in self._stored(query, cursor):
+                    yield record
+                    cursor = _number(record, query)
+                subscription = await self.subscribe(lane, query.partitions, query.stream)
+                # What was committed before the subscription began; what it brings of that is known already.
+                async for record in self._stored(query, cursor):
+                    yield record
+                    cursor = _number(record, query)
+                with suppress(SlowReaderError):
+                    while True:
+                        for record in await subscription.next():
+                            if _number(record, query) > cursor:
+                                yield record
+                                cursor = _number(record, query)
+        except ClosedError:
+            if not self._is_closed:
+                raise  # not by us
+        finally:
+            if subscription is not None:
+                subscription.close()
+
+    async def _stored(self, query: Query, cursor: int) -> AsyncGenerator[Record, None]:
+        has_more = True
+        while has_more:
+            page = await self._store.read(replace(query, after=cursor))
+            for record in page.records:
+                yield record
+            cursor, has_more = page.next, page.has_more
+
+    def wake(self, newest: Iterable[tuple[int, int]]) -> None:
+        """Lanes have been committed to, each up to a position."""
+        for lane, position in newest:
+            tailer = self._tailers.get(lane)
+            if tailer is not None:
+                tailer.wake(position)
+
+    async def close(self) -> None:
+        """Ends all subscriptions."""
+        self._is_closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        for tailer in self._tailers.values():
+            await tailer.close()
+
+    async def _watch(self) -> None:
+        while any(map(len, self._tailers.values())):
+            await asyncio.sleep(self._limits.poll_ms / 1000)
+            try:
+                heads = await self._store.heads()
+            except Exception:  # the store may be back at the next look
+                logger.warning("the log could not be looked at for its subscribers", exc_info=True)
+                continue
+            self.wake((lane, head.position) for lane, head in heads.items())
+        self._watching = None
+
+
+def _number(record: Record, query: Query) -> int:
+    """The record's place in the order that is read."""
+    return record.position if query.stream is None else record.sequence

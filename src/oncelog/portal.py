@@ -1,0 +1,138 @@
+"""A portal from blocking code into asyncio: one thread with an event loop, and calls that wait for their results.
+
+It knows nothing about Oncelog; the blocking twins of the library and of the clients are thin classes over it.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Portal:
+    """Runs coroutines on a thread of its own. Any number of threads may call."""
+
+    def __init__(self, name: str = "portal") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls an async function and gives its result. Interrupted, it cancels the call and waits for its end.
+
+        Raises RuntimeError if the portal is closed, and concurrent.futures.CancelledError if that happens meanwhile.
+        """
+
+        async def called() -> T:
+            return await function(*args, **kwargs)
+
+        return self._wait(called)
+
+    def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
+        """Goes through an async iterator. Leaving the loop closes it."""
+
+        async def step() -> T:
+            return await anext(iterator)
+
+        async def close() -> None:
+            aclose = getattr(iterator, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+        try:
+            while True:
+                try:
+                    value = self._wait(step)
+                except StopAsyncIteration:
+                    return
+                yield value
+        finally:
+            if not self._is_closed:  # else the loop has closed it on its way out
+                self._wait(close)
+
+    def close(self) -> None:
+        """Ends the thread. Calls still under way are cancelled."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _wait(self, function: Callable[[], Awaitable[T]]) -> T:
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a blocking call from the event loop's own thread would wait for itself")
+        call = _Call(function)
+        try:
+            self._send(call)
+            return call.outcome.result()
+        except BaseException:
+            if call.is_sent and not call.outcome.done():  # it is this thread that was interrupted
+                with suppress(RuntimeError):  # the loop is closed, so the call has been cancelled
+                    self._loop.call_soon_threadsafe(call.cancel)
+                with suppress(BaseException):
+                    call.outcome.result()
+            raise
+
+    def _send(self, call: "_Call[T]") -> None:
+        with self._lock:
+            # What gets in before the portal is closed is begun before the loop is stopped, so that it has an end.
+            if self._is_closed:
+                raise RuntimeError("the portal is closed")
+            call.is_sent = True
+            self._loop.call_soon_threadsafe(call.begin)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            with self._lock:
+                self._is_closed = True
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+
+class _Call(Generic[T]):
+    """A call on its way. Its outcome is there when its task has ended: asyncio's own future does not wait for that."""
+
+    def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
+        self.outcome: Future[T] = Future()
+        self.is_sent = False
+        self._function = function
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        """On the loop's thread, as everything below."""
+        self._task = asyncio.get_running_loop().create_task(self._carried())
+        self._task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        if self._task is None:
+            self.outcome.set_exception(CancelledError())  # interrupted just before it was begun
+        else:
+            self._task.cancel()
+
+    async def _carried(self) -> T:
+        return await self._function()
+
+    def _end(self, task: "asyncio.Task[T]") -> None:
+        if task.cancelled():
+            self.outcome.set_exception(CancelledError())
+            return
+        error = task.exception()
+        if error is None:
+            self.outcome.set_result(task.result())
+        else:
+            self.outcome.set_exception(error)
