@@ -17,8 +17,9 @@ $(shell rm -f $(VENV)/.run)
 endif
 endif
 
-run: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twice
+run: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twice; then a log in a file
 	@$(BIN)/python examples/narrated.py
+	@$(BIN)/python examples/embedded.py
 
 test: $(VENV)/.dev ## Everything: lint, types, import rules, all tests, the conformance page
 	@$(MAKE) --no-print-directory lint

@@ -1,10 +1,13 @@
 """What the documents say is true: programs print what they show, tables match the code, commands and links exist."""
 
+import asyncio
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -16,12 +19,13 @@ from oncelog.core.policy import BUILT_IN, Policy
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+LIBRARY = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(encoding="utf-8"), re.DOTALL)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 
 
-def run(*command: str, given: str | None = None) -> str:
+def run(*command: str, given: str | None = None, cwd: Path = ROOT) -> str:
     done = subprocess.run(  # noqa: S603
-        command, input=given, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}
+        command, input=given, capture_output=True, text=True, check=True, cwd=cwd, env={**os.environ, "NO_COLOR": "1"}
     )
     assert done.stderr == ""
     return done.stdout
@@ -31,8 +35,55 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_first_program_prints_what_the_readme_shows() -> None:
-    assert run(sys.executable, "-c", blocks("python")[0]) == blocks("text")[0]
+def test_the_first_program_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    assert run(sys.executable, "-c", blocks("python")[0], cwd=tmp_path) == blocks("text")[0]
+    again = run(sys.executable, "-c", blocks("python")[0], cwd=tmp_path)
+    assert again == blocks("text")[0].replace("Committed", "Replayed")
+
+
+@pytest.mark.parametrize("number", range(len(LIBRARY)))
+def test_the_programs_of_the_library_page_run(number: int, tmp_path: Path) -> None:
+    assert run(sys.executable, "-c", LIBRARY[number], cwd=tmp_path) == ""
+
+
+def test_the_application_of_the_library_page_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    exec(LIBRARY[-1], namespace)  # noqa: S102 - it is our own page
+    order = {"id": "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "event": {"type": "order.placed"}}
+    changed = {**order, "event": {"type": "order.cancelled"}}
+    bodies = [order, order, changed, {**order, "id": "no uuid"}]
+
+    async def call(scope: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        received = iter(messages)
+
+        async def receive() -> dict[str, Any]:
+            return next(received)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await namespace["app"]({"type": scope}, receive, send)
+        return sent
+
+    async def session() -> list[int]:
+        statuses = []
+        await namespace["log"].__aenter__()
+        for body in bodies:
+            sent = await call("http", {"type": "http.request", "body": json.dumps(body).encode()})
+            statuses.append(sent[0]["status"])
+        await call("lifespan", {"type": "lifespan.shutdown"})
+        return statuses
+
+    assert asyncio.run(session()) == [200, 200, 409, 400]
+
+
+def test_every_limit_is_documented_with_its_default() -> None:
+    page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+    assert named == set(oncelog.Limits.__struct_fields__)
 
 
 def test_the_policy_of_the_readme_can_be_declared() -> None:
@@ -62,9 +113,9 @@ def test_every_command_is_documented() -> None:
     root = typer.main.get_command(app)
     assert isinstance(root, TyperGroup)
     for name, command in root.commands.items():
-        assert isinstance(command, TyperGroup)
-        for inner in command.commands:
-            assert f"`oncelog {name} {inner}`" in page
+        inner = [f"{name} {one}" for one in command.commands] if isinstance(command, TyperGroup) else [name]
+        for one in inner:
+            assert f"`oncelog {one}" in page
 
 
 def test_every_make_target_has_a_line_of_help() -> None:
@@ -107,3 +158,12 @@ def test_the_narrated_tour_tells_its_story() -> None:
         "with another total? False",
     ):
         assert words in told
+
+
+def test_the_log_in_a_file_survives_its_worker(tmp_path: Path) -> None:
+    told = run(sys.executable, str(ROOT / "examples/embedded.py"), cwd=tmp_path)
+    assert "the file has 40 orders" in told
+    assert "40 were known, 60 are new" in told
+    assert "the file has 100 orders, each once" in told
+    for command in re.findall(r"\.venv/bin/oncelog ((?:verify|show|stats) .*)", told):
+        assert run(sys.executable, "-m", "oncelog", *command.split(), cwd=tmp_path)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli import key
+from oncelog.cli import backup, clock, head, key, show, stats, verify
 
 app = typer.Typer(
     name="oncelog",
@@ -26,6 +26,13 @@ def _root(
         raise typer.Exit
 
 
+app.command()(verify.verify)
+app.command()(head.head)
+app.command()(backup.backup)
+app.command()(backup.restore)
+app.command()(show.show)
+app.command()(stats.stats)
+app.command()(clock.clock)
 app.add_typer(key.app, name="key")
 
 

@@ -9,6 +9,7 @@ from typing import BinaryIO, Final
 import orjson
 import typer
 
+from oncelog.cli.terminal import CANNOT_GO_ON, ending_well
 from oncelog.core.canonical import JsonValue, canonical_args, canonical_text, parse
 from oncelog.core.identity import delta_id_of, fingerprint_of, run_key_of
 from oncelog.errors import CanonicalError
@@ -90,24 +91,15 @@ def _answer_lines(answer: Callable[[bytes], Answer]) -> None:
     """Answers every line at once, so that a program can hold a conversation with the command."""
     if sys.stdin is None or sys.stdout is None:
         typer.echo("oncelog: standard input and standard output must be open", err=True)
-        raise typer.Exit(74)
+        raise typer.Exit(CANNOT_GO_ON)
     os.set_blocking(sys.stdin.fileno(), True)  # a pipe that does not wait would look like one that has ended
     if sys.stdin.isatty():
         typer.echo("Reading one JSON value a line from the terminal; end with Ctrl-D.", err=True)
     output = sys.stdout.buffer
-    try:
+    with ending_well():
         for line in _lines(sys.stdin.buffer):
             output.write(orjson.dumps(_answer_line(line, answer), option=orjson.OPT_APPEND_NEWLINE))
             output.flush()
-    except BrokenPipeError:
-        # Who read our output has enough. Python flushes once more at exit, and that must have somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        raise typer.Exit(0) from None
-    except OSError as error:
-        typer.echo(f"oncelog: cannot go on: {error.strerror}", err=True)
-        raise typer.Exit(74) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 def _answer_line(line: bytes | None, answer: Callable[[bytes], Answer]) -> Answer:

@@ -1,0 +1,60 @@
+"""The embedded log in a file: a process that dies, one that takes over, and what to try with the file.
+
+Run it with `make run`. It leaves tour.db behind, made anew by every run.
+"""
+
+import multiprocessing
+import os
+import signal
+import uuid
+from pathlib import Path
+
+import oncelog
+
+FILE = Path("tour.db")
+ORDERS = [uuid.uuid5(uuid.NAMESPACE_URL, f"order {number}") for number in range(1, 101)]
+
+
+def submit_until_killed(path: Path) -> None:
+    """A worker that is killed without warning after its 40th answer."""
+    with oncelog.open_blocking(path) as log:
+        for number, order in enumerate(ORDERS, 1):
+            log.submit(oncelog.event(order, {"type": "order.placed", "order": number}, ["orders"]))
+            if number == 40:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Tells the story."""
+    for name in (FILE, Path(f"{FILE}-wal"), Path(f"{FILE}-shm")):
+        name.unlink(missing_ok=True)
+    print(f"\nA log in a file, {FILE}")
+    worker = multiprocessing.get_context("spawn").Process(target=submit_until_killed, args=(FILE,))
+    worker.start()
+    worker.join()
+    print("  a worker submitted orders 1, 2, 3 … and was killed (SIGKILL) after the 40th answer")
+    with oncelog.open_blocking(FILE) as log:
+        page = log.read(partition="orders", limit=1000)
+        print(f"  the file has {len(page.records)} orders: what was answered is there")
+        events = [
+            oncelog.event(order, {"type": "order.placed", "order": number}, ["orders"])
+            for number, order in enumerate(ORDERS, 1)
+        ]
+        verdicts = log.submit_many(events)
+        known = sum(isinstance(verdict, oncelog.Replayed) for verdict in verdicts)
+        print(f"  another one submits all 100 from the start: {known} were known, {100 - known} are new")
+        page = log.read(partition="orders", limit=1000)
+        print(f"  the file has {len(page.records)} orders, each once, in one order")
+    print(
+        f"""
+Try next:
+  .venv/bin/oncelog verify {FILE}
+  .venv/bin/oncelog show {FILE} {ORDERS[16]}
+  .venv/bin/oncelog stats {FILE}
+  .venv/bin/oncelog --help
+and read docs/library.md: the log in programs of your own."""
+    )
+
+
+if __name__ == "__main__":
+    main()

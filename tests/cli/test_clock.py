@@ -1,0 +1,96 @@
+"""`oncelog clock`: does the log believe the machine's clock?"""
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import sample
+from oncelog.cli import app
+from oncelog.stores.clock import SystemClock
+
+RUNNER = CliRunner()
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.db"
+    sample.make_log(path, rounds=0)
+    return path
+
+
+def set_mark(path: Path, boot: str, elapsed_ms: int, time_ms: int) -> None:
+    connection = sqlite3.connect(path)
+    mark = (boot, elapsed_ms, time_ms)
+    connection.execute("UPDATE oncelog_state SET clock_boot = ?, clock_elapsed_ms = ?, clock_time_ms = ?", mark)
+    connection.commit()
+    connection.close()
+
+
+def mark_of(path: Path) -> tuple[Any, ...]:
+    connection = sqlite3.connect(path)
+    row: tuple[Any, ...] = connection.execute(
+        "SELECT commits, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state"
+    ).fetchone()
+    connection.close()
+    return row
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = RUNNER.invoke(app, ["clock", *arguments])
+    assert done.stderr == ""
+    return done.exit_code, done.stdout
+
+
+@pytest.mark.rule("CO-17")
+def test_a_jump_is_seen_and_can_be_confirmed(log: Path) -> None:
+    clock = SystemClock()
+    set_mark(log, clock.boot(), clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
+    status, said = run(str(log))
+    assert status == 1
+    assert "no new write is taken" in said
+    status, said = run(str(log), "--json")
+    assert status == 1
+    assert json.loads(said)["jumped"] is True
+    before = mark_of(log)
+    status, said = run(str(log), "--confirm")
+    assert status == 0
+    assert "believed from now on" in said
+    commits, boot, elapsed_ms, time_ms = mark_of(log)
+    assert commits > before[0]
+    assert boot == clock.boot()
+    assert elapsed_ms <= clock.elapsed_ms()
+    assert time_ms <= time.time_ns() // 1_000_000
+    status, said = run(str(log))
+    assert status == 0
+    assert said.endswith("no jump is seen\n")
+
+
+def test_looking_changes_nothing(log: Path) -> None:
+    before = log.read_bytes()
+    run(str(log))
+    assert log.read_bytes() == before
+    assert [one.name for one in log.parent.iterdir()] == ["log.db"]
+
+
+def test_a_clock_that_was_set_back_is_told(log: Path) -> None:
+    clock = SystemClock()
+    set_mark(log, clock.boot(), clock.elapsed_ms(), clock.wall_ms() + 60 * MINUTE_MS)
+    status, said = run(str(log))
+    assert status == 0
+    assert "behind the log" in said
+
+
+def test_a_machine_that_was_restarted_and_a_log_without_commits(log: Path) -> None:
+    clock = SystemClock()
+    set_mark(log, "another", 5, clock.wall_ms() - 60 * MINUTE_MS)
+    assert "has been restarted since" in run(str(log))[1]
+    set_mark(log, "", 0, 0)
+    status, said = run(str(log))
+    assert status == 0
+    assert "no commit yet" in said

@@ -1,0 +1,141 @@
+"""`oncelog show`: what became of an identity, and why."""
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import sample
+from core.writes import key, result, transaction
+from oncelog.cli import app
+from oncelog.core.policy import RUNS
+from oncelog.core.values import Claim, Release
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("show") / "log.db"
+    sample.make_log(path, rounds=12)
+    return path
+
+
+def show(log: Path, *arguments: str) -> tuple[int, str]:
+    done = RUNNER.invoke(app, ["show", str(log), *arguments])
+    assert done.stderr == ""
+    return done.exit_code, done.stdout
+
+
+def shown(log: Path, *arguments: str) -> list[dict[str, Any]]:
+    status, said = show(log, *arguments, "--json")
+    found: list[dict[str, Any]] = json.loads(said)
+    assert status == (0 if any("record" in one for one in found) else 1)
+    return found
+
+
+def test_a_committed_event_by_uuid_by_hex_and_by_place(log: Path) -> None:
+    [one] = shown(log, "00000000-0000-0000-0000-000000000006")
+    assert one["state"] == "committed"
+    assert one["policy"] == "events"
+    record = one["record"]
+    assert (record["lane"], record["position"], record["height"]) == (0, 5, 3)
+    assert (record["actor"], record["body"], record["erased"]) == ("user:zoë", None, True)
+    assert shown(log, "0" * 31 + "6") == [one] == shown(log, "0:5")
+    status, said = show(log, "0:6")
+    assert status == 0
+    for words in (
+        "committed: a retry gets this answer, and its key is remembered for ever",
+        "lane 0, position 6",
+        "2027-01-15 11:00:00.000 UTC",
+        "user:zoë",
+        'body:           {"type":"tick","n":7}',
+        "height 3, ",
+    ):
+        assert words in said
+    assert "erased:         yes" in show(log, "0:5")[1]
+
+
+def test_every_policy_of_the_scope_is_tried_unless_one_is_named(log: Path) -> None:
+    identity = key(1).hex()
+    assert [one["policy"] for one in shown(log, identity, "--scope", "campaign/1")] == ["runs"]
+    [mine] = shown(log, identity, "--scope", "campaign/1", "--policy", "chat")
+    assert (mine["state"], mine["policy"]) == ("unknown", "chat")
+    done = RUNNER.invoke(app, ["show", str(log), identity, "--policy", "nonsense"])
+    assert done.exit_code == 2
+    assert "knows no policy 'nonsense'" in done.stderr
+
+
+def test_a_clients_key_is_its_own(log: Path) -> None:
+    identity = key(20).hex()
+    [mine] = shown(log, identity, "--scope", "org/1", "--client", "c1")
+    assert (mine["state"], mine["record"]["client_sequence"]) == ("committed", 2)
+    assert shown(log, identity, "--scope", "org/1", "--client", "c2")[0]["state"] == "unknown"
+    # A write without a key is found by its place alone.
+    place = next(number for number in range(1, 30) if '"key":""' in show(log, f"3:{number}", "--json")[1])
+    assert shown(log, f"3:{place}")[0]["record"]["client"] == "c2"
+
+
+def test_what_was_forgotten(log: Path) -> None:
+    newest = shown(log, key(7000, 4).hex(), "--scope", "notes/again")[0]["record"]["position"]
+    states = {position: shown(log, f"2:{position}")[0] for position in range(1, newest)}
+    forgotten = [one for one in states.values() if one["record"]["key"] == key(7000, 4).hex()]
+    assert len(forgotten) == 11
+    assert {one["state"] for one in forgotten} == {"forgotten"}
+    assert "a later write has committed under the same key" in forgotten[0]["reason"]
+
+
+def test_what_was_never_committed(log: Path) -> None:
+    status, said = show(log, "abcd")
+    assert status == 1
+    assert said == "unknown: no record: never committed here, or refused: a refused write leaves nothing behind\n"
+    status, said = show(log, "0:1000")
+    assert (status, said) == (1, "unknown: no record: lane 0 ends at position 24\n")
+    assert show(log, "0:0")[0] == 1
+    assert show(log, "77:1")[0] == 1
+    done = RUNNER.invoke(app, ["show", str(log), "not an id"])
+    assert done.exit_code == 2
+
+
+def test_leases(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    sample.make_log(path, rounds=1)
+    now_ms = time.time_ns() // 1_000_000 + 365 * 24 * sample.HOUR_MS
+    names = {"policy": RUNS, "scope": "campaign/9", "holder": "worker"}
+    for number in (1, 2, 3):
+        sample.append(path, Claim(key=key(number), fingerprint=b"", **names), now_ms=now_ms)  # type: ignore[arg-type]
+    fence = shown(path, key(2).hex(), "--scope", "campaign/9")[0]["lease"]["fence"]
+    failed = Release(key=key(2), fence=fence, failure=b"no luck", **names)  # type: ignore[arg-type]
+    sample.append(path, failed, result(4, scope="campaign/9"), now_ms=now_ms)
+    status, said = show(path, key(1).hex(), "--scope", "campaign/9")
+    assert status == 1
+    assert said.startswith("leased: no record yet: 'worker' is working on it\nlease:          worker, fence 1, until ")
+    status, said = show(path, key(2).hex(), "--scope", "campaign/9")
+    assert status == 1
+    assert "the lease was given back, and the work failed" in said
+
+
+def test_a_body_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    sample.make_log(path, rounds=1)
+    sample.append(path, result(50, "\x1b[2J", scope="x"), transaction(7, 1, client="c9", body=b"\xff\x00"))
+    assert "body (hex):     1b5b324a" in show(path, key(50).hex(), "--scope", "x")[1]
+    [one] = shown(path, key(7).hex(), "--scope", "org/1", "--client", "c9")
+    assert (one["record"]["body"], one["record"]["body_is_hex"]) == ("ff00", True)
+
+
+def test_a_damaged_record_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    sample.make_log(path, rounds=2)
+    for change in ("policy = 'nobody'", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"):
+        connection = sqlite3.connect(path)
+        connection.execute(f"UPDATE oncelog_records SET {change} WHERE place = 1")  # noqa: S608
+        connection.commit()
+        connection.close()
+        done = RUNNER.invoke(app, ["show", str(path), "0:1"])
+        assert done.exit_code == 2
+        assert done.stderr.startswith("oncelog: ")

@@ -1,0 +1,67 @@
+"""`oncelog stats`: what is in a log, without counting it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import sample
+from oncelog.cli import app
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stats") / "log.db"
+    sample.make_log(path, rounds=8)
+    return path
+
+
+@pytest.mark.rule("CO-42")
+def test_the_figures(log: Path) -> None:
+    done = RUNNER.invoke(app, ["stats", str(log), "--json"])
+    assert done.exit_code == 0, done.stderr
+    said = json.loads(done.stdout)
+    verified = json.loads(RUNNER.invoke(app, ["verify", str(log), "--json"]).stdout)
+    assert (said["records"], said["blocks"], said["epoch"]) == (
+        verified["records"],
+        verified["blocks"],
+        verified["epoch"],
+    )
+    assert said["schema"] == 1
+    assert said["created_ms"] == sample.START_MS
+    assert said["settings"] == {"lanes": 4, "eviction_interval": 16}
+    assert said["policies"] == ["chat", "deltas", "events", "ledger", "notes", "runs"]
+    assert said["keys"]["sealed"] == verified["sealed_keys"]
+    assert sum(said["keys"]["segments"].values()) == verified["segments"]
+    assert said["keys"]["hot"] > 0
+    assert [lane["lane"] for lane in said["lanes"]] == [0, 1, 2, 3, 4]
+    assert said["lanes"][0] | {"log_time_ms": 0} == {"lane": 0, "position": 16, "height": 8, "log_time_ms": 0}
+    assert said["consumers"] == [
+        {"scope": "", "name": "mailer", "cursor": 5, "lag": 11},
+        {"scope": "chat/1", "name": "mirror", "cursor": 2, "lag": 1},
+    ]
+    assert said["erasures"] == 5
+    assert said["bytes"] == log.stat().st_size
+    assert said["wal_bytes"] == 0
+
+
+def test_for_people(log: Path) -> None:
+    done = RUNNER.invoke(app, ["stats", str(log)])
+    assert done.exit_code == 0
+    assert "created 2027-01-15 08:00:00.000 UTC" in done.stdout
+    assert "consumer 'mirror' of chat/1: at 2, 1 behind" in done.stdout
+    assert "consumer 'mailer' of lane 0: at 5, 11 behind" in done.stdout
+
+
+def test_the_write_ahead_log_of_a_log_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    sizes: list[int] = []
+
+    def each() -> None:
+        sizes.append(json.loads(RUNNER.invoke(app, ["stats", str(path), "--json"]).stdout)["wal_bytes"])
+
+    sample.make_log(path, rounds=1, each=each)
+    assert all(size > 0 for size in sizes)
