@@ -49,7 +49,7 @@ def test_a_committed_event_by_uuid_by_hex_and_by_place(log: Path) -> None:
     status, said = show(log, "0:6")
     assert status == 0
     for words in (
-        "committed: a retry gets this answer, and its key is remembered for ever",
+        "committed: committed as position 6",
         "lane 0, position 6",
         "2027-01-15 11:00:00.000 UTC",
         "user:zoë",
@@ -92,7 +92,9 @@ def test_what_was_forgotten(log: Path) -> None:
 def test_what_was_never_committed(log: Path) -> None:
     status, said = show(log, "abcd")
     assert status == 1
-    assert said == "unknown: no record: never committed here, or refused: a refused write leaves nothing behind\n"
+    assert said == (
+        "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind\n"
+    )
     status, said = show(log, "0:1000")
     assert (status, said) == (1, "unknown: no record: lane 0 ends at position 24\n")
     assert show(log, "0:0")[0] == 1
@@ -113,10 +115,11 @@ def test_leases(tmp_path: Path) -> None:
     sample.append(path, failed, result(4, scope="campaign/9"), now_ms=now_ms)
     status, said = show(path, key(1).hex(), "--scope", "campaign/9")
     assert status == 1
-    assert said.startswith("leased: no record yet: 'worker' is working on it\nlease:          worker, fence 1, until ")
+    assert said.startswith("leased: no record yet: work on it goes on under lease 1, for ")
+    assert "\nlease:          worker, fence 1, until " in said
     status, said = show(path, key(2).hex(), "--scope", "campaign/9")
     assert status == 1
-    assert "the lease was given back, and the work failed" in said
+    assert "work on it under lease 2 failed, and nobody has taken it over yet" in said
 
 
 def test_a_body_cannot_write_to_the_terminal(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.writes import DAY_MS, Log, event, key, message, transaction
-from oncelog.core.invariants import INVARIANTS, Answer, History, Reading, Sync, receipt_of, violations
+from oncelog.core.invariants import INVARIANTS, Answer, History, Reading, Sync, violations
 from oncelog.core.values import (
     Acknowledge,
     Committed,
@@ -194,7 +194,7 @@ def test_answers_are_durable() -> None:
     history = ordinary()
     lost = [record for record in history.records if record.key != key(3) or record.policy != "events"]
     assert "answers_are_durable" in found(damaged(records=lost))
-    receipt = receipt_of(history.records[0])
+    receipt = history.records[0].receipt
     moved = Answer(identity_of(1), b"x", Committed(replace(receipt, log_time_ms=7)))
     assert found(damaged(answers=[moved])) == {"answers_are_durable"}
 
@@ -202,7 +202,7 @@ def test_answers_are_durable() -> None:
 @pytest.mark.rule("CO-12")
 def test_numbers_are_never_reused() -> None:
     history = ordinary()
-    other = Answer(identity_of(9), b"x", Committed(receipt_of(history.records[0])))
+    other = Answer(identity_of(9), b"x", Committed(history.records[0].receipt))
     assert "numbers_are_never_reused" in found(damaged(answers=[*history.answers, other]))
     remembered_otherwise = Reading("before the crash", 0, 2, 3, [(3, identity_of(8))])
     assert found(damaged(readings=[remembered_otherwise])) == {"numbers_are_never_reused"}
@@ -230,14 +230,14 @@ def test_a_reader_of_a_partition_is_judged_by_the_partition() -> None:
 def test_one_outcome_each_identity() -> None:
     history = ordinary()
     reused: Verdict = Refused(Reason.IDENTITY_REUSED, "")
-    success: Verdict = Committed(receipt_of(history.records[0]))
+    success: Verdict = Committed(history.records[0].receipt)
     first = Answer(identity_of(1), b"x", success)
     assert found(damaged(answers=[first])) == set()
     assert found(damaged(answers=[Answer(identity_of(1), b"other", success)])) == {"one_outcome_each_identity"}
     differs: list[Verdict] = [
         reused,
         Refused(Reason.SEQUENCE_REUSED, ""),
-        Replayed(receipt_of(history.records[0]), mismatch=True),
+        Replayed(history.records[0].receipt, mismatch=True),
     ]
     for verdict in differs:
         told = Answer(identity_of(1), b"x", verdict)
@@ -247,8 +247,19 @@ def test_one_outcome_each_identity() -> None:
     (hello, *_) = [one for one in history.records if one.policy == "chat"]
     identity = ("chat", hello.scope, "", hello.key)
     for mismatch, wrong in ((True, set()), (False, {"one_outcome_each_identity"})):
-        told = Answer(identity, b"other", Replayed(receipt_of(hello), mismatch=mismatch))
+        told = Answer(identity, b"other", Replayed(hello.receipt, mismatch=mismatch))
         assert found(damaged(answers=[told])) == wrong
+
+
+@pytest.mark.rule("CO-14", "LG-13")
+def test_a_retry_by_number_says_nothing_about_the_key_that_came_with_it() -> None:
+    log = Log()
+    first, by_number, other = transaction(1, 1), transaction(2, 1), transaction(2, 2, content="y")
+    answers = [
+        Answer(key_identity(one), one.fingerprint, log(one), one.client_sequence) for one in (first, by_number, other)
+    ]
+    assert [type(answer.verdict) for answer in answers] == [Committed, Replayed, Committed]
+    assert violations(History(records=list(log.records), answers=answers)) == []
 
 
 @pytest.mark.rule("CO-14")

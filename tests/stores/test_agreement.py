@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.test_plan_model import Author, Step, numbers_below, two_own_policies
-from oncelog.core.invariants import Answer, History, receipt_of, violations
+from oncelog.core.invariants import Answer, History, violations
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, Policy
-from oncelog.core.values import Record, Replayed, Request, Settings, Submission, Verdict, key_identity
+from oncelog.core.values import Record, Request, Settings, Submission, Verdict, key_identity
 from oncelog.errors import ClockJumpedError
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import Store
@@ -182,20 +182,12 @@ def found_wrong(teller: Teller, tale: Tale) -> list[Any]:
         records=records,
         settings=tale.settings,
         policies={policy.name: policy for policy in tale.policies},
-        answers=[answer for answer in teller.answers if not is_by_number(answer, records)],
+        answers=teller.answers,
         keys={identity: known for identity, known in remembered if known is not None},
         streams=streams,
         positions={lane: head.position for lane, head in log.heads().items()},
     )
     return violations(history)
-
-
-def is_by_number(answer: Answer, records: Sequence[Record]) -> bool:
-    """Whether a client got this answer for its number alone: its key was unknown, and may be another write's by now."""
-    receipt = answer.verdict.receipt if isinstance(answer.verdict, Replayed) else None
-    if receipt is None or not answer.client_sequence:
-        return False
-    return not any(receipt_of(record) == receipt and record.key == answer.identity[3] for record in records)
 
 
 def all_records(log: DrivenStore) -> list[Record]:

@@ -10,10 +10,17 @@ import typer
 from oncelog.cli.terminal import FOUND_NOTHING, AsJson, File, ending_well, print_json
 from oncelog.cli.times import utc
 from oncelog.core.policy import Policy
-from oncelog.core.values import Record
-from oncelog.errors import OncelogError
+from oncelog.core.proof import Block
+from oncelog.core.values import KeyIdentity, Record
+from oncelog.engine.outcome import Outcome, Status, outcome_of
+from oncelog.errors import CorruptError, OncelogError
+from oncelog.stores.clock import SystemClock
+from oncelog.stores.sqlite.files import LogFile
+from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
 from oncelog.stores.sqlite.looking import looking_at
-from oncelog.stores.sqlite.showing import Shown, shown_at, shown_under
+from oncelog.stores.sqlite.reading import heads, record_of
+from oncelog.stores.sqlite.standing import standing_of
+from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying_state import declared
 
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
@@ -39,18 +46,18 @@ def show(
     with ending_well():
         place, key = _parsed(id)
         with looking_at(file) as (connection, found):
-            policies = declared(connection)
+            view = _View(connection, found)
             if place is not None:
-                shown = [shown_at(connection, found, policies, *place)]
+                shown = [view.at(*place)]
             else:
-                chosen = _chosen(policies, policy)
-                shown = [shown_under(connection, found, one, scope, client, key) for one in chosen]
-        told = [one for one in shown if one.state != "unknown" or one.lease is not None] or shown[:1] or [_undeclared()]
+                chosen = _chosen(view.policies, policy)
+                shown = [view.under(one, scope, client, key) for one in chosen]
+        told = [one for one in shown if one.outcome.status is not Status.UNKNOWN] or shown[:1] or [_undeclared()]
         if as_json:
             print_json([_plain(one) for one in told])
         else:
             typer.echo("\n\n".join("\n".join(_lines(one)) for one in told))
-        if all(one.record is None for one in told):
+        if all(one.outcome.record is None for one in told):
             raise typer.Exit(FOUND_NOTHING)
 
 
@@ -74,16 +81,72 @@ def _chosen(policies: dict[str, Policy], name: str | None) -> list[Policy]:
     return [policies[name]]
 
 
-def _undeclared() -> Shown:
-    return Shown("unknown", "no record: the log knows no policy yet, so nothing was ever committed")
+def _undeclared() -> "_Shown":
+    why = "no record: the log knows no policy yet, so nothing was ever committed"
+    return _Shown(Outcome(Status.UNKNOWN, why))
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """An outcome, and where it was found."""
+
+    outcome: Outcome
+    policy: str = ""
+    block_hash: bytes = b""
+
+
+class _View:
+    """A log in one read transaction."""
+
+    def __init__(self, connection: Any, file: LogFile) -> None:
+        self.policies = declared(connection)
+        self._connection = connection
+        self._lanes = file.settings.lanes
+        self._heads = heads(connection)
+        self._index = KeyIndex(file.index_secret)
+        lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in connection.execute(SQL["lanes"]).fetchall()}
+        self._index.catch_up(connection, connection.execute(SQL["state"]).fetchone()[0], lanes)
+
+    def under(self, policy: Policy, scope: str, client: str, key: bytes) -> _Shown:
+        """What a policy knows by a key in a scope."""
+        identity: KeyIdentity = (policy.name, scope, client if policy.client_sequence else "", key)
+        standing = standing_of(self._connection, self._index, identity, self._heads, self._lanes)
+        outcome = outcome_of(policy, standing, SystemClock().wall_ms())
+        return _Shown(outcome, policy.name, self._block_hash(outcome.record))
+
+    def at(self, lane: int, position: int) -> _Shown:
+        """What stands at a place."""
+        newest = self._heads[lane].position if lane in self._heads else 0
+        rows = []
+        if 1 <= position <= newest:
+            rows = self._connection.execute(SQL["records_at"], (f"[{place_of(lane, position)}]",)).fetchall()
+        if not rows:
+            return _Shown(Outcome(Status.UNKNOWN, f"no record: lane {lane} ends at position {newest}"))
+        record = record_of(rows[0])
+        policy = self.policies.get(record.policy)
+        if policy is None:
+            raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
+        if not record.key:
+            why = "committed without a key: it is known by its client's sequence alone"
+            return _Shown(Outcome(Status.COMMITTED, why, record), policy.name, self._block_hash(record))
+        shown = self.under(policy, record.scope, record.client, record.key)
+        if shown.outcome.record == record:
+            return shown
+        why = "committed, but forgotten: a later write has committed under the same key"
+        return _Shown(Outcome(Status.FORGOTTEN, why, record), policy.name, self._block_hash(record))
+
+    def _block_hash(self, record: Record | None) -> bytes:
+        if record is None:
+            return b""
+        row = self._connection.execute(SQL["block"], (record.lane, record.height)).fetchone()
+        return b"" if row is None else Block(*row).hash
 
 
 # --- how it is printed
 
 
-def _plain(shown: Shown) -> dict[str, Any]:
-    record = shown.record
-    plain: dict[str, Any] = {"state": shown.state, "reason": shown.reason}
+def _plain(shown: _Shown) -> dict[str, Any]:
+    record, lease = shown.outcome.record, shown.outcome.lease
+    plain: dict[str, Any] = {"state": shown.outcome.status.value, "reason": shown.outcome.why}
     if shown.policy:
         plain["policy"] = shown.policy
     if record is not None:
@@ -95,19 +158,17 @@ def _plain(shown: Shown) -> dict[str, Any]:
             "body_is_hex": _body(record)[0] == "body (hex)",
             "block_hash": shown.block_hash.hex(),
         }
-    if shown.lease is not None:
-        lease = shown.lease
+    if lease is not None:
         plain["lease"] = {"holder": lease.holder, "fence": lease.fence, "until_ms": lease.until_ms}
     return plain
 
 
-def _lines(shown: Shown) -> list[str]:
-    lines = [f"{shown.state}: {shown.reason}"]
-    record = shown.record
+def _lines(shown: _Shown) -> list[str]:
+    record, lease = shown.outcome.record, shown.outcome.lease
+    lines = [f"{shown.outcome.status.value}: {shown.outcome.why}"]
     if record is not None:
         lines += [f"{name + ':':<16}{value}" for name, value in _fields(record, shown.block_hash) if value != ""]
-    if shown.lease is not None and shown.lease.holder:
-        lease = shown.lease
+    if lease is not None and lease.holder:
         lines.append(f"{'lease:':<16}{lease.holder}, fence {lease.fence}, until {utc(lease.until_ms)}")
     return lines
 

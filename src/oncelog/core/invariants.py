@@ -178,7 +178,7 @@ def log_time_never_goes_back(history: History) -> Iterator[str]:
 
 def answers_are_durable(history: History) -> Iterator[str]:
     """CO-11: whoever was told of a commit was told of a record that is there, and is that write's."""
-    stored = {receipt_of(record): (identity, record) for identity, record in _identified(history)}
+    stored = {record.receipt: (identity, record) for identity, record in _identified(history)}
     for answer in history.answers:
         if not isinstance(answer.verdict, Committed | Replayed):
             continue
@@ -239,7 +239,7 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
             told_first.add(verdict.receipt)
         records = stored.get(answer.identity, [])
         policy = history.policies.get(answer.identity[0])
-        if policy is None or not records:
+        if policy is None or not records or _is_by_number(answer, records):
             continue
         if all(record.fingerprint != answer.fingerprint for record in records):
             if _hides_a_difference(verdict, policy):
@@ -254,6 +254,13 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
             and evictions.is_remembered(policy, records[0])
         ):
             yield f"{name}: an equal submission was told that it differs"
+
+
+def _is_by_number(answer: Answer, records: Sequence[Record]) -> bool:
+    """Answered as the retry of a client's number, while the key that came with it is another write's, or was later."""
+    if not answer.client_sequence or not isinstance(answer.verdict, Replayed):
+        return False
+    return answer.verdict.receipt not in [record.receipt for record in records]
 
 
 def _hides_a_difference(verdict: Verdict, policy: Policy) -> bool:
@@ -289,13 +296,6 @@ def violations(history: History, invariants: Iterable[Invariant] = INVARIANTS) -
         for invariant in invariants
         for message in invariant(history)
     ]
-
-
-def receipt_of(record: Record) -> Receipt:
-    """The receipt that the record's first answer carried, and that every retry gets."""
-    return Receipt(
-        record.lane, record.position, record.sequence, record.log_time_ms, record.height, record.client_sequence
-    )
 
 
 # --- how they look things up -------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def _keys_without_records(history: History, keys: Mapping[KeyIdentity, Remembere
         records = stored.get(identity)
         if not records:
             yield f"{_name(identity)}: remembered, but not stored"
-        elif (receipt_of(records[-1]), records[-1].fingerprint) != (remembered.receipt, remembered.fingerprint):
+        elif (records[-1].receipt, records[-1].fingerprint) != (remembered.receipt, remembered.fingerprint):
             yield f"{_name(identity)}: remembered otherwise than stored at position {records[-1].position}"
 
 

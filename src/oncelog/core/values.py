@@ -336,6 +336,16 @@ class Record(Struct, frozen=True, gc=False):
     erased: bool = False
     """The body has been erased; it is empty here."""
 
+    @property
+    def receipt(self) -> Receipt:
+        """What its first answer carried, and what every retry gets."""
+        return Receipt(self.lane, self.position, self.sequence, self.log_time_ms, self.height, self.client_sequence)
+
+    @property
+    def remembered(self) -> Remembered:
+        """What is kept of its identity."""
+        return Remembered(self.receipt, self.fingerprint, self.erased)
+
 
 class Snapshot(Struct):
     """What the store remembers about a batch. A mapping may hold more than the batch needs, never less."""

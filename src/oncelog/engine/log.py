@@ -19,7 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.identity import lane_of, normal_partitions
-from oncelog.core.invariants import receipt_of
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, EVENTS, Policy
 from oncelog.core.proof import Block, Proof, leaf_hash, prove, record_header
@@ -314,7 +313,7 @@ class Log:
         self._demand_open()
         block, evidence = await self._store.block(receipt.lane, receipt.height)
         index = receipt.position - block.first_position
-        if not 0 <= index < len(evidence) or receipt_of(evidence[index].record) != receipt:
+        if not 0 <= index < len(evidence) or evidence[index].record.receipt != receipt:
             raise LookupError(f"position {receipt.position} of lane {receipt.lane} is not this log's: {receipt}")
         leaves = [leaf_hash(record_header(one.record), one.body_hash) for one in evidence]
         found = evidence[index]

@@ -35,13 +35,13 @@ class Outcome(Struct, frozen=True):
 
 def outcome_of(policy: Policy, standing: Standing, now_ms: int) -> Outcome:
     """Puts what a store knows into words."""
-    remembered, record, lease = standing.remembered, standing.record, standing.lease
+    record, lease = standing.record, standing.lease
     log_time_ms = max(standing.head.log_time_ms, now_ms)
-    if remembered is not None and record is not None:
-        receipt = remembered.receipt
+    if record is not None:
+        receipt = record.receipt
         place = f"sequence {record.sequence} of {record.scope!r}" if record.sequence else f"position {record.position}"
         erased = ", and its content has been erased since" if record.erased else ""
-        if policy.retention.remembers(receipt.log_time_ms, log_time_ms, standing.head.eviction_time_ms):
+        if policy.retention.remembers(record.log_time_ms, log_time_ms, standing.head.eviction_time_ms):
             return Outcome(Status.COMMITTED, f"committed as {place}{erased}", record, receipt, lease)
         forgotten = _forgotten(policy)
         return Outcome(Status.FORGOTTEN, f"committed as {place}{erased}, {forgotten}", record, receipt, lease)

@@ -12,7 +12,6 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncelog.core.identity import lane_of
-from oncelog.core.invariants import receipt_of
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
 from oncelog.core.proof import SALT_BYTES, Block, body_hash
@@ -96,7 +95,7 @@ class MemoryLog:
         for name, key in (("keys", record.key), ("sequences", record.client_sequence)):
             table = self._table(name)
             remembered = table.get((*identity, key))
-            if remembered is not None and remembered.receipt == receipt_of(record):
+            if remembered is not None and remembered.receipt == record.receipt:
                 table[*identity, key] = replace(remembered, erased=True)
         return kept_hash
 
@@ -190,7 +189,7 @@ class MemoryStore:
             lane = remembered.receipt.lane
             record = self._record(lane, remembered.receipt.position)
         head = snapshot.heads.get(lane) or LaneHead()
-        return Standing(remembered, record, snapshot.leases.get(identity), head)
+        return Standing(record, snapshot.leases.get(identity), head)
 
     async def read(self, query: Query) -> Page:
         """As `Store` says."""

@@ -136,10 +136,16 @@ class Consumer(Struct, frozen=True):
 class Standing(Struct, frozen=True):
     """What a store knows about an identity."""
 
-    remembered: Remembered | None
     record: Record | None
+    """The newest under it, forgotten or not."""
     lease: Lease | None
     head: LaneHead
+    """Of its lane, to judge both by."""
+
+    @property
+    def remembered(self) -> Remembered | None:
+        """What the record left to remember."""
+        return None if self.record is None else self.record.remembered
 
 
 class Store(Protocol):

@@ -6,6 +6,7 @@ file in WAL mode can write beside it.
 
 import secrets
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,6 +22,7 @@ SCHEMA_VERSION: Final = migrations()[-1][0]
 EPOCH_BYTES: Final = 8
 BUSY_TIMEOUT_MS: Final = 10_000
 """How long a writer waits for another process's transaction."""
+_BUSY_POLL_MS: Final = 5
 CHECKPOINT_PAGES: Final = 4000
 """The write-ahead log is moved into the file when it has come to this (16 MB)."""
 CACHE_KIB: Final = 32_768
@@ -142,12 +144,28 @@ def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: 
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         _make(connection, path, settings or Settings(), now_ms)
     file = look(connection, path)
-    if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-        raise StoreUnavailableError(f"{path} cannot be set to write-ahead logging on this file system")
+    _use_write_ahead_log(connection, path)
     if file.schema_version < SCHEMA_VERSION:
         _migrate(connection, file.schema_version)
         file = look(connection, path)
     return file
+
+
+def _use_write_ahead_log(connection: Any, path: str) -> None:
+    """Processes that make a log together come here together, and for this SQLite does not wait by itself."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            is_busy = (getattr(error, "sqlite_errorname", "") or "").startswith("SQLITE_BUSY")
+            if not is_busy or time.monotonic() > deadline:
+                raise
+            time.sleep(_BUSY_POLL_MS / 1000)
+        else:
+            break
+    if mode != "wal":
+        raise StoreUnavailableError(f"{path} cannot be set to write-ahead logging on this file system")
 
 
 def look(connection: Any, path: str) -> LogFile:

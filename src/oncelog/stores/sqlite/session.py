@@ -35,7 +35,8 @@ from oncelog.stores.protocol import Decided, Draw, OnSaving, Standing, decide, n
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.files import BUSY_TIMEOUT_MS, Driver, LogFile, connect, make_or_open, translated
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position, place_of
-from oncelog.stores.sqlite.reading import partitions_text, record_of
+from oncelog.stores.sqlite.reading import partitions_text
+from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL, Insert
 
 logger: Final = logging.getLogger("oncelog.sqlite")
@@ -45,7 +46,6 @@ ERASURE_BYTES: Final = 20
 FILL_AT_ONCE_KEYS: Final = 100_000
 _FILL_ROWS: Final = 50_000
 _POLICY: Final = msgspec.json.Decoder(Policy)
-_LEASES: Final = next(table for table in tables.TABLES if table.name == "leases")
 
 _insert_records: Final = Insert(
     "oncelog_records",
@@ -195,16 +195,7 @@ class Session:
     def standing(self, identity: KeyIdentity) -> Standing:
         """Its newest record, its lease, and the head to judge both by."""
         with self._reading() as (connection, state):
-            snapshot, _ = self._load(connection, self.index, Footprint(keys={identity}), state)
-            lanes = self.file.settings.lanes
-            leases = tables.load_table(connection, _LEASES, [identity], lanes)
-            remembered = snapshot.keys.get(identity)
-            record = None
-            if remembered is not None:
-                place = place_of(remembered.receipt.lane, remembered.receipt.position)
-                record = record_of(connection.execute(SQL["records_at"], (f"[{place}]",)).fetchone())
-            lane = remembered.receipt.lane if remembered else tables.lane_of_scope(identity[1], lanes)
-            return Standing(remembered, record, leases.get(identity), state.heads.get(lane) or LaneHead())
+            return standing_of(connection, self.index, identity, state.heads, self.file.settings.lanes)
 
     def erase(self, lane: int, positions: Sequence[int]) -> int:
         """In one transaction; then the bytes are overwritten in the file, and the write-ahead log is emptied.
@@ -271,23 +262,23 @@ class Session:
 
     def _connected(self) -> Any:
         if self._connection is None:
-            known = self._file
-            if known is not None:
+            if self._file is not None:
                 self._driver.check(self._path)
             connection = connect(self._driver, self._path)
             try:
-                self._file = make_or_open(connection, self._path, self._settings, self._clock.wall_ms())
-                if known is not None and known.epoch != self._file.epoch:
-                    self._file = known
-                    raise StoreUnavailableError(
-                        f"{self._path} is another log now than the one that was opened; open it anew"
-                    )
+                self._file = self._same_log(make_or_open(connection, self._path, self._settings, self._clock.wall_ms()))
                 _make_durable(connection)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
+
+    def _same_log(self, file: LogFile) -> LogFile:
+        """After an error the file is opened again, and somebody may have put another one in its place."""
+        if self._file is not None and self._file.epoch != file.epoch:
+            raise StoreUnavailableError(f"{self._path} is another log than the one that was opened; open it anew")
+        return file
 
     @contextmanager
     def _translating(self) -> Iterator[None]:

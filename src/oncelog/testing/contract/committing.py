@@ -244,7 +244,8 @@ class CommitContract(Contract):
             log.reopen()
             done = log.run(log.store.standing(identity(claim(1, "h"))))
             (record,) = log.read(stream=CAMPAIGN)
-            assert done == Standing(Remembered(receipt, b""), record, None, log.heads()[receipt.lane])
+            assert done == Standing(record, None, log.heads()[receipt.lane])
+            assert done.remembered == Remembered(receipt, b"")
 
     def test_names_and_bytes_come_back_as_they_were(self, tmp_path: Path) -> None:
         odd = "a\"'\\/\x01\x7f é ￿ \U0001f600 [1,2] -- ;%"

@@ -1,0 +1,36 @@
+"""What a file knows about one identity, for `Log.lookup` and `oncelog show`."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oncelog.core.values import KeyIdentity, LaneHead, Record
+from oncelog.stores.protocol import Standing
+from oncelog.stores.sqlite import tables
+from oncelog.stores.sqlite.index import KeyIndex
+from oncelog.stores.sqlite.reading import record_of
+from oncelog.stores.sqlite.statements import SQL
+
+_LEASES: Final = next(table for table in tables.TABLES if table.name == "leases")
+
+
+def standing_of(
+    connection: Any, index: KeyIndex, identity: KeyIdentity, heads: Mapping[int, LaneHead], lanes: int
+) -> Standing:
+    """Its newest record, its lease, and the head to judge both by. The index must have caught up."""
+    record = _newest(connection, index, identity)
+    leases = tables.load_table(connection, _LEASES, [identity], lanes)
+    lane = tables.lane_of_scope(identity[1], lanes) if record is None else record.lane
+    return Standing(record, leases.get(identity), heads.get(lane) or LaneHead())
+
+
+def _newest(connection: Any, index: KeyIndex, identity: KeyIdentity) -> Record | None:
+    """A hit in the index is only a hint; the record itself decides."""
+    key_hash = index.hash_of(identity)
+    places = index.find(connection, [key_hash]).get(key_hash, [])
+    rows = connection.execute(SQL["records_at"], (str(sorted(places)),)).fetchall()
+    matching = [record for record in map(record_of, rows) if _identity(record) == identity]
+    return max(matching, key=lambda record: record.position, default=None)
+
+
+def _identity(record: Record) -> KeyIdentity:
+    return (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
