@@ -1,16 +1,39 @@
 """The command: `python -m bench`."""
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bench import core
-from bench.measure import FULL, QUICK, Measurement, measure
-from bench.report import page, table
+from bench import core, embedded, growth
+from bench.measure import FULL, QUICK, Effort, Measurement, measure
+from bench.report import Report, page, plain, report_of
 
-BENCHMARKS: Final[dict[str, Callable[[], Iterable[Measurement]]]] = {"core": core.measurements}
+
+@dataclass(frozen=True)
+class Measured:
+    """A benchmark that is a row of measurements."""
+
+    name: str
+    measurements: Callable[[Effort], Iterable[Measurement]]
+
+    def __call__(self, effort: Effort) -> Report:
+        results = []
+        for measurement in self.measurements(effort):
+            print(f"{self.name}: {measurement.name} …", file=sys.stderr, flush=True)
+            results.append(measure(measurement, effort))
+        return report_of(results, judged=not effort.is_quick)
+
+
+Benchmark = Callable[[Effort], Report]
+
+BENCHMARKS: Final[dict[str, Benchmark]] = {
+    "core": Measured("core", core.measurements),
+    "embedded": Measured("embedded", embedded.measurements),
+    "growth": growth.run,
+}
 """Every benchmark, by the name that the command and its results have."""
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -19,6 +42,8 @@ EXAMPLES: Final = """\
 examples:
   python -m bench                     all benchmarks; writes bench/results/NAME.md
   python -m bench core --no-save      only the core's; writes nothing
+  python -m bench growth --records 500000 --no-save
+                                      a log that grows to a tenth of its full size
   python -m bench --output /tmp/run   writes the pages elsewhere
   python -m bench --quick             does everything run? the figures mean nothing
 
@@ -35,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of: {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help="two rounds, nothing judged, and saved only with --output")
+    parser.add_argument("--records", type=_records, metavar="N", help=f"how large growth's log gets ({FULL.records})")
     saving = parser.add_mutually_exclusive_group()
     saving.add_argument("--output", type=Path, metavar="DIR", help="where to write NAME.md (default: bench/results)")
     saving.add_argument("--no-save", action="store_true", help="write nothing")
@@ -43,22 +69,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         if name not in BENCHMARKS:
             parser.error(f"there is no benchmark {name!r}; there is: {', '.join(BENCHMARKS)}")
+    effort, flags = (QUICK, " --quick") if options.quick else (FULL, "")
+    if options.records is not None:
+        effort, flags = replace(effort, records=options.records), f"{flags} --records {options.records}"
     directory = options.output or (None if options.quick else RESULTS)
-    return max(_run(name, options.quick, None if options.no_save else directory) for name in names)
+    return max(_run(name, effort, flags, None if options.no_save else directory) for name in names)
 
 
-def _run(name: str, quick: bool, directory: Path | None) -> int:
-    effort = QUICK if quick else FULL
-    results = []
-    for measurement in BENCHMARKS[name]():
-        print(f"{name}: {measurement.name} …", file=sys.stderr, flush=True)
-        results.append(measure(measurement, effort))
-    print(table(results, judged=not quick))
+def _records(text: str) -> int:
+    if not text.isdecimal() or int(text) < growth.RECORDS_MIN:
+        raise ArgumentTypeError(f"must be a whole number from {growth.RECORDS_MIN} on, not {text!r}")
+    return int(text)
+
+
+def _run(name: str, effort: Effort, flags: str, directory: Path | None) -> int:
+    report = BENCHMARKS[name](effort)
+    print(plain(report))
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        command = f"python -m bench {name}{' --quick' if quick else ''}"
-        (directory / f"{name}.md").write_text(page(name, command, results, judged=not quick), "utf-8")
-    return 0 if quick or all(result.is_ratio_met for result in results) else 1
+        (directory / f"{name}.md").write_text(page(name, f"python -m bench {name}{flags}", report), "utf-8")
+    return 0 if report.is_met else 1
 
 
 if __name__ == "__main__":

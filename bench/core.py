@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import rfc8785
 
-from bench.measure import Measurement
+from bench.measure import Effort, Measurement
 from oncelog.core.canonical import canonical, canonical_fast, canonical_text
 from oncelog.core.identity import fingerprint, normal_partitions, request_hash
 from oncelog.core.merge import extract
@@ -37,7 +37,7 @@ TASK: Final = {
 EVENT: Final[dict[str, Any]] = {"type": "task.created", "payload": TASK, "meta": META}
 
 
-def measurements() -> Iterator[Measurement]:
+def measurements(_effort: Effort) -> Iterator[Measurement]:
     """All of the core, in the order of the table."""
     yield from _canonical_forms()
     yield from _decisions()

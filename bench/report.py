@@ -1,18 +1,21 @@
-"""Results as people read them: a table for the terminal, a page for the repository."""
+"""Results as people read them: tables for the terminal, a page for the repository."""
 
 import os
 import platform
+import sqlite3
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from bench.disk import file_system, place_for_files
 from bench.measure import Result
 
 COLUMNS: Final = ("name", "ours", "baseline", "ratio", "median", "target", "result")
-PACKAGES: Final = ("msgspec", "orjson", "rfc8785")
+PACKAGES: Final = ("msgspec", "orjson", "rbloom", "rfc8785")
 HOW_TO_READ: Final = """\
 Times are the best of all rounds for one operation, and `ratio` is the baseline's best time divided by ours: above 1×
 ours is faster, and between machines only ratios can be compared.
@@ -20,25 +23,63 @@ ours is faster, and between machines only ratios can be compared.
 the run is worth repeating."""
 
 
-def table(results: Sequence[Result], *, judged: bool) -> str:
-    """Aligned plain text. Where nothing is judged, the targets are shown without a word on them."""
-    rows = [COLUMNS, *(_cells(result, judged) for result in results)]
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are shown."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a benchmark found."""
+
+    tables: Sequence[Table]
+    how_to_read: str
+    is_met: bool
+    """False if a ratio missed its target."""
+
+
+def report_of(results: Sequence[Result], *, judged: bool) -> Report:
+    """Measurements, a row each. Where nothing is judged, the targets are shown without a word on them."""
+    rows = [_cells(result, judged) for result in results]
+    is_met = not judged or all(result.is_ratio_met for result in results)
+    return Report([Table(COLUMNS, rows)], HOW_TO_READ, is_met)
+
+
+def plain(report: Report) -> str:
+    """Aligned text."""
+    return "\n\n".join(map(_aligned, report.tables))
+
+
+def page(name: str, command: str, report: Report) -> str:
+    """Markdown. Says what the machine is, not whose."""
+    facts = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": f"`{command}`", **_machine()}
+    parts = (
+        f"# Results: {name}",
+        "\n".join(f"- {fact}: {value}" for fact, value in facts.items()),
+        *map(_marked_down, report.tables),
+        report.how_to_read,
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict(is_met: bool) -> str:
+    """In the column of that name."""
+    return "met" if is_met else "NOT MET"
+
+
+def _aligned(table: Table) -> str:
+    rows = [table.columns, *table.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, tuple("-" * width for width in widths))
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def page(name: str, command: str, results: Sequence[Result], *, judged: bool) -> str:
-    """Markdown. Says what the machine is, not whose."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(result, judged) for result in results)]
-    facts = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": f"`{command}`", **_machine()}
-    parts = (
-        f"# Results: {name}",
-        "\n".join(f"- {fact}: {value}" for fact, value in facts.items()),
-        "\n".join(f"| {' | '.join(row)} |" for row in rows),
-        HOW_TO_READ,
-    )
-    return "\n\n".join(parts) + "\n"
+def _marked_down(table: Table) -> str:
+    rows = [table.columns, ("---",) * len(table.columns), *table.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cells(result: Result, judged: bool) -> tuple[str, ...]:
@@ -53,7 +94,7 @@ def _cells(result: Result, judged: bool) -> tuple[str, ...]:
         f"{result.ratio:.2f}×",
         f"{result.median_ratio:.2f}×",
         target,
-        ("met" if result.is_met else "NOT MET") if target and judged else "",
+        verdict(result.is_met) if target and judged else "",
     )
 
 
@@ -66,7 +107,8 @@ def _machine() -> dict[str, str]:
     return {
         "machine": f"{next(models, platform.machine())}, {os.cpu_count()} cores, {memory_gib:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
-        "Python": platform.python_version(),
+        "file system": file_system(place_for_files()),
+        "Python": f"{platform.python_version()}, SQLite {sqlite3.sqlite_version}",
         "packages": ", ".join(f"{package} {version(package)}" for package in PACKAGES),
         "commit": (_git("rev-parse", "--short", "HEAD") or "unknown") + ("+changes" if changes else ""),
     }

@@ -2,29 +2,39 @@
 
 import gc
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
-from bench.__main__ import BENCHMARKS, main
+from bench import growth
+from bench.__main__ import BENCHMARKS, Measured, main
+from bench.bare import BareFile, batches_of
+from bench.disk import directory, file_system, place_for_files
 from bench.measure import QUICK, Effort, Measurement, Result, measure
-from bench.report import table
+from bench.report import plain, report_of
+from oncelog import event, open_blocking
+
+MEASURED = {name: benchmark for name, benchmark in BENCHMARKS.items() if isinstance(benchmark, Measured)}
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", MEASURED)
 def test_quick_run_has_a_row_for_every_measurement(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--quick", "--no-save"]) == 0
     _, _, *rows = capsys.readouterr().out.splitlines()
-    expected = [measurement.name for measurement in BENCHMARKS[name]()]
+    expected = [measurement.name for measurement in MEASURED[name].measurements(QUICK)]
     assert [row.split("  ")[0] for row in rows] == expected
     assert len(set(expected)) == len(expected)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", MEASURED)
 def test_contenders_agree(name: str) -> None:
-    for measurement in BENCHMARKS[name]():
-        assert measurement.agree(measurement.ours(), measurement.baseline()), measurement.name
+    for measurement in MEASURED[name].measurements(QUICK):
+        assert measurement.agree(*measurement.answers()), measurement.name
 
 
 def test_contenders_that_disagree_are_not_timed() -> None:
@@ -63,6 +73,44 @@ def test_best_times_and_median_of_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.median_ratio == pytest.approx(7.5)
 
 
+def test_long_calls_have_few_rounds_and_what_is_prepared_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    clock = iter(range(1000))
+
+    class CountingTimer:
+        def __init__(self, run: Callable[[], object], setup: Callable[[], object]) -> None:
+            self.run, self.setup = run, setup
+
+        def timeit(self, number: int) -> float:
+            assert number == 1
+            self.setup()
+            seen.append("began")
+            self.run()
+            return 10.0 + next(clock)
+
+    def step(name: str) -> Callable[[], None]:
+        return lambda: seen.append(name)
+
+    monkeypatch.setattr("bench.measure.Timer", CountingTimer)
+    measurement = Measurement(
+        "a",
+        step("ours"),
+        step("baseline"),
+        "peer",
+        count=10,
+        baseline_count=1,
+        prepare_ours=step("prepare ours"),
+        prepare_baseline=step("prepare baseline"),
+        rounds=2,
+    )
+    result = measure(measurement, Effort(rounds=400, sample_ms=2))
+    answered = ["prepare ours", "ours", "prepare baseline", "baseline"]
+    sampled = ["prepare ours", "began", "ours", "prepare baseline", "began", "baseline"]
+    assert seen == answered + 2 * sampled
+    assert result.ours_us == pytest.approx(1e6)
+    assert result.baseline_us == pytest.approx(11e6)
+
+
 @pytest.mark.parametrize(
     ("target_ratio", "target_us", "cells", "is_met", "is_ratio_met"),
     [
@@ -81,16 +129,18 @@ def test_targets(
     result = Result(measurement, ours_us=5, baseline_us=40, ratio=8, median_ratio=7)
     assert (result.is_met, result.is_ratio_met) == (is_met, is_ratio_met)
     times = ["a", "5.00 µs", "40.00 µs peer", "8.00×", "7.00×"]
-    assert re.split(r"\s{2,}", table([result], judged=True).splitlines()[-1]) == times + cells
-    assert re.split(r"\s{2,}", table([result], judged=False).splitlines()[-1]) == times + cells[:1]
+    for judged, shown in ((True, cells), (False, cells[:1])):
+        report = report_of([result], judged=judged)
+        assert re.split(r"\s{2,}", plain(report).splitlines()[-1]) == times + shown
+        assert report.is_met is (is_ratio_met or not judged)
 
 
 def test_only_a_missed_ratio_fails_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.__main__.FULL", QUICK)
+    monkeypatch.setattr("bench.__main__.FULL", Effort(rounds=2, sample_ms=0))
     missed_ratio = Measurement("a", int, int, "peer", target_ratio=1e9)
     missed_time = Measurement("b", int, int, "peer", target_us=0)
-    monkeypatch.setitem(BENCHMARKS, "ratio", lambda: [missed_time, missed_ratio])
-    monkeypatch.setitem(BENCHMARKS, "time", lambda: [missed_time])
+    monkeypatch.setitem(BENCHMARKS, "ratio", Measured("ratio", lambda _: [missed_time, missed_ratio]))
+    monkeypatch.setitem(BENCHMARKS, "time", Measured("time", lambda _: [missed_time]))
     assert main(["time", "--no-save"]) == 0
     assert main(["time", "ratio", "--no-save"]) == 1
     assert main(["ratio", "--quick"]) == 0
@@ -98,7 +148,7 @@ def test_only_a_missed_ratio_fails_a_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_page_says_what_ran_and_not_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measurement = Measurement("a", int, int, "peer")
-    monkeypatch.setitem(BENCHMARKS, "small", lambda: [measurement])
+    monkeypatch.setitem(BENCHMARKS, "small", Measured("small", lambda _: [measurement]))
     assert main(["small", "--quick", "--output", str(tmp_path / "new")]) == 0
     page = (tmp_path / "new" / "small.md").read_text()
     assert page.startswith("# Results: small\n\n- date: ")
@@ -113,3 +163,119 @@ def test_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFixtu
         main(["cors"])
     assert caught.value.code == 2
     assert "there is no benchmark 'cors'; there is: core" in capsys.readouterr().err
+
+
+# --- growth ------------------------------------------------------------------------------------------
+
+
+def test_growth_has_a_row_for_every_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["growth", "--quick", "--records", "1000", "--output", str(tmp_path)]) == 0
+    windows, findings = capsys.readouterr().out.split("\n\n")
+    assert [row.split()[0] for row in windows.splitlines()[2:]] == ["100", "200", "400", "1000"]
+    assert "events/s, 1000 / 100, normalised" in findings
+    assert "MET" not in findings
+    page = (tmp_path / "growth.md").read_text()
+    assert "- command: `python -m bench growth --quick --records 1000`\n" in page
+    assert len(re.findall(r"^\| --- \|", page, re.MULTILINE)) == 2
+
+
+def test_growth_of_too_few_records_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for records in ("999", "-5000", "many"):
+        with pytest.raises(SystemExit) as caught:
+            main(["growth", "--records", records])
+        assert caught.value.code == 2
+        assert "must be a whole number from 1000 on" in capsys.readouterr().err
+
+
+SPEED = growth.Speed(events_per_s=20_000, p50_ms=10, p99_ms=20)
+WINDOW = growth.Window(500_000, SPEED, SPEED, index_bytes_a_key=15.5, file_bytes=2**28)
+OPENING = growth.Opening(opened_s=1, committed_s=2, replayed_s=3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "bare", "results", "is_met"),
+    [
+        (SPEED, SPEED, ["met", "met", "met", "met"], True),
+        (replace(SPEED, events_per_s=17_000), SPEED, ["NOT MET", "NOT MET", "met", "met"], False),
+        (replace(SPEED, p99_ms=41), SPEED, ["met", "met", "NOT MET", "NOT MET"], False),
+        # What slows both down is the machine.
+        (growth.Speed(10_000, 20, 80), growth.Speed(10_000, 20, 60), ["met", "NOT MET", "met", "NOT MET"], True),
+        # What should have been faster has become slower.
+        (SPEED, growth.Speed(40_000, 5, 5), ["NOT MET", "met", "NOT MET", "met"], False),
+    ],
+)
+def test_growth_fails_by_what_is_not_the_machines(
+    ours: growth.Speed, bare: growth.Speed, results: list[str], is_met: bool
+) -> None:
+    last = replace(WINDOW, stored=5_000_000, ours=ours, bare=bare)
+    report = growth.report_of([WINDOW, last], OPENING, judged=True)
+    windows, findings = report.tables
+    assert windows.rows[0] == ("500000", "20000", "10.00", "20.00", "20000", "10.00", "20.00", "15.5", "256")
+    assert [row[-1] for row in findings.rows] == [*results, "met", "met", "met", "met"]
+    assert report.is_met is is_met
+    unjudged = growth.report_of([WINDOW, last], OPENING, judged=False)
+    assert unjudged.is_met
+    assert {row[-1] for row in unjudged.tables[1].rows} == {""}
+
+
+def test_missed_time_or_memory_is_shown_and_fails_no_growth() -> None:
+    large = replace(WINDOW, index_bytes_a_key=17)
+    report = growth.report_of([large, large], growth.Opening(5, 6, 7), judged=True)
+    assert [row[-1] for row in report.tables[1].rows[4:]] == ["NOT MET"] * 4
+    assert report.is_met
+
+
+# --- the bare loop, and where files are --------------------------------------------------------------
+
+
+def test_bare_loop_writes_the_rows_of_the_log_in_its_batches(tmp_path: Path) -> None:
+    ours, bare = tmp_path / "ours.db", tmp_path / "bare.db"
+    with open_blocking(ours) as log:
+        for request in (range(3), range(3, 5)):
+            log.submit_many([event(UUID(int=number), {"type": "a", "n": number}, ["p"]) for number in request])
+    batches = batches_of(ours)
+    assert [len(batch.records) for batch in batches] == [3, 2]
+    assert [len(batch.records) for batch in batches_of(ours, 1, 4)] == [1, 1, 1, 1]
+    with closing(BareFile(bare)) as file:
+        assert len(file.insert_timed(batches)) == 2
+    for columns in (
+        "* FROM oncelog_records",
+        "* FROM oncelog_partition_records",
+        "first_position, count FROM oncelog_blocks",
+    ):
+        assert _rows(bare, columns) == _rows(ours, columns)
+    assert _rows(bare, "position, height FROM oncelog_lanes") == _rows(ours, "position, height FROM oncelog_lanes")
+
+
+def test_bare_loop_in_order_of_time_goes_on_where_it_was(tmp_path: Path) -> None:
+    ours, bare = tmp_path / "ours.db", tmp_path / "bare.db"
+    with open_blocking(ours) as log:
+        log.submit_many([event(UUID(int=number), {"type": "a"}, ["p"]) for number in (2, 1, 3)])
+    with closing(BareFile(bare)) as file:
+        for _ in range(2):
+            file.insert_timed(list(file.following(batches_of(ours))))
+    assert _rows(bare, "place FROM oncelog_records ORDER BY key") == [(place,) for place in range(1, 7)]
+    assert _rows(bare, "hash, place FROM oncelog_keys") == [(place, place) for place in range(1, 7)]
+    assert _rows(bare, "height, first_position FROM oncelog_blocks") == [(1, 1), (2, 4)]
+
+
+def _rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(f"SELECT {query}").fetchall()
+
+
+def test_files_are_not_kept_in_memory_and_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with directory() as place:
+        (place / "a.db").touch()
+        assert place.parent == place_for_files()
+    assert not place.exists()
+    monkeypatch.setattr("bench.disk.tempfile.gettempdir", lambda: "/memory")
+    monkeypatch.setattr("bench.disk.file_system", lambda path: "ext4" if path == Path.cwd() else "tmpfs")
+    assert place_for_files() == Path.cwd()
+    monkeypatch.setattr("bench.disk.file_system", lambda _: "tmpfs")
+    assert place_for_files() == Path("/memory")  # then the page says so
+
+
+def test_file_system_of_a_path() -> None:
+    assert file_system(Path("/proc/self")) == "proc"
+    assert file_system(Path("/nowhere/at/all")) == file_system(Path("/"))

@@ -1,0 +1,140 @@
+"""What SQLite alone takes for the same rows: a loop that inserts them, and decides, hashes and answers nothing.
+
+Tables, pragmas and so the fsyncs are the log's own: the file is made by the store's code. The rows are ready before the
+clock starts.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from oncelog.stores.sqlite.files import SqliteDriver, connect, make_or_open
+from oncelog.stores.sqlite.statements import SQL
+
+Row = tuple[Any, ...]
+
+RECORDS: Final = "oncelog_records"
+PARTITIONS: Final = "oncelog_partition_records"
+KEYS: Final = "oncelog_keys"
+
+
+class Batch(NamedTuple):
+    """The rows of one transaction."""
+
+    records: Sequence[Row]
+    partitions: Sequence[Row]
+    keys: Sequence[Row]
+    block: Row
+    lane: Row
+
+
+class BareFile:
+    """An empty log that is filled behind Oncelog's back."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = connect(SqliteDriver(), str(path))
+        make_or_open(self._connection, str(path), None, 0)
+        self._insert_record, self._insert_partition, self._insert_key = (
+            _insert(self._connection, table) for table in (RECORDS, PARTITIONS, KEYS)
+        )
+        self._position = self._height = 0
+
+    def insert(self, batch: Batch) -> None:
+        """One transaction."""
+        execute, insert_many = self._connection.execute, self._connection.executemany
+        execute("BEGIN IMMEDIATE")
+        insert_many(self._insert_record, batch.records)
+        insert_many(self._insert_partition, batch.partitions)
+        if batch.keys:
+            insert_many(self._insert_key, batch.keys)
+        execute(SQL["save_block"], batch.block)
+        execute(SQL["save_lane"], batch.lane)
+        execute(SQL["save_state"], ("", 0, 0))
+        execute("COMMIT")
+        self._position += len(batch.records)
+        self._height += 1
+
+    def insert_timed(self, batches: Iterable[Batch]) -> list[float]:
+        """The seconds that each transaction took."""
+        times = [time.perf_counter()]
+        for batch in batches:
+            self.insert(batch)
+            times.append(time.perf_counter())
+        return [after - before for before, after in pairwise(times)]
+
+    def following(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same rows behind what is there by now, with keys in the order of time.
+
+        Each goes to the end of its table, so that it costs the same however many rows there are.
+        """
+        columns = _columns(self._connection, RECORDS)
+        position = self._position
+        for height, before in enumerate(batches, self._height + 1):
+            count = len(before.records)
+            places = range(position + 1, position + count + 1)
+            records = []
+            for place, row in zip(places, before.records, strict=True):
+                moved = {"id": place, "place": place, "key": place.to_bytes(16, "big")}
+                records.append(tuple(moved.get(name, value) for name, value in zip(columns, row, strict=True)))
+            partitions = [(*row[:2], place) for place, row in zip(places, before.partitions, strict=True)]
+            keys = [(1, place, place) for place in places]
+            yield Batch(records, sorted(partitions), keys, *_block_and_lane(height, position + 1, count))
+            position += count
+
+    def close(self) -> None:
+        """Lets the file go."""
+        self._connection.close()
+
+
+def batches_of(path: Path, size: int | None = None, records_max: int = -1) -> list[Batch]:
+    """The rows of a log's lane 0, in the batches that it committed or in ones of a size.
+
+    Key rows come as the log has them, each segment sorted and at once, when the last of its records is there.
+    """
+    with closing(connect(SqliteDriver(), str(path))) as connection:
+        records = _select(connection, RECORDS, f"ORDER BY place LIMIT {records_max}")
+        partitions = iter(_select(connection, PARTITIONS, f"ORDER BY position LIMIT {records_max}"))
+        keys: dict[int, list[Row]] = {}
+        for row in _select(connection, KEYS, "ORDER BY segment, hash"):
+            keys.setdefault(row[0], []).append(row)
+        blocks = connection.execute("SELECT count FROM oncelog_blocks ORDER BY height").fetchall()
+    counts = [count for (count,) in blocks] if size is None else [size] * (len(records) // size)
+    due = sorted((max(row[2] for row in rows), rows) for rows in keys.values())
+    source, position, batches = iter(records), 0, []
+    for height, count in enumerate(counts, 1):
+        first, position = position + 1, position + count
+        sealed: list[Row] = []
+        while due and due[0][0] <= position:
+            sealed += due.pop(0)[1]
+        batches.append(
+            Batch(
+                list(islice(source, count)),
+                sorted(islice(partitions, count)),  # in the order in which they lie, as the log does it
+                sealed,
+                *_block_and_lane(height, first, count),
+            )
+        )
+    return batches
+
+
+def _block_and_lane(height: int, first: int, count: int) -> tuple[Row, Row]:
+    some_hash = height.to_bytes(32, "big")
+    block = (0, height, first, count, 0, some_hash, some_hash)
+    return block, (0, first + count - 1, 0, 0, 0, height, height, some_hash)
+
+
+def _insert(connection: Any, table: str) -> str:
+    marks = ", ".join("?" * len(_columns(connection, table)))
+    return f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608
+
+
+def _select(connection: Any, table: str, rest: str) -> list[Row]:
+    rows: list[Row] = connection.execute(f"SELECT * FROM {table} {rest}").fetchall()  # noqa: S608
+    return rows
+
+
+def _columns(connection: Any, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({table})").fetchall()]

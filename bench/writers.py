@@ -1,0 +1,69 @@
+"""Events as an application writes them, and many tasks that submit them."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import oncelog
+from bench.core import EVENT, TASK
+from oncelog import Committed, Log, Submission
+
+SUBMITTERS: Final = 256
+FILL_ITEMS: Final = 1000
+PARTITIONS: Final = [f"building-{number}" for number in range(10)]
+
+
+class Event(NamedTuple):
+    """What `oncelog.event` is called with."""
+
+    id: UUID
+    event: dict[str, Any]
+    partitions: list[str]
+
+
+def events(count: int, chance: random.Random) -> Iterator[Event]:
+    """Events of about 300 bytes, with random UUIDs, spread over the partitions."""
+    for number in range(count):
+        event = EVENT | {"payload": TASK | {"priority": number % 10}}
+        yield Event(UUID(bytes=chance.randbytes(16), version=4), event, [PARTITIONS[number % len(PARTITIONS)]])
+
+
+def prepared(count: int, chance: random.Random) -> list[Submission]:
+    """The same as submissions: canonical, and with their fingerprints."""
+    return [oncelog.event(*event) for event in events(count, chance)]
+
+
+async def submit_all(log: Log, submissions: Sequence[Submission]) -> list[float]:
+    """Many tasks, each of which submits the next one when it has its answer. Gives how long each took, in seconds.
+
+    Raises ValueError if one of them was not new.
+    """
+    waiting = iter(submissions)
+    seconds: list[float] = []
+
+    async def submitter() -> None:
+        for submission in waiting:
+            began = time.perf_counter()
+            verdict = await log.submit(submission)
+            seconds.append(time.perf_counter() - began)
+            _demand_committed(verdict)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(SUBMITTERS):
+            tasks.create_task(submitter())
+    return seconds
+
+
+async def fill(log: Log, submissions: Sequence[Submission]) -> None:
+    """Submits them in large requests."""
+    for start in range(0, len(submissions), FILL_ITEMS):
+        for verdict in await log.submit_many(submissions[start : start + FILL_ITEMS]):
+            _demand_committed(verdict)
+
+
+def _demand_committed(verdict: object) -> None:
+    if type(verdict) is not Committed:
+        raise ValueError(f"a new event was answered with {verdict}")
