@@ -14,10 +14,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Portal:
-    """Runs coroutines on a thread of its own. Any number of threads may call."""
+def _portal_closed() -> Exception:
+    return RuntimeError("the portal is closed")
 
-    def __init__(self, name: str = "portal") -> None:
+
+class Portal:
+    """Runs coroutines on a thread of its own. Any number of threads may call.
+
+    `closed` makes the error of a call that comes after the portal is closed, or was under way at that moment.
+    """
+
+    def __init__(self, name: str = "portal", closed: Callable[[], Exception] = _portal_closed) -> None:
+        self._closed = closed
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -25,10 +33,7 @@ class Portal:
         self._thread.start()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls an async function and gives its result. Interrupted, it cancels the call and waits for its end.
-
-        Raises RuntimeError if the portal is closed, and concurrent.futures.CancelledError if that happens meanwhile.
-        """
+        """Calls an async function and gives its result. Interrupted, it cancels the call and waits for its end."""
 
         async def called() -> T:
             return await function(*args, **kwargs)
@@ -72,6 +77,10 @@ class Portal:
         try:
             self._send(call)
             return call.outcome.result()
+        except CancelledError as error:
+            if self._is_closed:
+                raise self._closed() from error
+            raise
         except BaseException:
             if call.is_sent and not call.outcome.done():  # it is this thread that was interrupted
                 with suppress(RuntimeError):  # the loop is closed, so the call has been cancelled
@@ -84,7 +93,7 @@ class Portal:
         with self._lock:
             # What gets in before the portal is closed is begun before the loop is stopped, so that it has an end.
             if self._is_closed:
-                raise RuntimeError("the portal is closed")
+                raise self._closed()
             call.is_sent = True
             self._loop.call_soon_threadsafe(call.begin)
 

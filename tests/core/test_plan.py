@@ -865,7 +865,9 @@ def test_what_has_the_wrong_shape_is_refused_with_its_field_and_changes_nothing(
     assert failure.message
     assert [committed(first).position, committed(last).position] == [1, 2]
     assert decided.changes.heads == {0: LaneHead(position=2, log_time_ms=1, height=1, revision=1)}
-    assert footprint([Request((item,))], Settings()) == Footprint(), "a store is not asked for what it cannot look for"
+    needs = footprint([Request((item,))], Settings())
+    assert needs == Footprint(faults={id(item): failure}), "a store is not asked for what it cannot look for"
+    assert plan([Request((item,))], Snapshot(), 1, faults=needs.faults).verdicts == [[failure]]
 
 
 def test_a_text_in_place_of_a_mode_is_refused() -> None:

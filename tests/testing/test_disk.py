@@ -466,3 +466,39 @@ def test_a_connection_may_go_to_another_thread(disk: Disk) -> None:
     thread.join()
     connection.close()
     assert batches(disk) == [1]
+
+
+def test_a_killed_process_leaves_what_it_has_written_but_not_what_it_has_not_synced(disk: Disk) -> None:
+    connection = opened(disk)
+    write(connection, 1)
+    disk.kill_at_sync(1)
+    error_of(lambda: write(connection, 2))
+    assert not disk.is_on
+    disk.power_on()
+    assert batches(disk) == [1, 2]
+
+    disk.kill()
+    error_of(lambda: connection.execute("SELECT 1"))
+    assert batches(disk) == [1, 2]
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_what_a_failed_sync_was_to_write_can_be_read_until_the_power_is_lost(forgets: bool) -> None:
+    with Disk(forgets_failed_syncs=forgets) as disk:
+        connection = opened(disk)
+        write(connection, 1)
+        disk.kill_at_sync(1)
+        error_of(lambda: write(connection, 2))
+        disk.power_on()
+        # Another commit behind it, whose sync succeeds; without closing, which would move the log into the file.
+        after = opened(disk)
+        write(after, 3)
+        assert [row[0] for row in after.execute("SELECT DISTINCT batch FROM entry")] == [1, 2, 3]
+        disk.lose_power()
+        assert batches(disk) == ([1] if forgets else [1, 2, 3])
+
+
+def test_the_first_bytes_of_a_file_can_be_looked_at(disk: Disk) -> None:
+    assert disk.head(NAME, 6) is None
+    opened(disk).close()
+    assert disk.head(NAME, 6) == b"SQLite"

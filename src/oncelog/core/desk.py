@@ -13,7 +13,6 @@ from oncelog.core.values import (
     Changes,
     ClientEntry,
     ClientIdentity,
-    KeyIdentity,
     LaneHead,
     Record,
     Refused,
@@ -183,13 +182,12 @@ class Desk:
 
     # --- what is remembered, as far as it has not been forgotten
 
-    def remembered(self, policy: Policy, identity: KeyIdentity, lane: LaneDesk) -> Remembered | None:
-        """What became of a key."""
-        return _unless_forgotten(self.keys.get(identity), policy, lane)
-
     def remembered_sequence(self, policy: Policy, identity: SequenceIdentity, lane: LaneDesk) -> Remembered | None:
         """What became of a client's sequence number."""
-        return _unless_forgotten(self.sequences.get(identity), policy, lane)
+        remembered = self.sequences.get(identity)
+        if remembered is None or not lane.remembers(policy.retention, remembered.receipt.log_time_ms):
+            return None
+        return remembered
 
     def client(self, policy: Policy, identity: ClientIdentity, lane: LaneDesk) -> ClientEntry | None:
         """Where a client stands; None for one never seen or forgotten."""
@@ -236,9 +234,3 @@ class Desk:
             acknowledged=self.acknowledged.changed,
             consumers=self.consumers.changed,
         )
-
-
-def _unless_forgotten(remembered: Remembered | None, policy: Policy, lane: LaneDesk) -> Remembered | None:
-    if remembered is None or not lane.remembers(policy.retention, remembered.receipt.log_time_ms):
-        return None
-    return remembered

@@ -82,11 +82,11 @@ def plan(
 
 
 def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
+    if request.mode is Mode.EACH:
+        return [_decide(item, desk, validate) for item in request.items]
     refused = malformed_request(request)
     if refused is not None:
         return [refused] * len(request.items)
-    if request.mode is Mode.EACH:
-        return [_decide(item, desk, validate) for item in request.items]
     if request.mode is Mode.UNTIL_REFUSED:
         return _until_refused(request.items, desk, validate)
     return _all_or_nothing(request.items, desk, validate)
@@ -178,8 +178,10 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
 
 
 def _known(item: Submission | Claim, identity: KeyIdentity, lane: LaneDesk, desk: Desk) -> Replayed | Refused | None:
-    remembered = desk.remembered(item.policy, identity, lane)
-    return None if remembered is None else known_answer(item, remembered)
+    remembered = desk.keys.get(identity)
+    if remembered is None or not lane.remembers(item.policy.retention, remembered.receipt.log_time_ms):
+        return None
+    return known_answer(item, remembered)
 
 
 def known_answer(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:

@@ -245,7 +245,7 @@ def _levels(leaves: Sequence[bytes]) -> list[Sequence[bytes]]:
     levels = [leaves]
     while len(levels[-1]) > 1:
         below = levels[-1]
-        level = [node_hash(below[place], below[place + 1]) for place in range(0, len(below) - 1, 2)]
+        level = list(map(node_hash, below[::2], below[1::2]))
         if len(below) % 2:
             level.append(below[-1])
         levels.append(level)

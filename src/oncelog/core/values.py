@@ -337,6 +337,11 @@ class Record(Struct, frozen=True, gc=False):
     """The body has been erased; it is empty here."""
 
     @property
+    def identity(self) -> KeyIdentity:
+        """Under what it is remembered, if it has a key. Where clients number their writes, their keys are their own."""
+        return (self.policy, self.scope, self.client if self.client_sequence else "", self.key)
+
+    @property
     def receipt(self) -> Receipt:
         """What its first answer carried, and what every retry gets."""
         return Receipt(self.lane, self.position, self.sequence, self.log_time_ms, self.height, self.client_sequence)

@@ -31,7 +31,7 @@ class BlockingLog:
         self._open_portal: Portal | None = None
 
     def __enter__(self) -> Self:
-        portal = Portal("oncelog")
+        portal = Portal("oncelog", _closed)
         try:
             portal.call(self._log.__aenter__)
         except BaseException:
@@ -57,7 +57,7 @@ class BlockingLog:
     @property
     def _portal(self) -> Portal:
         if self._open_portal is None:
-            raise ClosedError("the log is not open; use it inside `with oncelog.open_blocking(…)`")
+            raise _closed()
         return self._open_portal
 
     @property
@@ -135,7 +135,15 @@ class BlockingLog:
         follower = self._log.follow(
             partition=partition, partitions=partitions, stream=stream, lane=lane, after=after, consumer=consumer
         )
-        return self._portal.iterate(follower)
+        return self._until_closed(self._portal.iterate(follower))
+
+    def _until_closed(self, records: Iterator[Record]) -> Iterator[Record]:
+        """As with `Log.follow`, a log that is closed ends those that follow it, wherever they are in their loop."""
+        try:
+            yield from records
+        except ClosedError:
+            if self._open_portal is not None:
+                raise
 
     def lookup(self, key: bytes | UUID, *, policy: Policy = EVENTS, scope: str = "", client: str = "") -> Outcome:
         """As `Log.lookup`."""
@@ -166,6 +174,10 @@ class BlockingLog:
     def confirm_clock(self) -> None:
         """As `Log.confirm_clock`."""
         self._portal.call(self._log.confirm_clock)
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the log is not open; use it inside `with oncelog.open_blocking(…)`")
 
 
 def _twin(open_async: Callable[P, Log]) -> Callable[P, BlockingLog]:

@@ -1,7 +1,8 @@
 """Complete answers in memory: a retry of one of the newest writes is answered without the store.
 
 An answer enters when its write is durable, never before. It is given only while nobody, on whatever knowledge, could
-say that the identity has been forgotten: by age alone, which is stricter than any eviction.
+say that the identity has been forgotten: by age alone, which is stricter than any eviction. What its proof is made
+from is kept beside it, block by block; the proof is made when it is asked for.
 """
 
 from collections.abc import Sequence
@@ -15,21 +16,12 @@ from oncelog.core.values import KeyIdentity, Remembered
 from oncelog.stores.protocol import Decided
 
 
-class CachedAnswer(Struct, gc=False):
-    """What was answered, and what its proof can be made from."""
+class CompleteAnswer(Struct, frozen=True):
+    """What was answered, with the block it stands in and the proof of it."""
 
     remembered: Remembered
-    block: Block | None = None
-    """None where the answer came from the store."""
-    leaves: Sequence[bytes] = ()
-    """Of the whole block, shared by all its answers."""
-
-    @property
-    def proof(self) -> Proof | None:
-        """That the record stands in the block."""
-        if self.block is None:
-            return None
-        return prove(self.leaves, self.remembered.receipt.position - self.block.first_position)
+    block: Block
+    proof: Proof
 
 
 class AnswerCache:
@@ -38,7 +30,9 @@ class AnswerCache:
     def __init__(self, entries_max: int, ttl_ms: int) -> None:
         self._entries_max = entries_max
         self._ttl_ms = ttl_ms
-        self._answers: dict[KeyIdentity, CachedAnswer] = {}
+        self._answers: dict[KeyIdentity, Remembered] = {}
+        self._blocks: dict[tuple[int, int], tuple[Block, Sequence[bytes]]] = {}
+        self._leaves = 0
         self.log_time_ms = 0
         """The newest of any batch. A clock that was set back does not make what the log has forgotten known again."""
 
@@ -48,23 +42,33 @@ class AnswerCache:
     def __contains__(self, identity: KeyIdentity) -> bool:
         return identity in self._answers
 
-    def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> CachedAnswer | None:
-        """The answer to an identity, if it is here and certainly still remembered."""
-        answer = self._answers.pop(identity, None)
-        if answer is None:
+    def get(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> Remembered | None:
+        """What is remembered of an identity, if it is here and certainly not forgotten."""
+        remembered = self._answers.pop(identity, None)
+        if remembered is None:
             return None
-        now_ms = max(now_ms, self.log_time_ms)
-        age_ms = now_ms - answer.remembered.receipt.log_time_ms
-        if age_ms >= self._ttl_ms or not is_certainly_remembered(policy, answer.remembered, now_ms):
+        age_ms = max(now_ms, self.log_time_ms) - remembered.receipt.log_time_ms
+        retention = policy.retention
+        if age_ms >= self._ttl_ms or (retention.forget is not Forget.NEVER and age_ms >= retention.ttl_ms):
             return None
-        self._answers[identity] = answer  # at the end: the most recently used
-        return answer
+        self._answers[identity] = remembered  # at the end: the most recently used
+        return remembered
 
-    def put(self, identity: KeyIdentity, answer: CachedAnswer) -> None:
+    def complete(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> CompleteAnswer | None:
+        """The same with its proof, if its block was committed here and is not too long ago."""
+        remembered = self.get(policy, identity, now_ms)
+        if remembered is None:
+            return None
+        receipt = remembered.receipt
+        block, leaves = self._blocks.get((receipt.lane, receipt.height), (None, ()))
+        if block is None:
+            return None
+        return CompleteAnswer(remembered, block, prove(leaves, receipt.position - block.first_position))
+
+    def put(self, identity: KeyIdentity, remembered: Remembered) -> None:
         """Keeps an answer whose write is durable."""
-        answers = self._answers
-        answers.pop(identity, None)
-        answers[identity] = answer
+        self._answers.pop(identity, None)
+        self._answers[identity] = remembered
         self._shrink()
 
     def put_all(self, decided: Decided) -> None:
@@ -73,26 +77,20 @@ class AnswerCache:
             self.log_time_ms = max(self.log_time_ms, head.log_time_ms)
         if not self._entries_max:
             return
-        blocks = {block.lane: block for block in decided.sealed.blocks}
-        leaves, answers = decided.sealed.leaves, self._answers
-        for identity, remembered in decided.changes.keys.items():
-            if remembered is not None:
-                lane = remembered.receipt.lane
-                answers.pop(identity, None)
-                answers[identity] = CachedAnswer(remembered, blocks[lane], leaves[lane])
+        self._answers.update((key, value) for key, value in decided.changes.keys.items() if value is not None)
+        for block in decided.sealed.blocks:
+            self._blocks[block.lane, block.height] = (block, decided.sealed.leaves[block.lane])
+            self._leaves += block.count
         self._shrink()
-
-    def _shrink(self) -> None:
-        too_many = len(self._answers) - self._entries_max
-        for identity in list(islice(self._answers, too_many)) if too_many > 0 else ():
-            del self._answers[identity]
 
     def clear(self) -> None:
         """Forgets all of them: something has been erased."""
         self._answers.clear()
 
-
-def is_certainly_remembered(policy: Policy, remembered: Remembered, now_ms: int) -> bool:
-    """Whether no eviction up to now can have forgotten it. What is in doubt is for the store to decide."""
-    retention = policy.retention
-    return retention.forget is Forget.NEVER or now_ms - remembered.receipt.log_time_ms < retention.ttl_ms
+    def _shrink(self) -> None:
+        too_many = len(self._answers) - self._entries_max
+        for identity in list(islice(self._answers, too_many)) if too_many > 0 else ():
+            del self._answers[identity]
+        while self._leaves > self._entries_max and len(self._blocks) > 1:
+            block, _ = self._blocks.pop(next(iter(self._blocks)))
+            self._leaves -= block.count

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncelog.core.plan import Validate, known_answer
 from oncelog.core.shape import malformed
 from oncelog.core.values import (
+    Claim,
     Committed,
     Item,
     KeyIdentity,
@@ -30,7 +32,7 @@ from oncelog.core.values import (
     Verdict,
     key_identity,
 )
-from oncelog.engine.cache import AnswerCache, CachedAnswer, is_certainly_remembered
+from oncelog.engine.cache import AnswerCache
 from oncelog.engine.limits import Limits
 from oncelog.errors import ClosedError, StoreError
 from oncelog.stores.clock import Clock
@@ -39,12 +41,10 @@ from oncelog.stores.protocol import Decided, Store
 logger: Final = logging.getLogger("oncelog.engine")
 
 RETRY_AFTER_MS_MIN: Final = 10
-PIPELINE_ITEMS: Final = 32
-"""From so many on, the first batch after a pause is half of what waits: so there are two groups from then on, and while
-one is being written, the answers of the other are worked on."""
-TELL_WITHIN_S: Final = 0.005
-"""How long answers wait at most for the next batch to be decided."""
+_BUSY_MS: Final = 1
+"""Tells the decision that new writes are not taken; the caller is told another delay."""
 
+Answer = asyncio.Future[Verdict]
 Answers = asyncio.Future[list[Verdict]]
 
 
@@ -52,22 +52,16 @@ class _Waiting(Struct, eq=False, gc=False):
     """A request in the queue or in flight, and who waits for it."""
 
     request: Request
-    answer: "asyncio.Future[Verdict] | None"
+    answer: Answer | None
     """For an item that came alone."""
     answers: Answers | None
     """For several."""
     bytes: int
     identity: KeyIdentity | None = None
     """Of a submission that came alone: equal ones may join it."""
-    joined: "Sequence[asyncio.Future[Verdict]]" = ()
-
-
-class _Inquiry(Struct, eq=False, gc=False):
-    """A submission that found the queue full: known, or busy?"""
-
-    submission: Submission
-    identity: KeyIdentity
-    answer: "asyncio.Future[Verdict]"
+    joined: list[Answer] | None = None
+    is_inquiry: bool = False
+    """It found the queue full: it is answered if it is known, and else told that the log is busy."""
 
 
 class Committer:
@@ -89,52 +83,63 @@ class Committer:
         self._validate = None if validate is None else _never_raising(validate)
         self._on_commit = on_commit
         self._queue: deque[_Waiting] = deque()
-        self._inquiries: deque[_Inquiry] = deque()
-        self._in_flight: dict[KeyIdentity, _Waiting] = {}
+        self._inquiries: deque[_Waiting] = deque()
+        self._in_flight: dict[KeyIdentity | None, _Waiting] = {}
         self._items_max = limits.queue_items_max
         self._bytes_max = limits.queue_bytes_max
+        self._body_bytes_max = limits.body_bytes_max
         self._items = 0
         self._bytes = 0
         self._batch_ms = 0.0
         self._draining: asyncio.Task[None] | None = None
-        self._told_later: deque[tuple[Sequence[_Waiting], Decided]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
 
-    def submit(self, item: Item) -> "Verdict | asyncio.Future[Verdict]":
+    def submit(self, item: Item) -> Verdict | Answer:
         """What becomes of one item: at once if it is known, else when it is durable."""
         if self._is_closing:
             raise ClosedError("the log is closed")
-        if not isinstance(item, Submission):
-            return self._enqueue_one(item, None, 0)
-        size = len(item.body)
-        if size > self._limits.body_bytes_max:
-            return self._too_large(size)
-        if not item.key:
-            return self._enqueue_one(item, None, size)
-        identity = key_identity(item)
-        answer = self._known(item, identity)
-        if answer is not None:
-            return answer
+        identity, size = None, 0
+        if isinstance(item, Submission):
+            size = len(item.body)
+            if size > self._body_bytes_max:
+                return self._too_large(size)
+            if item.key:
+                identity = key_identity(item)
+                if identity in self._cache or identity in self._in_flight:
+                    known = self._known(item, identity)
+                    if known is not None:
+                        return known
+        answer: Answer = (self._loop or self._found_loop()).create_future()
+        waiting = _Waiting(Request((item,)), answer, None, size, identity)
         if self._items and not self._has_room(size, 1):
-            return self._inquire(item, identity)
-        return self._enqueue_one(item, identity, size)
+            return answer if self._inquire(waiting) else self._busy()
+        if identity is not None and identity not in self._in_flight:
+            self._in_flight[identity] = waiting
+        self._items += 1
+        self._bytes += size
+        self._queue.append(waiting)
+        if self._draining is None:
+            self._drain_soon()
+        return answer
 
-    def _known(self, item: Submission, identity: KeyIdentity) -> "Verdict | asyncio.Future[Verdict] | None":
+    def _known(self, item: Submission, identity: KeyIdentity) -> Verdict | Answer | None:
         """From memory: what was answered before, or an equal submission's outcome that is on its way."""
-        if identity in self._cache:
-            # Who is no member must not learn that the id is known; and shape comes before everything.
-            if item.policy.members_only or malformed(item) is not None:
-                return None
-            answer = self._cache.get(item.policy, identity, self._clock.wall_ms())
-            return None if answer is None else known_answer(item, answer.remembered)
-        in_flight = self._in_flight.get(identity)
-        if in_flight is None or item.policy.members_only:  # who was a member then may not be one now
+        # Who is no member, or no more, must not learn that the id is known; and shape comes before everything.
+        if item.policy.members_only or malformed(item) is not None:
             return None
-        if in_flight.request.items[0] == item and self._has_room(0, 1):
-            return self._join(in_flight)
-        return None
+        remembered = self._cache.get(item.policy, identity, self._clock.wall_ms())
+        if remembered is not None:
+            return known_answer(item, remembered)
+        in_flight = self._in_flight.get(identity)
+        if in_flight is None or in_flight.request.items[0] != item or not self._has_room(0, 1):
+            return None
+        answer: Answer = self._found_loop().create_future()
+        if in_flight.joined is None:
+            in_flight.joined = []
+        in_flight.joined.append(answer)
+        self._items += 1
+        return answer
 
     async def submit_request(self, request: Request) -> list[Verdict]:
         """What becomes of several items that belong together."""
@@ -146,12 +151,17 @@ class Committer:
             message = f"items must be at most {self._limits.request_items_max}, not {len(request.items)}"
             return [Refused(Reason.MALFORMED, message, "items")] * len(request.items)
         sizes = [len(item.body) for item in request.items if isinstance(item, Submission)]
-        if max(sizes, default=0) > self._limits.body_bytes_max:
+        if max(sizes, default=0) > self._body_bytes_max:
             return [self._too_large(max(sizes))] * len(request.items)
-        if not self._has_room(sum(sizes), len(request.items)):
+        answers: Answers = self._found_loop().create_future()
+        waiting = _Waiting(request, None, answers, sum(sizes))
+        if self._has_room(waiting.bytes, len(request.items)):
+            self._items += len(request.items)
+            self._bytes += waiting.bytes
+            self._queue.append(waiting)
+            self._drain_soon()
+        elif not self._inquire(waiting):
             return [self._busy()] * len(request.items)
-        answers: Answers = asyncio.get_running_loop().create_future()
-        self._enqueue(_Waiting(request, None, answers, sum(sizes)))
         return await answers
 
     async def close(self) -> None:
@@ -163,49 +173,31 @@ class Committer:
     # --- the queue
 
     def _too_large(self, size: int) -> Refused:
-        limit = self._limits.body_bytes_max
-        return Refused(Reason.MALFORMED, f"body must have at most {limit} bytes, not {size}", "body")
+        message = f"body must have at most {self._body_bytes_max} bytes, not {size}"
+        return Refused(Reason.MALFORMED, message, "body")
 
     def _has_room(self, size: int, items: int) -> bool:
         if not self._items:
             return True  # what is alone is never too much: its own limits have been checked
         return self._items + items <= self._items_max and self._bytes + size <= self._bytes_max
 
-    def _enqueue_one(self, item: Item, identity: KeyIdentity | None, size: int) -> "Refused | asyncio.Future[Verdict]":
-        if not self._has_room(size, 1):
-            return self._busy()
-        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(Request((item,)), answer, None, size, identity)
-        if identity is not None and identity not in self._in_flight:
-            self._in_flight[identity] = waiting
-        self._items += 1
-        self._bytes += size
-        self._queue.append(waiting)
-        if self._draining is None:
-            self._drain_soon()
-        return answer
+    def _inquire(self, waiting: _Waiting) -> bool:
+        """The queue is full, so this is only asked about: the decision answers what it knows, and refuses the rest.
 
-    def _enqueue(self, waiting: _Waiting) -> None:
-        self._items += len(waiting.request.items)
-        self._bytes += waiting.bytes
-        self._queue.append(waiting)
+        False if even the questions are too many, or it is something that cannot be known.
+        """
+        if not all(isinstance(item, Submission | Claim) for item in waiting.request.items):
+            return False
+        items = sum(len(one.request.items) for one in self._inquiries) if self._inquiries else 0
+        if items and items + len(waiting.request.items) > self._items_max:
+            return False
+        limited = tuple(replace(item, retry_after_ms=_BUSY_MS) for item in waiting.request.items)
+        waiting.request = Request(limited, waiting.request.mode)
+        waiting.identity = None
+        waiting.is_inquiry = True
+        self._inquiries.append(waiting)
         self._drain_soon()
-
-    def _join(self, waiting: _Waiting) -> "asyncio.Future[Verdict]":
-        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        waiting.joined = [*waiting.joined, answer]
-        self._items += 1
-        return answer
-
-    def _inquire(self, submission: Submission, identity: KeyIdentity) -> "Refused | asyncio.Future[Verdict]":
-        """The queue is full. A retry of what is known is answered all the same."""
-        is_full = len(self._inquiries) >= self._items_max
-        if is_full or submission.policy.members_only or malformed(submission) is not None:
-            return self._busy()
-        inquiry = _Inquiry(submission, identity, asyncio.get_running_loop().create_future())
-        self._inquiries.append(inquiry)
-        self._drain_soon()
-        return inquiry.answer
+        return True
 
     def _busy(self) -> Refused:
         batches = 1 + self._items // self._limits.batch_items_max
@@ -213,59 +205,54 @@ class Committer:
         message = f"{self._items} writes wait for their commit; try again in {retry_after_ms} ms"
         return Refused(Reason.BUSY, message, retry_after_ms=retry_after_ms)
 
+    def _found_loop(self) -> asyncio.AbstractEventLoop:
+        """A log is used by one event loop. Asking for it costs a system call, so it is asked once."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
     # --- group commit
 
     def _drain_soon(self) -> None:
         if self._draining is None:
             # A task begins in the next turn of the loop: all that submit in this one come along.
-            self._loop = asyncio.get_running_loop()
-            self._draining = self._loop.create_task(self._drain())
+            self._draining = self._found_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         try:
-            share = 2  # after a pause, see PIPELINE_ITEMS
             while self._queue or self._inquiries:
                 if self._queue:
                     began = time.perf_counter()
-                    await self._commit(self._take(share))
+                    await self._commit(self._take(self._queue))
                     self._batch_ms = (time.perf_counter() - began) * 1000
-                    share = 1
-                if not self._queue:
-                    self.tell()
                 if self._inquiries:
-                    await self._answer_inquiries()
+                    await self._commit(self._take(self._inquiries))
         except BaseException:
             # Nobody goes on after this, so nobody may wait for it.
-            self._fail(self._queue, _stopped())
+            self._fail([*self._queue, *self._inquiries], _stopped())
             self._queue.clear()
-            self._fail_inquiries(self._inquiries, _stopped())
             self._inquiries.clear()
             raise
         finally:
-            self.tell()
             self._draining = None
 
-    def _take(self, share: int) -> list[_Waiting]:
-        """The next batch, in the order of arrival: all that waits, or a share of it."""
+    def _take(self, queue: deque[_Waiting]) -> list[_Waiting]:
+        """The next batch, in the order of arrival."""
+        limits = self._limits
         batch: list[_Waiting] = []
         items = size = 0
-        enough = len(self._queue) // share if len(self._queue) >= PIPELINE_ITEMS else len(self._queue)
-        while len(batch) < enough:
-            waiting = self._queue[0]
+        while queue:
+            waiting = queue[0]
             items += len(waiting.request.items)
             size += waiting.bytes
-            if batch and (items > self._limits.batch_items_max or size > self._limits.batch_bytes_max):
+            if batch and (items > limits.batch_items_max or size > limits.batch_bytes_max):
                 break
-            batch.append(self._queue.popleft())
+            batch.append(queue.popleft())
         return batch
 
     async def _commit(self, batch: Sequence[_Waiting]) -> None:
         try:
-            if self._told_later:
-                # The store may have to wait for another process; those whose writes are durable must not.
-                self._timer = asyncio.get_running_loop().call_later(TELL_WITHIN_S, self.tell)
-            requests = [waiting.request for waiting in batch]
-            decided = await self._store.commit(requests, self._validate, self._tell_soon)
+            decided = await self._store.commit([waiting.request for waiting in batch], self._validate)
         except (StoreError, ClosedError) as error:
             logger.warning("a batch of %d requests was not committed: %s", len(batch), error)
             self._fail(batch, error)
@@ -279,7 +266,7 @@ class Committer:
             self._fail(batch, _stopped())
             raise
         else:
-            self._told_later.append((batch, decided))
+            self._settle(batch, decided)
 
     async def _divide(self, batch: Sequence[_Waiting]) -> None:
         """One of them is at fault, and the others must not pay for it."""
@@ -293,41 +280,36 @@ class Committer:
 
     # --- answers
 
-    def _tell_soon(self) -> None:
-        """Called by the store, in its own thread, when it has decided a batch and goes to the disk with it."""
-        if self._told_later and self._loop is not None:
-            self._loop.call_soon_threadsafe(self.tell)
-
-    def tell(self) -> None:
-        """Tells all that is durable.
-
-        While the store decides the next batch it needs the interpreter, and while it writes it does not: then is the
-        time to work on the answers of the last one.
-        """
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._told_later:
-            self._settle(*self._told_later.popleft())
-
     def _settle(self, batch: Sequence[_Waiting], decided: Decided) -> None:
         self._cache.put_all(decided)
+        in_flight = self._in_flight
         for waiting, verdicts in zip(batch, decided.verdicts, strict=True):
-            self._leave(waiting)
             answer = waiting.answer
-            if answer is None:
-                if waiting.answers is not None and not waiting.answers.done():
-                    waiting.answers.set_result(verdicts)
+            if answer is None or waiting.is_inquiry or waiting.joined is not None:
+                self._settle_other(waiting, verdicts)
                 continue
+            self._items -= 1
+            self._bytes -= waiting.bytes
+            in_flight.pop(waiting.identity, None)
             verdict = verdicts[0]
             if isinstance(verdict, Replayed):
                 self._remember(waiting, verdict)
             if not answer.done():
                 answer.set_result(verdict)
-            for joined in waiting.joined:
-                if not joined.done():
-                    joined.set_result(_as_retry(verdict))
         self._on_commit(decided)
+
+    def _settle_other(self, waiting: _Waiting, verdicts: list[Verdict]) -> None:
+        """Several items, several that wait for one, or a question that was asked while the queue was full."""
+        self._leave(waiting)
+        if waiting.is_inquiry:
+            verdicts = [self._busy() if _is_limited(verdict) else verdict for verdict in verdicts]
+        if waiting.answers is not None and not waiting.answers.done():
+            waiting.answers.set_result(verdicts)
+        if waiting.answer is not None and not waiting.answer.done():
+            waiting.answer.set_result(verdicts[0])
+        for joined in waiting.joined or ():
+            if not joined.done():
+                joined.set_result(_as_retry(verdicts[0]))
 
     def _remember(self, waiting: _Waiting, verdict: Replayed) -> None:
         """An answer that came from the store: the next retry gets it from memory."""
@@ -335,47 +317,24 @@ class Committer:
         if waiting.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
         if verdict.receipt is not None and not verdict.mismatch:
-            remembered = Remembered(verdict.receipt, item.fingerprint, verdict.erased)
-            self._cache.put(waiting.identity, CachedAnswer(remembered))
+            self._cache.put(waiting.identity, Remembered(verdict.receipt, item.fingerprint, verdict.erased))
 
     def _fail(self, batch: Iterable[_Waiting], error: Exception) -> None:
         for waiting in batch:
             self._leave(waiting)
-            for one in (waiting.answer, waiting.answers, *waiting.joined):
+            for one in (waiting.answer, waiting.answers, *(waiting.joined or ())):
                 if one is not None and not one.done():
                     one.set_exception(error)
 
     def _leave(self, waiting: _Waiting) -> None:
-        self._items -= len(waiting.request.items) + len(waiting.joined)
-        self._bytes -= waiting.bytes
-        identity = waiting.identity
-        if identity is not None and self._in_flight.get(identity) is waiting:
-            del self._in_flight[identity]
+        if not waiting.is_inquiry:
+            self._items -= len(waiting.request.items) + len(waiting.joined or ())
+            self._bytes -= waiting.bytes
+            self._in_flight.pop(waiting.identity, None)
 
-    # --- while the queue is full
 
-    async def _answer_inquiries(self) -> None:
-        inquiries = [self._inquiries.popleft() for _ in range(min(len(self._inquiries), self._limits.batch_items_max))]
-        try:
-            remembered = await self._store.remembered([inquiry.identity for inquiry in inquiries])
-        except Exception as error:  # noqa: BLE001 - the inquirers are told
-            self._fail_inquiries(inquiries, error)
-            return
-        except BaseException:
-            self._fail_inquiries(inquiries, _stopped())
-            raise
-        now_ms = max(self._clock.wall_ms(), self._cache.log_time_ms)
-        for inquiry, known in zip(inquiries, remembered, strict=True):
-            answer: Verdict = self._busy()
-            if known is not None and is_certainly_remembered(inquiry.submission.policy, known, now_ms):
-                answer = known_answer(inquiry.submission, known)
-            if not inquiry.answer.done():
-                inquiry.answer.set_result(answer)
-
-    def _fail_inquiries(self, inquiries: Iterable[_Inquiry], error: Exception) -> None:
-        for inquiry in inquiries:
-            if not inquiry.answer.done():
-                inquiry.answer.set_exception(error)
+def _is_limited(verdict: Verdict) -> bool:
+    return isinstance(verdict, Refused) and verdict.reason is Reason.RATE_LIMITED
 
 
 def _stopped() -> ClosedError:

@@ -211,7 +211,7 @@ class Log:
             if key is not None:
                 standing = await self._store.standing(_identity(policy, scope, client, key))
                 record = standing.record
-                return 0 if record is None else await self._store.erase(record.lane, [record.position])
+                return 0 if record is None else await self._store.erase(record.lane, standing.positions)
             if partition is None:
                 return await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS))
             # Streams may have records in it too, in whatever lanes they are.
@@ -219,7 +219,6 @@ class Log:
             queries = [Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS) for lane in await self.heads()]
             return sum([await self._erase_all(query) for query in queries])
         finally:
-            self._committer.tell()  # what was decided before the erasure must not come into memory after it
             self._cache.clear()
 
     async def _erase_all(self, query: Query) -> int:

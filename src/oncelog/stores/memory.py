@@ -33,7 +33,6 @@ from oncelog.stores.protocol import (
     Decided,
     Draw,
     Evidence,
-    OnSaving,
     Page,
     Query,
     Standing,
@@ -156,12 +155,7 @@ class MemoryStore:
         self._policies.update(newly_declared(self._policies, policies))
         return dict(self._policies)
 
-    async def commit(
-        self,
-        batch: Sequence[Request],
-        validate: Validate | None = None,
-        on_saving: OnSaving | None = None,  # noqa: ARG002 - it has no thread of its own
-    ) -> Decided:
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> Decided:
         """As `Store` says."""
         log = self._demand_open()
         mark, jumped = self._mark.proposed(self._clock, self._jump_ms_max)
@@ -185,11 +179,17 @@ class MemoryStore:
         snapshot = self._demand_open().snapshot
         remembered = snapshot.keys.get(identity)
         record, lane = None, self._lane_of(identity[1])
+        positions: tuple[int, ...] = ()
         if remembered is not None:
             lane = remembered.receipt.lane
             record = self._record(lane, remembered.receipt.position)
+            positions = tuple(
+                one.position
+                for one in (self._log.records[index] for index in self._where.lanes[lane])
+                if one.identity == identity
+            )
         head = snapshot.heads.get(lane) or LaneHead()
-        return Standing(record, snapshot.leases.get(identity), head)
+        return Standing(record, snapshot.leases.get(identity), head, positions)
 
     async def read(self, query: Query) -> Page:
         """As `Store` says."""

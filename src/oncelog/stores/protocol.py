@@ -28,7 +28,6 @@ from oncelog.core.values import (
 )
 from oncelog.errors import HistoryChangedError, PolicyError
 
-OnSaving = Callable[[], None]
 Draw = Callable[[int], bytes]
 """Gives so many random bytes."""
 
@@ -141,6 +140,8 @@ class Standing(Struct, frozen=True):
     lease: Lease | None
     head: LaneHead
     """Of its lane, to judge both by."""
+    positions: tuple[int, ...] = ()
+    """Of all records under it, oldest first: there are several where it was forgotten and used again."""
 
     @property
     def remembered(self) -> Remembered | None:
@@ -171,13 +172,8 @@ class Store(Protocol):
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps the declarations and gives all that the log knows. Raises PolicyError for another of a known name."""
 
-    async def commit(
-        self, batch: Sequence[Request], validate: Validate | None = None, on_saving: OnSaving | None = None
-    ) -> Decided:
-        """Decides a batch and makes it durable: all of it, or nothing and an error.
-
-        A store with a thread of its own calls `on_saving` there when it has decided and begins to write.
-        """
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> Decided:
+        """Decides a batch and makes it durable: all of it, or nothing and an error."""
 
     async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """What is remembered of keys, as of now; forgotten ones may still be among them."""

@@ -211,10 +211,12 @@ class KeyIndex:
             return
         if state.began_sealing:
             self._sealing, self._hot, self._sealing_order = self._hot, {}, state.sealing_order
-        hot = self._hot
-        for one, place in self._staged:
-            if hot.setdefault(one, place) != place:
-                _put(hot, one, place)
+        added: Hot = dict(self._staged)
+        if len(added) == len(self._staged) and self._hot.keys().isdisjoint(added):
+            self._hot.update(added)
+        else:
+            for one, place in self._staged:
+                _put(self._hot, one, place)
         if state.ended_sealing:
             self._end_sealing()
         self._jobs, self._segments = state.jobs, state.segments

@@ -31,7 +31,7 @@ from oncelog.core.values import (
 )
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.clock import Clock, ClockMark
-from oncelog.stores.protocol import Decided, Draw, OnSaving, Standing, decide, newly_declared
+from oncelog.stores.protocol import Decided, Draw, Standing, decide, newly_declared
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.files import BUSY_TIMEOUT_MS, Driver, LogFile, connect, make_or_open, translated
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position, place_of
@@ -121,7 +121,7 @@ class Session:
 
     # --- the commit
 
-    def commit(self, batch: Sequence[Request], validate: Validate | None, on_saving: OnSaving | None = None) -> Decided:
+    def commit(self, batch: Sequence[Request], validate: Validate | None) -> Decided:
         """One transaction: load, decide, save. Raises StoreUnavailableError, and then nothing is told to anyone."""
         with self._translating():
             connection = self._connected()
@@ -136,8 +136,6 @@ class Session:
                     return decided
                 if jumped is not None:
                     raise jumped
-                if on_saving is not None:
-                    on_saving()
                 self._save(connection, decided)
                 index.stage(_added(decided, hashes), _positions(state.heads, decided))
                 index.maintain(connection)
@@ -161,9 +159,10 @@ class Session:
 
     def _save(self, connection: Any, decided: Decided) -> None:
         changes = decided.changes
+        records = list(map(_columns, changes.records, decided.salts))
         partitions = {(one.lane, name, one.position) for one in changes.records for name in one.partitions}
         streams = [(one.lane, one.scope, one.sequence, one.position) for one in changes.records if one.sequence]
-        _insert_records(connection, list(map(_columns, changes.records, decided.salts)))
+        _insert_records(connection, records)
         _insert_partitions(connection, sorted(partitions))  # in the order in which they lie, page by page
         _insert_streams(connection, streams)
         blocks = [msgspec.structs.astuple(block) for block in decided.sealed.blocks]

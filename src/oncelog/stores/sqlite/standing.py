@@ -17,20 +17,17 @@ def standing_of(
     connection: Any, index: KeyIndex, identity: KeyIdentity, heads: Mapping[int, LaneHead], lanes: int
 ) -> Standing:
     """Its newest record, its lease, and the head to judge both by. The index must have caught up."""
-    record = _newest(connection, index, identity)
+    records = _records(connection, index, identity)
+    record = records[-1] if records else None
     leases = tables.load_table(connection, _LEASES, [identity], lanes)
     lane = tables.lane_of_scope(identity[1], lanes) if record is None else record.lane
-    return Standing(record, leases.get(identity), heads.get(lane) or LaneHead())
+    positions = tuple(one.position for one in records)
+    return Standing(record, leases.get(identity), heads.get(lane) or LaneHead(), positions)
 
 
-def _newest(connection: Any, index: KeyIndex, identity: KeyIdentity) -> Record | None:
-    """A hit in the index is only a hint; the record itself decides."""
+def _records(connection: Any, index: KeyIndex, identity: KeyIdentity) -> list[Record]:
+    """Oldest first. A hit in the index is only a hint; the record itself decides."""
     key_hash = index.hash_of(identity)
     places = index.find(connection, [key_hash]).get(key_hash, [])
-    rows = connection.execute(SQL["records_at"], (str(sorted(places)),)).fetchall()
-    matching = [record for record in map(record_of, rows) if _identity(record) == identity]
-    return max(matching, key=lambda record: record.position, default=None)
-
-
-def _identity(record: Record) -> KeyIdentity:
-    return (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
+    rows = connection.execute(SQL["records_at"], (str(sorted(set(places))),)).fetchall()
+    return [record for record in map(record_of, rows) if record.identity == identity]

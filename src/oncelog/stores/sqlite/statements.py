@@ -17,7 +17,7 @@ def _named() -> dict[str, str]:
 
 
 SQL: Final = _named()
-_ROWS: Final = (256, 64, 16, 4, 1)
+_ROWS: Final = (512, 256, 128, 64, 16, 4, 1)
 """How many rows a statement may insert: few sizes, so that each is prepared once."""
 _PARAMETERS_MAX: Final = 32_000
 

@@ -15,7 +15,7 @@ from oncelog.core.proof import Block
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings
 from oncelog.errors import ClosedError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
-from oncelog.stores.protocol import Consumer, Decided, Draw, Evidence, OnSaving, Page, Query, Standing
+from oncelog.stores.protocol import Consumer, Decided, Draw, Evidence, Page, Query, Standing
 from oncelog.stores.sqlite import reading
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
 from oncelog.stores.sqlite.index import SEAL_KEYS
@@ -97,11 +97,9 @@ class SqliteStore:
         """As `Store` says."""
         return await self._write(self._session.declare, policies)
 
-    async def commit(
-        self, batch: Sequence[Request], validate: Validate | None = None, on_saving: OnSaving | None = None
-    ) -> Decided:
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> Decided:
         """As `Store` says."""
-        decided = await self._write(self._session.commit, batch, validate, on_saving)
+        decided = await self._write(self._session.commit, batch, validate)
         if self._session.unfiltered is not None:
             self._fill_if_needed()
         return decided

@@ -244,7 +244,7 @@ class CommitContract(Contract):
             log.reopen()
             done = log.run(log.store.standing(identity(claim(1, "h"))))
             (record,) = log.read(stream=CAMPAIGN)
-            assert done == Standing(record, None, log.heads()[receipt.lane])
+            assert done == Standing(record, None, log.heads()[receipt.lane], (record.position,))
             assert done.remembered == Remembered(receipt, b"")
 
     def test_names_and_bytes_come_back_as_they_were(self, tmp_path: Path) -> None:

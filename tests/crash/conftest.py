@@ -1,0 +1,46 @@
+"""What the crash tests share."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from crash.observing import say
+from crash.scripted import SLICE_KEYS
+from oncelog.stores.sqlite import index
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as running:
+        yield running
+
+
+@pytest.fixture
+def is_soak(request: pytest.FixtureRequest) -> bool:
+    """Whether there is time for many more cases."""
+    return bool(request.config.getoption("--soak"))
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest, is_soak: bool) -> int:
+    """The same in every run; with --soak that of the run. When it matters exactly is up to the machine all the same."""
+    found = int(request.config.getoption("--hypothesis-seed")) if is_soak else 1
+    say(f"seed {found}")
+    return found
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sealing and merging take several transactions though there are few keys."""
+    monkeypatch.setattr(index, "SLICE_MIN", SLICE_KEYS)
+    monkeypatch.setattr(index, "PACE", 0.8)
+    monkeypatch.setattr(index, "FAN_OUT", 2)
+
+
+@pytest.fixture
+def early_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merging begins after a few transactions."""
+    monkeypatch.setattr(index, "SLICE_MIN", SLICE_KEYS)
+    monkeypatch.setattr(index, "PACE", 1.0)
+    monkeypatch.setattr(index, "FAN_OUT", 2)

@@ -1,0 +1,85 @@
+"""What the processes of the crash tests submit: the same in every process that asks for it, and light to import.
+
+A round has the writes of SUBMITTERS submitters. Each does one kind of write, in its order: events of its own, messages
+to a chat that it shares with others, or transactions under its own dense client sequence.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from oncelog.core.operations import DeleteEntity
+from oncelog.core.policy import CHAT, EVENTS, LEDGER
+from oncelog.core.values import Committed, Receipt, Replayed, SetMember, Submission, Verdict
+
+SUBMITTERS: Final = 64
+WRITES: Final = 4
+"""Of each submitter, in a round."""
+CHATS: Final = 5
+LEDGERS: Final = 3
+
+
+def members() -> list[SetMember]:
+    """Who must be a member of what before messages are taken."""
+    return [SetMember(f"chat/{submitter % CHATS}", f"user:{submitter}") for submitter in range(1, SUBMITTERS, 3)]
+
+
+def write(round_number: int, submitter: int, step: int) -> Submission:
+    """One write; `place_of` finds it by its key."""
+    key = b"once" + bytes(4) + b"".join(number.to_bytes(2, "big") for number in (0, round_number, submitter, step + 1))
+    content = f"{round_number}/{submitter}/{step}".encode()
+    if submitter % 3 == 0:
+        partitions = ("all", f"submitter {submitter}")
+        return Submission(
+            policy=EVENTS,
+            scope="",
+            key=key,
+            fingerprint=content,
+            body=content,
+            partitions=partitions,
+            actor="system:load",
+        )
+    if submitter % 3 == 1:
+        actor = f"user:{submitter}"
+        scope = f"chat/{submitter % CHATS}"
+        return Submission(policy=CHAT, scope=scope, key=key, fingerprint=content, body=content, actor=actor)
+    return Submission(
+        policy=LEDGER,
+        scope=f"org/{submitter % LEDGERS}",
+        key=key,
+        fingerprint=content,
+        body=content,
+        client=f"client {submitter}",
+        client_sequence=round_number * WRITES + step + 1,
+        operations=(DeleteEntity("nothing"),),
+    )
+
+
+def round_of(round_number: int) -> Iterator[Submission]:
+    """All writes of a round, those of a submitter in their order."""
+    for step in range(WRITES):
+        for submitter in range(SUBMITTERS):
+            yield write(round_number, submitter, step)
+
+
+def write_of(key: bytes) -> Submission:
+    """The write that has a key."""
+    numbers = [int.from_bytes(key[start : start + 2], "big") for start in (10, 12, 14)]
+    return write(numbers[0], numbers[1], numbers[2] - 1)
+
+
+def line_of(key: bytes, verdict: Verdict) -> bytes:
+    """An answer as a process tells it; `verdict_in` reads it."""
+    if not isinstance(verdict, Committed | Replayed) or verdict.receipt is None:
+        return b"? %s %r\n" % (key.hex().encode(), repr(verdict).encode())
+    receipt = verdict.receipt
+    place = (receipt.lane, receipt.position, receipt.sequence, receipt.log_time_ms, receipt.height)
+    numbers = b" ".join(b"%d" % number for number in (*place, receipt.client_sequence))
+    return b"%s %s %s\n" % (b"C" if isinstance(verdict, Committed) else b"R", key.hex().encode(), numbers)
+
+
+def verdict_in(line: bytes) -> tuple[Submission, Verdict]:
+    """The write, and what was answered."""
+    kind, key, *numbers = line.split()
+    assert kind in {b"C", b"R"}, line
+    receipt = Receipt(*map(int, numbers))
+    return write_of(bytes.fromhex(key.decode())), Committed(receipt) if kind == b"C" else Replayed(receipt)

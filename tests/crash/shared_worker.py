@@ -1,0 +1,77 @@
+"""One of the processes that share a file in test_processes.py: python shared_worker.py FILE SEAL_KEYS SEED DIE_AFTER
+
+It begins when it is told to, submits all the writes that the others submit too, in an order of its own, and follows the
+log from its beginning to the end. With DIE_AFTER it kills itself after so many answers, so that it is always in the
+middle of its work.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from random import Random
+
+from crash.load import SUBMITTERS, WRITES, line_of, members, write
+from oncelog.core.values import Submission
+from oncelog.engine.log import Log, open_log
+from oncelog.stores.sqlite import SqliteStore
+
+OUT = 1
+ROUNDS = 12
+AT_ONCE = 16
+EVENTS = len(range(0, SUBMITTERS, 3)) * WRITES * ROUNDS
+"""So many records there are in lane 0 when everything has been committed."""
+
+
+def orders(random: Random) -> list[list[Submission]]:
+    """What each submitter submits, in which order. Only a client that numbers its writes must keep to theirs."""
+    found = []
+    for submitter in range(SUBMITTERS):
+        own = [write(number, submitter, step) for number in range(ROUNDS) for step in range(WRITES)]
+        if not own[0].client_sequence:
+            random.shuffle(own)
+        found.append(own)
+    random.shuffle(found)
+    return found
+
+
+async def submit_all(log: Log, random: Random, die_after: int) -> None:
+    await asyncio.gather(*[log.submit(member) for member in members()])
+    waiting = orders(random)
+    answers = 0
+
+    async def work() -> None:
+        nonlocal answers
+        while waiting:
+            for one in waiting.pop():
+                os.write(OUT, line_of(one.key, await log.submit(one)))
+                answers += 1
+                if answers == die_after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    began = time.perf_counter()
+    await asyncio.gather(*[work() for _ in range(AT_ONCE)])
+    os.write(OUT, b"done %.3f\n" % (time.perf_counter() - began))
+
+
+async def follow(log: Log) -> None:
+    async with log.follow() as records:
+        async for record in records:
+            os.write(OUT, b"S %d %s\n" % (record.position, record.key.hex().encode()))
+            if record.position == EVENTS:
+                return
+
+
+async def main(path: str, seal_keys: int, seed: int, die_after: int) -> None:
+    async with Log(SqliteStore(path, seal_keys=seal_keys)) if seal_keys else open_log(path) as log:
+        following = asyncio.create_task(follow(log))
+        await submit_all(log, Random(seed), die_after)
+        await following
+        os.write(OUT, b"end\n")
+
+
+if __name__ == "__main__":
+    os.write(OUT, b"ready\n")
+    sys.stdin.readline()
+    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -1,0 +1,175 @@
+"""A clock that is wrong: the log forgets nothing by it, and says so instead of committing."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncelog.core.values import Committed, Receipt, Replayed, SetMember, Settings, Submission, Verdict
+from oncelog.engine.limits import Limits
+from oncelog.engine.log import Log
+from oncelog.errors import ClockJumpedError
+from oncelog.stores.sqlite import SqliteStore
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, committed, event, message, replayed, transaction
+
+SETTINGS = Settings(eviction_interval=1)
+"""Every commit evicts: what could be forgotten is."""
+FIRST = (event(1), message(2), transaction(3, 1))
+"""Remembered for ever, for seven days, and until it is evicted after 24 hours."""
+
+
+def log_at(path: Path, clock: ManualClock, **limits: int) -> Log:
+    return Log(SqliteStore(path, SETTINGS, clock=clock), clock=clock, limits=Limits(**limits))
+
+
+async def made(path: Path, clock: ManualClock) -> list[Receipt]:
+    """A log with three writes, closed again."""
+    async with log_at(path, clock) as log:
+        await log.submit(SetMember("chat/1", "user:ann"))
+        return [committed(await log.submit(one)) for one in FIRST]
+
+
+async def demand_jumped(attempt: Coroutine[Any, Any, Verdict]) -> ClockJumpedError:
+    with pytest.raises(ClockJumpedError, match="oncelog clock FILE --confirm") as caught:
+        await attempt
+    return caught.value
+
+
+async def demand_remembered(log: Log, receipts: list[Receipt]) -> None:
+    assert [replayed(await log.submit(one)).receipt for one in FIRST] == receipts
+
+
+@pytest.mark.rule("CO-17")
+@pytest.mark.parametrize("ahead_ms", [25 * HOUR_MS, 8 * DAY_MS])
+@pytest.mark.parametrize("cache", [0, 100], ids=["from the store", "from memory"])
+def test_a_jump_forward_stops_commits_and_forgets_nothing(tmp_path: Path, ahead_ms: int, cache: int) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        receipts = await made(tmp_path / "log.db", clock)
+        async with log_at(tmp_path / "log.db", clock, cache_entries_max=cache) as log:
+            await demand_remembered(log, receipts)
+            clock.advance(1000)
+            clock.jump(ahead_ms)
+            for new in (event(4), message(5), transaction(6, 2), SetMember("chat/2", "user:bob")):
+                error = await demand_jumped(log.submit(new))
+                assert error.ahead_ms == ahead_ms
+                await demand_remembered(log, receipts)
+            clock.jump(-ahead_ms)
+            for number, new in enumerate((event(4), message(5), transaction(6, 2))):
+                clock.advance(1000)
+                receipt = committed(await log.submit(new))
+                assert receipt.log_time_ms == receipts[number].log_time_ms + (2 + number) * 1000
+            await demand_remembered(log, receipts)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.rule("CO-17")
+def test_a_jump_while_the_log_was_closed_is_seen_by_the_next_process(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        receipts = await made(tmp_path / "log.db", clock)
+        clock.jump(25 * HOUR_MS)
+        for _ in range(2):
+            async with log_at(tmp_path / "log.db", clock) as log:
+                await demand_remembered(log, receipts)
+                await demand_jumped(log.submit(transaction(6, 2)))
+                await demand_remembered(log, receipts)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.rule("CO-17")
+def test_commits_go_on_when_an_operator_confirms_the_clock(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        receipts = await made(tmp_path / "log.db", clock)
+        clock.jump(25 * HOUR_MS)
+        async with log_at(tmp_path / "log.db", clock) as log:
+            await demand_jumped(log.submit(event(4)))
+            await log.confirm_clock()
+            receipt = committed(await log.submit(event(4)))
+            assert receipt.log_time_ms == receipts[0].log_time_ms + 25 * HOUR_MS
+            committed(await log.submit(transaction(6, 1, client="c2")))  # evicts: for the log a day has passed
+            assert committed(await log.submit(FIRST[2])).sequence == 3
+        async with log_at(tmp_path / "log.db", clock) as log:
+            clock.advance(1000)
+            committed(await log.submit(event(5)))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.rule("CO-15")
+@pytest.mark.rule("CO-17")
+def test_behind_a_jump_retries_are_answered_beside_new_writes_that_are_not(tmp_path: Path) -> None:
+    """They come together, in one group commit, and nothing is in memory."""
+
+    async def scenario() -> list[Verdict | BaseException]:
+        clock = ManualClock()
+        await made(tmp_path / "log.db", clock)
+        clock.jump(25 * HOUR_MS)
+        async with log_at(tmp_path / "log.db", clock, cache_entries_max=0) as log:
+            together: list[Submission] = [event(4), FIRST[0], event(5), FIRST[1], FIRST[2], event(6), event(7)]
+            return await asyncio.gather(*[log.submit(one) for one in together], return_exceptions=True)
+
+    kinds = [type(answer) for answer in asyncio.run(scenario())]
+    jumped = ClockJumpedError
+    assert kinds == [jumped, Replayed, jumped, Replayed, Replayed, jumped, jumped]
+
+
+@pytest.mark.rule("CO-17")
+@pytest.mark.parametrize("ahead_ms", [60_000, 25 * HOUR_MS])
+def test_after_a_reboot_time_that_has_passed_is_believed(tmp_path: Path, ahead_ms: int) -> None:
+    """The steady clock has begun anew, so nobody can tell a jump from a night without power."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        receipts = await made(tmp_path / "log.db", clock)
+        clock.restart()
+        clock.jump(ahead_ms)
+        async with log_at(tmp_path / "log.db", clock) as log:
+            receipt = committed(await log.submit(event(4)))
+            assert receipt.log_time_ms == receipts[0].log_time_ms + ahead_ms
+            clock.jump(25 * HOUR_MS)
+            await demand_jumped(log.submit(event(5)))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.rule("CO-17")
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_log_time_does_not_go_back_with_the_clock_and_its_return_is_no_jump(tmp_path: Path, is_restarted: bool) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        path = tmp_path / "log.db"
+        newest_ms = (await made(path, clock))[-1].log_time_ms
+        clock.jump(-25 * HOUR_MS)
+        log = log_at(path, clock)
+        async with log:
+            for number in range(4, 7):
+                clock.advance(1000)
+                assert committed(await log.submit(event(number))).log_time_ms == newest_ms
+            if not is_restarted:
+                clock.jump(25 * HOUR_MS)
+                assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
+        if is_restarted:
+            clock.jump(25 * HOUR_MS)
+            async with log_at(path, clock) as log:
+                assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.rule("CO-17")
+def test_time_that_passes_is_no_jump_however_long_nobody_commits(tmp_path: Path) -> None:
+    async def scenario() -> Verdict:
+        clock = ManualClock()
+        await made(tmp_path / "log.db", clock)
+        clock.advance(30 * DAY_MS)
+        async with log_at(tmp_path / "log.db", clock) as log:
+            return await log.submit(event(4))
+
+    assert isinstance(asyncio.run(scenario()), Committed)

@@ -1,0 +1,56 @@
+"""`import oncelog` is light, and everything it promises is there."""
+
+import subprocess
+import sys
+
+import pytest
+
+import oncelog
+
+HEAVY = ("asyncio", "sqlite3", "concurrent.futures", "oncelog.engine")
+
+
+def said_by(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
+    return done.stdout.strip()
+
+
+def test_importing_the_library_brings_neither_asyncio_nor_sqlite() -> None:
+    names = ", ".join(map(repr, HEAVY))
+    assert said_by(f"import sys, oncelog; print([name for name in ({names},) if name in sys.modules])") == "[]"
+
+
+def test_who_computes_a_key_does_not_wait_for_them_either() -> None:
+    program = (
+        "import sys, uuid, oncelog\n"
+        "oncelog.event(uuid.uuid4(), {'type': 't'}, ['p'])\n"
+        "oncelog.run_key(None, 1, 'e', None, None, {})\n"
+        "print('asyncio' in sys.modules, 'sqlite3' in sys.modules)"
+    )
+    assert said_by(program) == "False False"
+
+
+@pytest.mark.parametrize("name", oncelog.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(oncelog, name) is getattr(oncelog, name)
+
+
+def test_names_come_from_a_star_import_too() -> None:
+    assert said_by("from oncelog import *; print(open.__module__, Log.__name__)") == "oncelog.engine.log Log"
+
+
+def test_dir_shows_what_is_public_before_and_after_it_is_loaded() -> None:
+    program = (
+        "import oncelog; before = dir(oncelog); oncelog.Log; print(before == dir(oncelog) == sorted(oncelog.__all__))"
+    )
+    assert said_by(program) == "True"
+
+
+def test_public_names_are_sorted_and_each_there_once() -> None:
+    assert len(oncelog.__all__) == len(set(oncelog.__all__))
+    assert set(oncelog._LATER) <= set(oncelog.__all__)
+
+
+def test_what_is_not_there_is_said_not_to_be() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Lgo'"):
+        _ = oncelog.Lgo

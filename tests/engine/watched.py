@@ -1,0 +1,165 @@
+"""A store that tests can hold, break and count, and short ways to run what they do with a log."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.proof import Block
+from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, Remembered, Request, Settings
+from oncelog.engine.limits import Limits
+from oncelog.engine.log import Log
+from oncelog.stores.memory import MemoryStore
+from oncelog.stores.protocol import Consumer, Decided, Evidence, Page, Query, Standing, Store
+from oncelog.testing.clock import ManualClock
+
+T = TypeVar("T")
+
+TIMEOUT_SECONDS = 30
+"""Nothing here takes that long: what does hangs, and is to fail rather than to stop the run."""
+
+
+async def nothing(*_: object) -> None:
+    """What a hook does unless a test has another idea."""
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a test's coroutine in a loop of its own."""
+    return asyncio.run(asyncio.wait_for(main, TIMEOUT_SECONDS))
+
+
+async def turns(count: int = 25) -> None:
+    """Lets everything that can go on without time or threads go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what threads and other tasks do."""
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0)
+
+
+class Gate:
+    """A door that is open or shut, and says when somebody stands before it."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._opened.set()
+
+    def shut(self) -> None:
+        self.reached.clear()
+        self._opened.clear()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def __call__(self, *_: object) -> None:
+        self.reached.set()
+        await self._opened.wait()
+
+
+class WatchedStore:
+    """Hands everything on to another store, and lets a test in before and after the calls that matter."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.batches: list[list[Item]] = []
+        """What was handed over for each commit, whatever came of it."""
+        self.queries: list[Query] = []
+        self.before_commit: Callable[[Sequence[Request]], Awaitable[None]] = nothing
+        self.after_commit: Callable[[Decided], Awaitable[None]] = nothing
+        self.before_read: Callable[[Query], Awaitable[None]] = nothing
+        self.after_read: Callable[[Query], Awaitable[None]] = nothing
+        self.before_heads: Callable[[], Awaitable[None]] = nothing
+        self.before_erasures: Callable[[], Awaitable[None]] = nothing
+
+    @property
+    def epoch(self) -> str:
+        return self.inner.epoch
+
+    @property
+    def settings(self) -> Settings:
+        return self.inner.settings
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        return await self.inner.declare(policies)
+
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> Decided:
+        self.batches.append([item for request in batch for item in request.items])
+        await self.before_commit(batch)
+        decided = await self.inner.commit(batch, validate)
+        await self.after_commit(decided)
+        return decided
+
+    async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        return await self.inner.remembered(identities)
+
+    async def standing(self, identity: KeyIdentity) -> Standing:
+        return await self.inner.standing(identity)
+
+    async def read(self, query: Query) -> Page:
+        self.queries.append(query)
+        await self.before_read(query)
+        page = await self.inner.read(query)
+        await self.after_read(query)
+        return page
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        await self.before_heads()
+        return await self.inner.heads()
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        return await self.inner.block(lane, height)
+
+    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+        return await self.inner.erase(lane, positions)
+
+    async def erasures(self) -> int:
+        await self.before_erasures()
+        return await self.inner.erasures()
+
+    async def consumers(self) -> list[Consumer]:
+        return await self.inner.consumers()
+
+    async def confirm_clock(self) -> None:
+        await self.inner.confirm_clock()
+
+
+class WatchedLog(Log):
+    """A log in memory over a watched store, on a clock that is moved by hand."""
+
+    def __init__(
+        self,
+        *,
+        policies: Sequence[Policy] = (),
+        validate: Validate | None = None,
+        settings: Settings | None = None,
+        **limits: int,
+    ) -> None:
+        self.clock = ManualClock()
+        self.store = WatchedStore(MemoryStore(settings, clock=self.clock))
+        named = Limits(**limits)
+        super().__init__(self.store, policies=policies, validate=validate, limits=named, clock=self.clock)
+        self.gate = Gate()
+
+    def hold_commits(self) -> None:
+        """The next commit waits before it is decided, until the gate is opened."""
+        self.gate.shut()
+        self.store.before_commit = self.gate
+
+    def submitting(self, *items: Item) -> list[asyncio.Task[Any]]:
+        """Submits each from a caller of its own."""
+        return [asyncio.ensure_future(self.submit(item)) for item in items]
+
+
+def positions(records: Sequence[Record]) -> list[int]:
+    return [record.position for record in records]
