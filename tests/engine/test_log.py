@@ -437,6 +437,21 @@ def test_erasing_by_key_leaves_place_identity_and_proof(open_log: Open) -> None:
 
 
 @pytest.mark.rule("CO-41")
+def test_erasing_a_key_takes_all_that_was_ever_written_under_it(open_log: Open) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with open_log(clock=clock) as log:
+            await log.submit(SetMember(CHANNEL, "user:ann"))
+            for text in ("first", "second"):
+                committed(await log.submit(message(1, text)))
+                clock.advance(8 * DAY_MS)
+            assert await log.erase(key=key(1), policy=CHAT, scope=CHANNEL) == 2
+            assert [record.body for record in (await log.read(stream=CHANNEL)).records] == [b"", b""]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-41")
 def test_erasing_a_partition_takes_all_of_it_and_nothing_else(open_log: Open) -> None:
     async def main() -> None:
         async with open_log(policies=[PAYMENTS], limits=Limits(request_items_max=2000)) as log:

@@ -141,6 +141,7 @@ class Desk:
         self._heads = snapshot.heads
         self._now_ms = now_ms
         self._lanes: dict[int, LaneDesk] = {}
+        self._zero: LaneDesk | None = None
         self._lane_of_stream: dict[str, LaneDesk] = {}
         self._journal = _Journal()
         self.records: list[Record] = []
@@ -160,11 +161,15 @@ class Desk:
 
     def lane(self, policy: Policy, scope: str) -> LaneDesk:
         """The lane that a policy's writes in a scope go to."""
-        return self.lane_zero() if policy.order is Order.LANE else self.stream_lane(scope)
+        if policy.order is Order.STREAM:
+            return self.stream_lane(scope)
+        return self._zero or self.lane_zero()
 
     def lane_zero(self) -> LaneDesk:
         """The lane of all that is in no stream: the global log."""
-        return self._lane(0)
+        if self._zero is None:
+            self._zero = self._lane(0)
+        return self._zero
 
     def stream_lane(self, stream: str) -> LaneDesk:
         """The lane of a stream."""

@@ -83,6 +83,8 @@ def plan(
 
 def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
     if request.mode is Mode.EACH:
+        if len(request.items) == 1:
+            return [_decide(request.items[0], desk, validate)]
         return [_decide(item, desk, validate) for item in request.items]
     refused = malformed_request(request)
     if refused is not None:

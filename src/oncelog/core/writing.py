@@ -84,6 +84,10 @@ def _uuid(value: UUID | str) -> UUID:
 
 def _partitions(partitions: Sequence[str]) -> tuple[str, ...]:
     """In normal form, and judged in it: two spellings of a partition are one, so both pass or neither does."""
+    if type(partitions) is list and len(partitions) == 1:
+        only = partitions[0]
+        if type(only) is str and only.isascii() and 1 <= len(only) <= PARTITION_CHARACTERS_MAX:
+            return (only,)  # what most events have, and nothing to normalise
     if isinstance(partitions, str) or not isinstance(partitions, Sequence):
         raise CanonicalError("$.partitions", "must be an array of strings")
     if not 1 <= len(partitions) <= PARTITIONS_MAX:
@@ -95,10 +99,12 @@ def _partitions(partitions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _event(value: JsonValue) -> bytes:
-    members = object_field(value, "$.event")
-    if not text_field(required(members, "type", "$.event"), "$.event.type"):
+    kind = value.get("type") if type(value) is dict else None
+    if type(kind) is not str or not kind:
+        members = object_field(value, "$.event")
+        text_field(required(members, "type", "$.event"), "$.event.type")
         raise CanonicalError("$.event.type", "must not be empty")
-    return canonical_at(members, "$.event")
+    return canonical_at(value, "$.event")
 
 
 def _key(key: bytes | str | UUID) -> bytes:
