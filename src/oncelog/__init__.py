@@ -18,7 +18,7 @@ from oncelog.core.identity import (
 )
 from oncelog.core.merge import Op, Row, RowDelta, extract, merge
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, Relate, SetEntity, Unrelate
-from oncelog.core.plan import Plan, plan
+from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import (
     CHAT,
     DELTAS,
@@ -41,6 +41,9 @@ from oncelog.core.values import (
     Claim,
     Committed,
     Granted,
+    Item,
+    LaneHead,
+    Lease,
     Mode,
     Reason,
     Receipt,
@@ -77,22 +80,28 @@ from oncelog.stores.memory import MemoryLog
 
 if TYPE_CHECKING:
     from oncelog.engine.blocking import BlockingLog, open_blocking
+    from oncelog.engine.follower import Follower
     from oncelog.engine.limits import Limits
     from oncelog.engine.log import Cursor, Log, Proven, Reading
     from oncelog.engine.log import open_log as open  # noqa: A004 - `oncelog.open`, as one opens a file
     from oncelog.engine.outcome import Outcome, Status
+    from oncelog.engine.tailer import Subscription
+    from oncelog.stores.clock import Clock
     from oncelog.stores.protocol import Consumer
 
 _LATER: Final = {
     "BlockingLog": ("oncelog.engine.blocking", "BlockingLog"),
+    "Clock": ("oncelog.stores.clock", "Clock"),
     "Consumer": ("oncelog.stores.protocol", "Consumer"),
     "Cursor": ("oncelog.engine.log", "Cursor"),
+    "Follower": ("oncelog.engine.follower", "Follower"),
     "Limits": ("oncelog.engine.limits", "Limits"),
     "Log": ("oncelog.engine.log", "Log"),
     "Outcome": ("oncelog.engine.outcome", "Outcome"),
     "Proven": ("oncelog.engine.log", "Proven"),
     "Reading": ("oncelog.engine.log", "Reading"),
     "Status": ("oncelog.engine.outcome", "Status"),
+    "Subscription": ("oncelog.engine.tailer", "Subscription"),
     "open": ("oncelog.engine.log", "open_log"),
     "open_blocking": ("oncelog.engine.blocking", "open_blocking"),
 }
@@ -125,6 +134,7 @@ __all__ = [
     "BlockingLog",
     "CanonicalError",
     "Claim",
+    "Clock",
     "ClockJumpedError",
     "ClosedError",
     "Committed",
@@ -134,9 +144,13 @@ __all__ = [
     "Cursor",
     "DeleteEntity",
     "Entity",
+    "Follower",
     "Granted",
     "HistoryChangedError",
     "Identity",
+    "Item",
+    "LaneHead",
+    "Lease",
     "LimitExceededError",
     "Limits",
     "Log",
@@ -179,7 +193,9 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "Submission",
+    "Subscription",
     "Unrelate",
+    "Validate",
     "Verdict",
     "canonical",
     "canonical_args",

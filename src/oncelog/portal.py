@@ -4,6 +4,7 @@ It knows nothing about Oncelog; the blocking twins of the library and of the cli
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -26,6 +27,7 @@ class Portal:
 
     def __init__(self, name: str = "portal", closed: Callable[[], Exception] = _portal_closed) -> None:
         self._closed = closed
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -59,11 +61,18 @@ class Portal:
                     return
                 yield value
         finally:
-            if not self._is_closed:  # else the loop has closed it on its way out
+            if not self._is_closed and not self.is_elsewhere:  # else the loop has closed it on its way out
                 self._wait(close)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """This is a fork, and the thread that would do the work has stayed in the other process."""
+        return os.getpid() != self._process
+
     def close(self) -> None:
-        """Ends the thread. Calls still under way are cancelled."""
+        """Ends the thread. Calls still under way are cancelled. In a fork there is nothing to end."""
+        if self.is_elsewhere:
+            return
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -71,6 +80,8 @@ class Portal:
         self._thread.join()
 
     def _wait(self, function: Callable[[], Awaitable[T]]) -> T:
+        if self.is_elsewhere:
+            raise self._closed()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call from the event loop's own thread would wait for itself")
         call = _Call(function)

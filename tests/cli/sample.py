@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.writes import delta, event, key, message, result, transaction
+from oncelog.core.identity import normal_partitions
 from oncelog.core.operations import SetEntity
 from oncelog.core.policy import BUILT_IN, OnReuse, Order, Policy, kept_for
 from oncelog.core.values import (
@@ -51,7 +52,7 @@ def note(number: int, scope: str, text: str = "note") -> Submission:
 
 def full_event(number: int, partitions: Sequence[str]) -> Submission:
     body = f'{{"type":"tick","n":{number}}}'
-    return event(number, f"fp{number}", partitions=tuple(partitions), body=body.encode(), actor="user:zoë")
+    return event(number, f"fp{number}", partitions=normal_partitions(partitions), body=body.encode(), actor="user:zoë")
 
 
 def batches(rounds: int) -> list[list[Item]]:

@@ -21,10 +21,12 @@ from oncelog import (
     StoreUnavailableError,
     Submission,
 )
+from oncelog.core.operations import SetEntity
 from oncelog.core.values import Request
 from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
+    HOUR_MS,
     committed,
     event,
     key,
@@ -193,14 +195,15 @@ def test_equal_submissions_count_in_the_queue_too() -> None:
     async def main() -> None:
         async with WatchedLog(queue_items_max=2) as log:
             log.hold_commits()
-            tasks = log.submitting(*[event(1)] * 6)  # two wait, two ask, and for two there is no room
+            # One and its equal wait in the queue, two have joined the first, two ask, and for two there is no room.
+            tasks = log.submitting(*[event(1)] * 8)
             await turns()
-            assert [task.done() for task in tasks] == [False] * 4 + [True] * 2
+            assert [task.done() for task in tasks] == [False] * 6 + [True] * 2
             log.gate.open()
             verdicts = await asyncio.gather(*tasks)
             receipt = committed(verdicts[0])
-            assert verdicts[1:4] == [Replayed(receipt)] * 3
-            for verdict in verdicts[4:]:
+            assert verdicts[1:6] == [Replayed(receipt)] * 5
+            for verdict in verdicts[6:]:
                 assert refused(verdict, Reason.BUSY).retry_after_ms > 0
 
     run(main())
@@ -449,9 +452,12 @@ def test_a_request_beyond_its_limit_is_refused_by_field_and_limit() -> None:
 @pytest.mark.rule("CO-30")
 def test_one_request_larger_than_the_queue_is_taken_when_it_is_alone() -> None:
     async def main() -> None:
-        async with WatchedLog(queue_items_max=2, queue_bytes_max=2) as log:
+        async with WatchedLog(queue_items_max=2, queue_bytes_max=5) as log:
             verdicts = await log.submit_many([event(number) for number in range(1, 6)])
             assert [committed(verdict).position for verdict in verdicts] == [1, 2, 3, 4, 5]
+            too_large = await log.submit_many([event(number) for number in range(6, 12)])
+            for verdict in too_large:
+                assert refused(verdict, Reason.MALFORMED).message == "items must come to at most 5 bytes, not 6"
 
     run(main())
 
@@ -720,5 +726,84 @@ def test_requests_of_every_mode_share_a_batch_and_keep_their_meaning() -> None:
             assert refused(every[0], Reason.NOT_PROCESSED).index == 1
             assert refused(until_refused[2], Reason.NOT_PROCESSED).index == 1
             assert keys((await log.read()).records) == [1, 2, 3]
+
+    run(main())
+
+
+# --- what fresh eyes found -------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-33")
+def test_what_is_no_item_is_an_error_and_not_silence() -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            for wrong in (None, {"type": "order.placed"}, "text", 1, object()):
+                with pytest.raises(TypeError, match="must be a Submission or another item"):
+                    await log.submit(wrong)  # type: ignore[arg-type]
+                with pytest.raises(TypeError, match="must be a Submission or another item"):
+                    await log.submit_many([event(1), wrong])  # type: ignore[list-item]
+            verdicts = await log.submit_many(event(number) for number in (1, 2))  # type: ignore[arg-type]
+            assert [committed(verdict).position for verdict in verdicts] == [1, 2]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_what_operations_hold_counts_as_the_body_does() -> None:
+    async def main() -> None:
+        async with WatchedLog(body_bytes_max=100) as log:
+            large = transaction(1, 1, SetEntity("k", bytes(100)))
+            assert refused(await log.submit(large), Reason.MALFORMED).message.startswith("body must have at most 100")
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30", "CO-32")
+def test_questions_are_bounded_by_their_bytes_too() -> None:
+    async def main() -> None:
+        async with WatchedLog(queue_bytes_max=100) as log:
+            log.hold_commits()
+            accepted = log.submitting(event(1, "x" * 90))
+            await log.gate.reached.wait()
+            asked = log.submitting(*(event(number, "x" * 40) for number in range(2, 6)))
+            await turns()
+            assert [task.done() for task in asked] == [False, False, True, True]
+            log.gate.open()
+            for verdict in await asyncio.gather(*asked):
+                refused(verdict, Reason.BUSY)
+            await accepted[0]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-15")
+def test_a_request_that_is_known_in_memory_does_not_need_the_store() -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            writes = [event(number) for number in (1, 2, 3)]
+            receipts = [committed(verdict) for verdict in await log.submit_many(writes)]
+            before = len(log.store.batches)
+            assert await log.submit_many(writes) == [Replayed(receipt) for receipt in receipts]
+            assert len(log.store.batches) == before
+
+    run(main())
+
+
+@pytest.mark.rule("CO-17")
+def test_behind_a_clock_jump_a_batch_is_asked_about_once() -> None:
+    async def main() -> None:
+        async with WatchedLog(cache_entries_max=0) as log:
+            receipt = committed(await log.submit(event(1)))
+            log.clock.jump(25 * HOUR_MS)
+            before = len(log.store.batches)
+            outcomes = await asyncio.gather(
+                *log.submitting(*(event(number) for number in range(1, 51))), return_exceptions=True
+            )
+            assert outcomes[0] == Replayed(receipt)
+            assert {type(outcome) for outcome in outcomes[1:]} == {ClockJumpedError}
+            assert len(log.store.batches) == before + 2
+            known, new = await log.submit_many([event(1), event(99)])
+            assert known == Replayed(receipt)
+            assert "clock jumped" in refused(new, Reason.BUSY).message
 
     run(main())

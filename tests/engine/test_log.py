@@ -86,7 +86,7 @@ def uuid(number: int) -> UUID:
 
 @pytest.mark.rule("CO-40")
 def test_a_cursor_is_kept_as_text() -> None:
-    for cursor in (Cursor(0, "abc"), Cursor(17, "a:b"), Cursor(2**53, "é")):
+    for cursor in (Cursor(0, "abc"), Cursor(17, "ab", "stream/a:b"), Cursor(3, "ab", "lane/3"), Cursor(2**53, "é")):
         assert Cursor.parse(str(cursor)) == cursor
 
 
@@ -266,7 +266,7 @@ def test_a_consumer_of_a_stream_counts_its_sequences(open_log: Open) -> None:
             await log.submit_many([message(number) for number in range(1, 4)])
             await log.commit_cursor("bot", 2, stream=CHANNEL)
             await log.commit_cursor("bot", 0)
-            assert await log.cursor_of("bot", CHANNEL) == Cursor(2, log.epoch)
+            assert await log.cursor_of("bot", CHANNEL) == Cursor(2, log.epoch, f"stream/{CHANNEL}")
             assert await log.consumers() == [Consumer("", "bot", 0, 0), Consumer(CHANNEL, "bot", 2, 1)]
             async with log.follow(stream=CHANNEL, consumer="bot") as records:
                 assert (await anext(records)).sequence == 3

@@ -123,6 +123,9 @@ class WatchedStore:
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         return await self.inner.erase(lane, positions)
 
+    async def scrub(self) -> bool:
+        return await self.inner.scrub()
+
     async def erasures(self) -> int:
         await self.before_erasures()
         return await self.inner.erasures()

@@ -294,7 +294,7 @@ ADDED = f"""
 ALTER TABLE oncelog_records ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue';
 CREATE TABLE oncelog_{NEXT} (id INTEGER PRIMARY KEY) STRICT;
 """
-FAILING = "INSERT INTO oncelog_nowhere VALUES (1);"
+FAILING = "INSERT INTO nowhere VALUES (1);"
 
 
 def with_migration(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
@@ -332,7 +332,7 @@ def test_a_migration_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatc
         before = connection.execute(epoch_and_schema).fetchone()
     with monkeypatch.context() as patched:
         with_migration(patched, f"{ADDED} {FAILING}")
-        with pytest.raises(sqlite3.OperationalError, match="oncelog_nowhere"):
+        with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             open_and_close(path)
     assert version_of(path) == SCHEMA_VERSION
     with database(path) as connection:

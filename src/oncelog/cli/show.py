@@ -14,7 +14,7 @@ from oncelog.core.proof import Block
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
-from oncelog.stores.clock import SystemClock
+from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
 from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
 from oncelog.stores.sqlite.looking import looking_at
@@ -104,13 +104,15 @@ class _View:
         self._heads = heads(connection)
         self._index = KeyIndex(file.index_secret)
         lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in connection.execute(SQL["lanes"]).fetchall()}
-        self._index.catch_up(connection, connection.execute(SQL["state"]).fetchone()[0], lanes)
+        commits, _, *mark = connection.execute(SQL["state"]).fetchone()
+        self._index.catch_up(connection, commits, lanes)
+        self._time_ms = ClockMark(*mark).proposed(SystemClock(), JUMP_MS_MAX)[0].time_ms
 
     def under(self, policy: Policy, scope: str, client: str, key: bytes) -> _Shown:
         """What a policy knows by a key in a scope."""
         identity: KeyIdentity = (policy.name, scope, client if policy.client_sequence else "", key)
         standing = standing_of(self._connection, self._index, identity, self._heads, self._lanes)
-        outcome = outcome_of(policy, standing, SystemClock().wall_ms())
+        outcome = outcome_of(policy, msgspec.structs.replace(standing, time_ms=self._time_ms))
         return _Shown(outcome, policy.name, self._block_hash(outcome.record))
 
     def at(self, lane: int, position: int) -> _Shown:

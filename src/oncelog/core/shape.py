@@ -5,8 +5,10 @@ later step fail, so that one bad submission never costs the others of its group 
 """
 
 from functools import lru_cache
+from typing import Final
 
 from oncelog.core.hlc import HLC_MAX
+from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import (
     ENTITY_KEY_CHARACTERS_MAX,
     FAILURE_BYTES_MAX,
@@ -38,6 +40,8 @@ from oncelog.core.values import (
     Submission,
 )
 
+_NAMES: Final = ("scope", "actor", "client", "holder")
+
 
 def malformed(item: Item) -> Refused | None:
     """None if the item can be decided; else the field at fault."""
@@ -63,6 +67,8 @@ def malformed_request(request: Request) -> Refused | None:
 def _malformed_submission(submission: Submission) -> Refused | None:
     policy, key = submission.policy, submission.key
     names = (submission.scope, submission.actor, submission.client, submission.holder)
+    if type(submission.partitions) is not tuple:
+        return _refused("partitions", f"must be a tuple of names, not {type(submission.partitions).__name__}")
     refused = _malformed_names(names, submission.partitions)
     if refused is None and (policy.client_sequence or submission.client_sequence):
         refused = _malformed_sequence(submission, policy)
@@ -84,9 +90,20 @@ def _malformed_submission(submission: Submission) -> Refused | None:
 def _malformed_names(names: tuple[str, str, str, str], partitions: tuple[str, ...]) -> Refused | None:
     if len(partitions) > PARTITIONS_MAX:
         return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
+    for field, name in (*zip(_NAMES, names, strict=True), *(("partitions", name) for name in partitions)):
+        if type(name) is not str:
+            return _refused(field, f"must be a text, not {type(name).__name__}")
+    refused = _malformed_texts_of(names, partitions)
+    if refused is None and partitions and (not all(partitions) or normal_partitions(partitions) != partitions):
+        # In another form nobody would find them again: readers and erasures ask for the normal one.
+        return _refused("partitions", "must be in normal form (normal_partitions): NFC, each once, sorted, none empty")
+    return refused
+
+
+def _malformed_texts_of(names: tuple[str, str, str, str], partitions: tuple[str, ...]) -> Refused | None:
     if _are_short_and_plain((*names, *partitions), PARTITION_CHARACTERS_MAX):
         return None
-    for field, name in zip(("scope", "actor", "client", "holder"), names, strict=True):
+    for field, name in zip(_NAMES, names, strict=True):
         refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
         if refused is not None:
             return refused

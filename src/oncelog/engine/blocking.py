@@ -48,7 +48,7 @@ class BlockingLog:
     def close(self) -> None:
         """As `Log.close`."""
         portal, self._open_portal = self._open_portal, None
-        if portal is not None:
+        if portal is not None and not portal.is_elsewhere:
             try:
                 portal.call(self._log.close)
             finally:
@@ -86,7 +86,7 @@ class BlockingLog:
     def erase(
         self,
         *,
-        key: bytes | UUID | None = None,
+        key: bytes | UUID | str | None = None,
         policy: Policy = EVENTS,
         scope: str = "",
         client: str = "",
@@ -105,7 +105,7 @@ class BlockingLog:
         partitions: Sequence[str] = (),
         stream: str | None = None,
         lane: int = 0,
-        after: int | Cursor = 0,
+        after: int | Cursor | str = 0,
         upto: int | None = None,
         limit: int = 500,
     ) -> Reading:
@@ -128,7 +128,7 @@ class BlockingLog:
         partitions: Sequence[str] = (),
         stream: str | None = None,
         lane: int = 0,
-        after: int | Cursor = 0,
+        after: int | Cursor | str = 0,
         consumer: str | None = None,
     ) -> Iterator[Record]:
         """As `Log.follow`: the loop waits for each next record. Leave it with `break`."""
@@ -145,7 +145,7 @@ class BlockingLog:
             if self._open_portal is not None:
                 raise
 
-    def lookup(self, key: bytes | UUID, *, policy: Policy = EVENTS, scope: str = "", client: str = "") -> Outcome:
+    def lookup(self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str = "", client: str = "") -> Outcome:
         """As `Log.lookup`."""
         return self._portal.call(self._log.lookup, key, policy=policy, scope=scope, client=client)
 
@@ -158,7 +158,7 @@ class BlockingLog:
         return self._portal.call(self._log.heads)
 
     def commit_cursor(
-        self, consumer: str, cursor: int | Cursor | None, *, stream: str = "", rewind: bool = False
+        self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
     ) -> Applied | Refused:
         """As `Log.commit_cursor`."""
         return self._portal.call(self._log.commit_cursor, consumer, cursor, stream=stream, rewind=rewind)

@@ -34,7 +34,9 @@ class AnswerCache:
         self._blocks: dict[tuple[int, int], tuple[Block, Sequence[bytes]]] = {}
         self._leaves = 0
         self.log_time_ms = 0
-        """The newest of any batch. A clock that was set back does not make what the log has forgotten known again."""
+        """The newest that is known. A clock that was set back does not make what the log has forgotten known again."""
+        self.erasures = 0
+        """How many there have been, as far as is known."""
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -75,8 +77,8 @@ class AnswerCache:
         """Keeps the answers of a batch that has been committed."""
         for head in decided.changes.heads.values():
             self.log_time_ms = max(self.log_time_ms, head.log_time_ms)
-        if not self._entries_max:
-            return
+        if not self._entries_max or decided.erasures < self.erasures:
+            return  # what was decided before an erasure may have been erased by it
         self._answers.update((key, value) for key, value in decided.changes.keys.items() if value is not None)
         for block in decided.sealed.blocks:
             self._blocks[block.lane, block.height] = (block, decided.sealed.leaves[block.lane])

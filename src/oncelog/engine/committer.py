@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncelog.core.operations import SetEntity
 from oncelog.core.plan import Validate, known_answer
 from oncelog.core.shape import malformed
 from oncelog.core.values import (
@@ -23,6 +24,7 @@ from oncelog.core.values import (
     Committed,
     Item,
     KeyIdentity,
+    Mode,
     Reason,
     Refused,
     Remembered,
@@ -34,7 +36,7 @@ from oncelog.core.values import (
 )
 from oncelog.engine.cache import AnswerCache
 from oncelog.engine.limits import Limits
-from oncelog.errors import ClosedError, StoreError
+from oncelog.errors import ClockJumpedError, ClosedError, StoreError
 from oncelog.stores.clock import Clock
 from oncelog.stores.protocol import Decided, Store
 
@@ -90,6 +92,9 @@ class Committer:
         self._body_bytes_max = limits.body_bytes_max
         self._items = 0
         self._bytes = 0
+        self._asked_items = 0
+        self._asked_bytes = 0
+        self._joined = 0
         self._batch_ms = 0.0
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,17 +104,23 @@ class Committer:
         """What becomes of one item: at once if it is known, else when it is durable."""
         if self._is_closing:
             raise ClosedError("the log is closed")
-        identity, size = None, 0
-        if isinstance(item, Submission):
-            size = len(item.body)
-            if size > self._body_bytes_max:
-                return self._too_large(size)
-            if item.key:
-                identity = key_identity(item)
-                if identity in self._cache or identity in self._in_flight:
-                    known = self._known(item, identity)
-                    if known is not None:
-                        return known
+        if not isinstance(item, Submission):
+            _demand_item(item)
+            return self._accept(item, None, 0)
+        size = size_of(item)
+        if size > self._body_bytes_max:
+            return self._too_large(size)
+        if not item.key:
+            return self._accept(item, None, size)
+        identity = key_identity(item)
+        if identity in self._cache or identity in self._in_flight:
+            known = self._known(item, identity)
+            if known is not None:
+                return known
+        return self._accept(item, identity, size)
+
+    def _accept(self, item: Item, identity: KeyIdentity | None, size: int) -> Refused | Answer:
+        """Into the queue, or among the questions if that is full."""
         answer: Answer = (self._loop or self._found_loop()).create_future()
         waiting = _Waiting(Request((item,)), answer, None, size, identity)
         if self._items and not self._has_room(size, 1):
@@ -132,13 +143,13 @@ class Committer:
         if remembered is not None:
             return known_answer(item, remembered)
         in_flight = self._in_flight.get(identity)
-        if in_flight is None or in_flight.request.items[0] != item or not self._has_room(0, 1):
+        if in_flight is None or in_flight.request.items[0] != item or self._joined >= self._items_max:
             return None
         answer: Answer = self._found_loop().create_future()
         if in_flight.joined is None:
             in_flight.joined = []
         in_flight.joined.append(answer)
-        self._items += 1
+        self._joined += 1
         return answer
 
     async def submit_request(self, request: Request) -> list[Verdict]:
@@ -147,12 +158,20 @@ class Committer:
             raise ClosedError("the log is closed")
         if not request.items:
             return []
+        for item in request.items:
+            _demand_item(item)
         if len(request.items) > self._limits.request_items_max:
             message = f"items must be at most {self._limits.request_items_max}, not {len(request.items)}"
             return [Refused(Reason.MALFORMED, message, "items")] * len(request.items)
-        sizes = [len(item.body) for item in request.items if isinstance(item, Submission)]
+        sizes = [size_of(item) for item in request.items if isinstance(item, Submission)]
         if max(sizes, default=0) > self._body_bytes_max:
             return [self._too_large(max(sizes))] * len(request.items)
+        if sum(sizes) > self._bytes_max:
+            message = f"items must come to at most {self._bytes_max} bytes, not {sum(sizes)}"
+            return [Refused(Reason.MALFORMED, message, "items")] * len(request.items)
+        known = self._all_known(request)
+        if known is not None:
+            return known
         answers: Answers = self._found_loop().create_future()
         waiting = _Waiting(request, None, answers, sum(sizes))
         if self._has_room(waiting.bytes, len(request.items)):
@@ -163,6 +182,20 @@ class Committer:
         elif not self._inquire(waiting):
             return [self._busy()] * len(request.items)
         return await answers
+
+    def _all_known(self, request: Request) -> list[Verdict] | None:
+        """The answers of a request whose items are all in memory."""
+        if request.mode is not Mode.EACH:
+            return None
+        answers: list[Verdict] = []
+        for item in request.items:
+            if not isinstance(item, Submission) or not item.key or key_identity(item) not in self._cache:
+                return None
+            answer = self._known(item, key_identity(item))
+            if answer is None or isinstance(answer, asyncio.Future):
+                return None
+            answers.append(answer)
+        return answers
 
     async def close(self) -> None:
         """Takes nothing more, and returns when all that was accepted has its answer."""
@@ -186,13 +219,13 @@ class Committer:
 
         False if even the questions are too many, or it is something that cannot be known.
         """
-        if not all(isinstance(item, Submission | Claim) for item in waiting.request.items):
+        if not _can_be_known(waiting.request):
             return False
-        items = sum(len(one.request.items) for one in self._inquiries) if self._inquiries else 0
-        if items and items + len(waiting.request.items) > self._items_max:
+        items, size = self._asked_items + len(waiting.request.items), self._asked_bytes + waiting.bytes
+        if self._inquiries and (items > self._items_max or size > self._bytes_max):
             return False
-        limited = tuple(replace(item, retry_after_ms=_BUSY_MS) for item in waiting.request.items)
-        waiting.request = Request(limited, waiting.request.mode)
+        self._asked_items, self._asked_bytes = items, size
+        waiting.request = _limited(waiting.request)
         waiting.identity = None
         waiting.is_inquiry = True
         self._inquiries.append(waiting)
@@ -256,6 +289,8 @@ class Committer:
         except (StoreError, ClosedError) as error:
             logger.warning("a batch of %d requests was not committed: %s", len(batch), error)
             self._fail(batch, error)
+        except ClockJumpedError as error:
+            await self._commit_known(batch, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the others anything
             if len(batch) == 1:
                 logger.warning("a request was not committed: %s: %s", type(error).__name__, error)
@@ -267,6 +302,27 @@ class Committer:
             raise
         else:
             self._settle(batch, decided)
+
+    async def _commit_known(self, batch: Sequence[_Waiting], error: ClockJumpedError) -> None:
+        """New writes are refused with the error; what is known is answered all the same, in one transaction."""
+        logger.warning("new writes are refused: %s", error)
+        asked = [waiting for waiting in batch if _can_be_known(waiting.request)]
+        self._fail([waiting for waiting in batch if not _can_be_known(waiting.request)], error)
+        try:
+            decided = await self._store.commit([_limited(waiting.request) for waiting in asked], self._validate)
+        except Exception as second:  # noqa: BLE001 - those who ask are told
+            self._fail(asked, second)
+            return
+        except BaseException:
+            self._fail(asked, _stopped())
+            raise
+        for waiting, verdicts in zip(asked, decided.verdicts, strict=True):
+            if waiting.answer is not None and _is_limited(verdicts[0]):
+                self._fail([waiting], error)
+            else:
+                # Several items have one answer each: the new ones among them are told by theirs.
+                refused = Refused(Reason.BUSY, str(error), retry_after_ms=RETRY_AFTER_MS_MIN)
+                self._settle_other(waiting, [refused if _is_limited(one) else one for one in verdicts])
 
     async def _divide(self, batch: Sequence[_Waiting]) -> None:
         """One of them is at fault, and the others must not pay for it."""
@@ -283,6 +339,7 @@ class Committer:
     def _settle(self, batch: Sequence[_Waiting], decided: Decided) -> None:
         self._cache.put_all(decided)
         in_flight = self._in_flight
+        may_keep = decided.erasures >= self._cache.erasures
         for waiting, verdicts in zip(batch, decided.verdicts, strict=True):
             answer = waiting.answer
             if answer is None or waiting.is_inquiry or waiting.joined is not None:
@@ -292,7 +349,7 @@ class Committer:
             self._bytes -= waiting.bytes
             in_flight.pop(waiting.identity, None)
             verdict = verdicts[0]
-            if isinstance(verdict, Replayed):
+            if isinstance(verdict, Replayed) and may_keep:
                 self._remember(waiting, verdict)
             if not answer.done():
                 answer.set_result(verdict)
@@ -327,10 +384,39 @@ class Committer:
                     one.set_exception(error)
 
     def _leave(self, waiting: _Waiting) -> None:
-        if not waiting.is_inquiry:
-            self._items -= len(waiting.request.items) + len(waiting.joined or ())
-            self._bytes -= waiting.bytes
-            self._in_flight.pop(waiting.identity, None)
+        if waiting.is_inquiry:
+            self._asked_items -= len(waiting.request.items)
+            self._asked_bytes -= waiting.bytes
+            return
+        self._joined -= len(waiting.joined or ())
+        self._items -= len(waiting.request.items)
+        self._bytes -= waiting.bytes
+        self._in_flight.pop(waiting.identity, None)
+
+
+def _demand_item(item: object) -> None:
+    if not isinstance(item, Item):
+        raise TypeError(f"what is submitted must be a Submission or another item, not {type(item).__name__}")
+
+
+def size_of(submission: Submission) -> int:
+    """What a submission holds, in bytes, beside names and keys."""
+    size = len(submission.body)
+    for operation in submission.operations:
+        if isinstance(operation, SetEntity):
+            size += len(operation.value)
+    if submission.delta is not None:
+        size += sum(len(value) for _, value in submission.delta.columns)
+    return size
+
+
+def _can_be_known(request: Request) -> bool:
+    return all(isinstance(item, Submission | Claim) for item in request.items)
+
+
+def _limited(request: Request) -> Request:
+    """The same, with new writes refused by the limit that doors use for their rates."""
+    return Request(tuple(replace(item, retry_after_ms=_BUSY_MS) for item in request.items), request.mode)
 
 
 def _is_limited(verdict: Verdict) -> bool:
@@ -351,8 +437,13 @@ def _never_raising(validate: Validate) -> Validate:
 
     def validated(submission: Submission) -> str | None:
         try:
-            return validate(submission)
+            objection: object = validate(submission)
         except Exception as error:  # noqa: BLE001 - it is the application's
+            logger.warning("validate raised %s: %s", type(error).__name__, error)
             return str(error) or type(error).__name__
+        if objection is None or isinstance(objection, str):
+            return objection
+        logger.warning("validate returned %s: it must return a text or None", type(objection).__name__)
+        return "the application's validation is at fault"
 
     return validated

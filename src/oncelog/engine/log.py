@@ -18,7 +18,8 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.identity import lane_of, normal_partitions
+from oncelog.core.identity import lane_of, normal_partitions, text_field
+from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, EVENTS, Policy
 from oncelog.core.proof import Block, Proof, leaf_hash, prove, record_header
@@ -42,7 +43,7 @@ from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
 from oncelog.engine.outcome import Outcome, outcome_of
 from oncelog.engine.tailer import Subscription, Tailers
-from oncelog.errors import ClosedError, HistoryChangedError
+from oncelog.errors import ClosedError, HistoryChangedError, StoreUnavailableError
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import Consumer, Decided, Query, Store
@@ -52,26 +53,36 @@ logger: Final = logging.getLogger("oncelog.engine")
 
 ERASE_RECORDS = 500
 """Erased in one transaction."""
+SCRUB_TRIES = 200
+SCRUB_PAUSE_S = 0.05
+"""How often, in all ten seconds, the write-ahead log is tried to be emptied between the commits."""
+FOLLOW_RECORDS = 500
 ERASURES_LOOK_MS = 1000
 """How often a log with answers in memory looks whether another process has erased something."""
 
 
 class Cursor(Struct, frozen=True):
-    """How far a reader has come, and in which history. Keep it as text: `str(cursor)`, `Cursor.parse(text)`."""
+    """How far a reader has come, in which history and in which order.
+
+    Keep it as text: `str(cursor)`, `Cursor.parse(text)`. Wherever a cursor is asked for, its text is taken too.
+    """
 
     position: int
     epoch: str
+    order: str = ""
+    """Empty for lane 0 and its partitions, else the lane or the stream."""
 
     def __str__(self) -> str:
-        return f"{self.epoch}:{self.position}"
+        return f"{self.epoch}:{self.order}:{self.position}" if self.order else f"{self.epoch}:{self.position}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The cursor that `str` gave. Raises ValueError for anything else."""
-        epoch, _, position = text.rpartition(":")
+        epoch, _, rest = text.partition(":")
+        order, _, position = rest.rpartition(":")
         if not epoch or not position.isdecimal() or not position.isascii():
             raise ValueError(f"a cursor is EPOCH:POSITION, not {text[:100]!r}")
-        return cls(int(position), epoch)
+        return cls(int(position), epoch, order)
 
 
 class Reading(Struct, frozen=True):
@@ -117,8 +128,8 @@ class Log:
         self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
         self._tailers = Tailers(store, self._limits)
         self._committer = Committer(store, self._cache, self._clock, self._limits, validate, self._committed)
-        self._erasures = 0
         self._looking: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._is_open = False
         self._was_opened = False
 
@@ -131,7 +142,7 @@ class Log:
         try:
             known = await self._store.declare(self._declared)
             self._policies = {**known, **{policy.name: policy for policy in self._declared}}
-            self._erasures = await self._store.erasures()
+            self._cache.erasures = await self._store.erasures()
         except BaseException:
             await self._store.close()
             raise
@@ -145,9 +156,13 @@ class Log:
 
     async def close(self) -> None:
         """Takes nothing more, finishes what was accepted, ends all followers, lets the store go."""
-        if not self._is_open:
-            return
-        self._is_open = False
+        if self._is_open:
+            self._is_open = False
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)  # who does not want to wait for it does not keep it from being done
+
+    async def _close(self) -> None:
         try:
             await self._committer.close()
         finally:
@@ -185,15 +200,16 @@ class Log:
 
     async def submit_many(self, items: Sequence[Item], mode: Mode = Mode.EACH) -> list[Verdict]:
         """One verdict an item, in order. `mode` says what a refused one means for the others."""
+        items = tuple(items)
         for item in items:
             if not self._knows(item):
                 await self._declare(item)
-        return await self._committer.submit_request(Request(tuple(items), mode))
+        return await self._committer.submit_request(Request(items, mode))
 
     async def erase(
         self,
         *,
-        key: bytes | UUID | None = None,
+        key: bytes | UUID | str | None = None,
         policy: Policy = EVENTS,
         scope: str = "",
         client: str = "",
@@ -209,17 +225,33 @@ class Log:
             raise ValueError("erase takes one of key, partition and stream")
         try:
             if key is not None:
-                standing = await self._store.standing(_identity(policy, scope, client, key))
-                record = standing.record
-                return 0 if record is None else await self._store.erase(record.lane, standing.positions)
-            if partition is None:
-                return await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS))
-            # Streams may have records in it too, in whatever lanes they are.
-            partitions = normal_partitions((partition,))
-            queries = [Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS) for lane in await self.heads()]
-            return sum([await self._erase_all(query) for query in queries])
+                erased = await self._erase_identity(_identity(policy, scope, client, key))
+            elif stream is not None:
+                erased = await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS))
+            else:
+                # Streams may have records in it too, in whatever lanes they are.
+                partitions = normal_partitions((partition or "",))
+                queries = [Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS) for lane in await self.heads()]
+                erased = sum([await self._erase_all(query) for query in queries])
         finally:
             self._cache.clear()
+        await self._scrub()
+        return erased
+
+    async def _scrub(self) -> None:
+        """Also where nothing was left to erase: the last time may have failed here."""
+        for _ in range(SCRUB_TRIES):
+            if await self._store.scrub():
+                return
+            await asyncio.sleep(SCRUB_PAUSE_S)
+        raise StoreUnavailableError(
+            "it is erased, but a reader (a backup, a verification) holds on to the log as it was, so that its bytes "
+            "are still on the disk; erase it again when the reader is done"
+        )
+
+    async def _erase_identity(self, identity: KeyIdentity) -> int:
+        standing = await self._store.standing(identity)
+        return 0 if standing.record is None else await self._store.erase(standing.record.lane, standing.positions)
 
     async def _erase_all(self, query: Query) -> int:
         erased = 0
@@ -241,7 +273,7 @@ class Log:
         partitions: Sequence[str] = (),
         stream: str | None = None,
         lane: int = 0,
-        after: int | Cursor = 0,
+        after: int | Cursor | str = 0,
         upto: int | None = None,
         limit: int = 500,
     ) -> Reading:
@@ -250,18 +282,21 @@ class Log:
         Raises HistoryChangedError for a cursor of another epoch, or one that is ahead of the log.
         """
         self._demand_open()
+        self._demand_lane(lane)
         page = await self._store.read(
             Query(
                 lane=lane,
                 partitions=self._partitions(partition, partitions, stream),
                 stream=stream,
                 after=await self._position(after, stream, lane),
-                upto=upto,
-                limit=max(1, min(limit, self._limits.page_records_max)),
+                upto=None if upto is None else _whole(upto, "upto"),
+                limit=max(1, min(_whole(limit, "limit"), self._limits.page_records_max)),
                 bytes_max=self._limits.page_bytes_max,
             )
         )
-        return Reading(page.records, Cursor(page.next, self.epoch), page.upto, page.has_more, page.newest)
+        return Reading(
+            page.records, Cursor(page.next, self.epoch, _order(stream, lane)), page.upto, page.has_more, page.newest
+        )
 
     def follow(
         self,
@@ -270,7 +305,7 @@ class Log:
         partitions: Sequence[str] = (),
         stream: str | None = None,
         lane: int = 0,
-        after: int | Cursor = 0,
+        after: int | Cursor | str = 0,
         consumer: str | None = None,
     ) -> Follower:
         """All records after a cursor, then those to come, each once and in order, until it is closed.
@@ -280,14 +315,27 @@ class Log:
         return Follower(self._follow(self._partitions(partition, partitions, stream), stream, lane, after, consumer))
 
     async def _follow(
-        self, partitions: tuple[str, ...], stream: str | None, lane: int, after: int | Cursor, consumer: str | None
+        self,
+        partitions: tuple[str, ...],
+        stream: str | None,
+        lane: int,
+        after: int | Cursor | str,
+        consumer: str | None,
     ) -> AsyncGenerator[Record, None]:
         self._demand_open()
+        self._demand_lane(lane)
         if consumer is not None:
             if lane:
                 raise ValueError("a consumer keeps a cursor of lane 0 or of a stream, not of another lane")
-            after = await self.cursor_of(consumer, stream or "") or 0
-        query = Query(lane=lane, partitions=partitions, stream=stream, after=await self._position(after, stream, lane))
+            after = await self.cursor_of(consumer, stream or "") or after
+        query = Query(
+            lane=lane,
+            partitions=partitions,
+            stream=stream,
+            after=await self._position(after, stream, lane),
+            limit=min(FOLLOW_RECORDS, self._limits.page_records_max),
+            bytes_max=self._limits.page_bytes_max,
+        )
         async with aclosing(self._tailers.follow(query, self._store.settings.lanes)) as records:
             async for record in records:
                 yield record
@@ -297,15 +345,18 @@ class Log:
     ) -> Subscription:
         """The live part alone, with a bounded queue that the caller empties: for servers that feed many readers."""
         self._demand_open()
+        self._demand_lane(lane)
         if stream is not None:
             lane = lane_of(stream, self.settings.lanes)
         return await self._tailers.subscribe(lane, self._partitions(None, partitions, stream), stream)
 
-    async def lookup(self, key: bytes | UUID, *, policy: Policy = EVENTS, scope: str = "", client: str = "") -> Outcome:
+    async def lookup(
+        self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str = "", client: str = ""
+    ) -> Outcome:
         """What became of an identity, and why."""
         self._demand_open()
         standing = await self._store.standing(_identity(policy, scope, client, key))
-        return outcome_of(policy, standing, self._clock.wall_ms())
+        return outcome_of(policy, standing)
 
     async def prove(self, receipt: Receipt) -> Proven:
         """The proof that a record stands in the chain. Raises LookupError for a receipt of another log."""
@@ -326,7 +377,7 @@ class Log:
     # --- named consumers
 
     async def commit_cursor(
-        self, consumer: str, cursor: int | Cursor | None, *, stream: str = "", rewind: bool = False
+        self, consumer: str, cursor: int | Cursor | str | None, *, stream: str = "", rewind: bool = False
     ) -> Applied | Refused:
         """Keeps a consumer's cursor in the log: it moves forward only, unless told to rewind. None removes it."""
         position = None if cursor is None else await self._position(cursor, stream or None)
@@ -339,7 +390,7 @@ class Log:
         """The cursor that a consumer kept."""
         for one in await self.consumers():
             if (one.name, one.scope) == (consumer, stream):
-                return Cursor(one.cursor, self.epoch)
+                return Cursor(one.cursor, self.epoch, _order(stream or None, 0))
         return None
 
     async def consumers(self) -> list[Consumer]:
@@ -362,7 +413,10 @@ class Log:
         """Whether the item's policy, if it has one, is the one that the log knows by its name."""
         self._demand_open()
         policy: Policy | None = getattr(item, "policy", None)
-        return policy is None or self._policies.get(policy.name) is policy
+        if policy is None:
+            return True
+        known = self._policies.get(policy.name)
+        return known is policy or known == policy
 
     async def _declare(self, item: Item) -> None:
         """At a policy's first use. Raises PolicyError if the log knows another one by its name."""
@@ -370,9 +424,15 @@ class Log:
         known = await self._store.declare([policy])
         self._policies = {**known, **self._policies, policy.name: policy}
 
-    async def _position(self, cursor: int | Cursor, stream: str | None, lane: int = 0) -> int:
-        if isinstance(cursor, int):
+    async def _position(self, cursor: int | Cursor | str, stream: str | None, lane: int = 0) -> int:
+        if isinstance(cursor, str):
+            cursor = Cursor.parse(cursor)
+        if type(cursor) is int:
+            if cursor < 0:
+                raise ValueError(f"a cursor must be from 0 on, not {cursor}")
             return cursor
+        if not isinstance(cursor, Cursor):
+            raise TypeError(f"a cursor is a number, a Cursor or its text, not {type(cursor).__name__}")
         if cursor.epoch != self.epoch:
             page = await self._store.read(Query(lane=lane, stream=stream, limit=1))
             raise HistoryChangedError(
@@ -381,6 +441,8 @@ class Log:
                 self.epoch,
                 page.newest,
             )
+        if cursor.order != _order(stream, lane):
+            raise ValueError(f"the cursor is of {cursor.order or 'lane 0'!r}, and would mean nothing here")
         return cursor.position
 
     def _partitions(self, partition: str | None, partitions: Sequence[str], stream: str | None) -> tuple[str, ...]:
@@ -388,7 +450,15 @@ class Log:
             raise TypeError("partitions is a list of names; for one name use partition")
         if sum((partition is not None, bool(partitions), stream is not None)) > 1:
             raise ValueError("name one of partition, partitions and stream")
+        if len(partitions) > PARTITIONS_MAX:
+            raise ValueError(f"partitions must be at most {PARTITIONS_MAX}, not {len(partitions)}")
+        if stream is not None:
+            text_field(stream, "$.stream")
         return normal_partitions((partition,) if partition is not None else partitions)
+
+    def _demand_lane(self, lane: int) -> None:
+        if type(lane) is not int or not 0 <= lane <= self.settings.lanes:
+            raise ValueError(f"lane must be from 0 to {self.settings.lanes}, not {lane!r}")
 
     def _committed(self, decided: Decided) -> None:
         if not decided.changes.is_empty:
@@ -397,21 +467,41 @@ class Log:
             self._looking = asyncio.get_running_loop().create_task(self._look_for_erasures())
 
     async def _look_for_erasures(self) -> None:
-        """Answers in memory do not know what another process has erased."""
+        """Answers in memory do not know what another process has erased, nor how far it has brought the log's time."""
         while self._is_open:
             await asyncio.sleep(ERASURES_LOOK_MS / 1000)
             try:
                 erasures = await self._store.erasures()
+                heads = await self._store.heads()
             except Exception:  # those who submit are told; here the next look will do
                 logger.warning("the log could not be looked at for erasures", exc_info=True)
                 continue
-            if erasures != self._erasures:
-                self._erasures = erasures
+            newest_ms = max((head.log_time_ms for head in heads.values()), default=0)
+            self._cache.log_time_ms = max(self._cache.log_time_ms, newest_ms)
+            if erasures != self._cache.erasures:
+                self._cache.erasures = erasures
                 self._cache.clear()
 
 
-def _identity(policy: Policy, scope: str, client: str, key: bytes | UUID) -> KeyIdentity:
-    raw = key.bytes if isinstance(key, UUID) else key
+def _whole(number: object, name: str) -> int:
+    if type(number) is not int:
+        raise TypeError(f"{name} is a whole number, not {number!r}")
+    return number
+
+
+def _order(stream: str | None, lane: int) -> str:
+    """What a cursor says of the order it is of."""
+    if stream is not None:
+        return f"stream/{stream}"
+    return f"lane/{lane}" if lane else ""
+
+
+def _identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:
+    raw = UUID(key).bytes if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
+    if type(raw) is not bytes:
+        raise TypeError(f"a key is bytes or a UUID, not {type(key).__name__}")
+    text_field(scope, "$.scope")
+    text_field(client, "$.client")
     return (policy.name, scope, client if policy.client_sequence else "", raw)
 
 

@@ -33,10 +33,10 @@ class Outcome(Struct, frozen=True):
     lease: Lease | None = None
 
 
-def outcome_of(policy: Policy, standing: Standing, now_ms: int) -> Outcome:
+def outcome_of(policy: Policy, standing: Standing) -> Outcome:
     """Puts what a store knows into words."""
     record, lease = standing.record, standing.lease
-    log_time_ms = max(standing.head.log_time_ms, now_ms)
+    log_time_ms = max(standing.head.log_time_ms, standing.time_ms)
     if record is not None:
         receipt = record.receipt
         place = f"sequence {record.sequence} of {record.scope!r}" if record.sequence else f"position {record.position}"

@@ -74,7 +74,7 @@ class Subscription:
 
     def deliver(self, record: Record) -> None:
         """Puts a record into the queue, or closes a reader that has too many there."""
-        if self._is_overrun:
+        if self._is_overrun or record.position <= self.start:
             return
         self._queue.append(record)
         self._bytes += len(record.body)
@@ -163,14 +163,14 @@ class Tailer:
                 page = await self._store.read(query)
                 for record in page.records:
                     self._deliver(record)
-                self.position = page.next
+                self.position = max(self.position, page.next)
         except Exception:  # the next wake tries again
             logger.warning("lane %d could not be read for its subscribers", self.lane, exc_info=True)
         finally:
             self._running = None
 
     def _deliver(self, record: Record) -> None:
-        self.position = record.position
+        self.position = max(self.position, record.position)
         concerned: set[Subscription] = set(self._of_everything)
         for partition in record.partitions:
             concerned.update(self._by_partition.get(partition, ()))

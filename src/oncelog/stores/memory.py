@@ -160,6 +160,7 @@ class MemoryStore:
         log = self._demand_open()
         mark, jumped = self._mark.proposed(self._clock, self._jump_ms_max)
         decided = decide(batch, log.snapshot, mark.time_ms, validate, self._draw)
+        decided.erasures = self._erasures
         if decided.changes.is_empty:
             return decided
         if jumped is not None:
@@ -189,7 +190,8 @@ class MemoryStore:
                 if one.identity == identity
             )
         head = snapshot.heads.get(lane) or LaneHead()
-        return Standing(record, snapshot.leases.get(identity), head, positions)
+        mark, _ = self._mark.proposed(self._clock, self._jump_ms_max)
+        return Standing(record, snapshot.leases.get(identity), head, mark.time_ms, positions)
 
     async def read(self, query: Query) -> Page:
         """As `Store` says."""
@@ -242,6 +244,11 @@ class MemoryStore:
         return [
             Consumer(scope, name, cursor, self._newest(scope or None, 0) - cursor) for (scope, name), cursor in kept
         ]
+
+    async def scrub(self) -> bool:
+        """As `Store` says."""
+        self._demand_open()
+        return True
 
     async def confirm_clock(self) -> None:
         """As `Store` says."""

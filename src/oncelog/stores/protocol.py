@@ -32,13 +32,15 @@ Draw = Callable[[int], bytes]
 """Gives so many random bytes."""
 
 
-class Decided(Struct, frozen=True):
+class Decided(Struct):
     """What became of a batch, once it is durable."""
 
     verdicts: list[list[Verdict]]
     changes: Changes
     salts: Sequence[bytes]
     sealed: Sealed
+    erasures: int = 0
+    """How many there had been when it was decided: answers that are older than an erasure must not be kept."""
 
 
 def decide(
@@ -140,6 +142,8 @@ class Standing(Struct, frozen=True):
     lease: Lease | None
     head: LaneHead
     """Of its lane, to judge both by."""
+    time_ms: int = 0
+    """At which a write under it would be decided now."""
     positions: tuple[int, ...] = ()
     """Of all records under it, oldest first: there are several where it was forgotten and used again."""
 
@@ -191,7 +195,10 @@ class Store(Protocol):
         """A block and its records. Raises LookupError where there is none."""
 
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
-        """Erases the bodies of records and gives how many had one. The bytes are gone when it returns."""
+        """Erases the bodies of records and gives how many had one. The bytes may lie about until `scrub` is done."""
+
+    async def scrub(self) -> bool:
+        """Leaves no trace of what was erased. False if that cannot be done right now; then it is to be called again."""
 
     async def erasures(self) -> int:
         """Goes up with every erasure: who keeps answers in memory must let them go."""

@@ -183,6 +183,10 @@ class DiskDriver:
         if header:
             demand_log(path, header, self._disk.head(f"{path}-journal", HEADER_BYTES) or b"")
 
+    def mark(self, path: str) -> object:  # noqa: ARG002 - nobody removes files from this disk
+        """As `Driver` says."""
+        return self._disk
+
     def connect(self, path: str) -> Connection:
         """A connection through the disk."""
         return self._disk.connect(path)

@@ -4,6 +4,7 @@ Whatever is not ours is left as it is. The first look is at the header's bytes, 
 file in WAL mode can write beside it.
 """
 
+import os
 import secrets
 import sqlite3
 import time
@@ -63,6 +64,9 @@ class Driver(Protocol):
     def connect(self, path: str) -> Any:
         """A connection in autocommit mode, as sqlite3 has it."""
 
+    def mark(self, path: str) -> object:
+        """Tells the file that is there now from any other: who writes to one that was removed writes for nobody."""
+
 
 class SqliteDriver:
     """The SQLite that comes with Python, which an application's own connections to the file use too.
@@ -77,6 +81,14 @@ class SqliteDriver:
         header = _head(path)
         if header:
             demand_log(path, header, _head(f"{path}-journal"))
+
+    def mark(self, path: str) -> object:
+        """As `Driver` says."""
+        try:
+            found = os.stat(path)  # noqa: PTH116 - once a commit, and half as dear
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def connect(self, path: str) -> sqlite3.Connection:
         """As `Driver` says."""
@@ -118,9 +130,11 @@ def translated(error: sqlite3.Error, path: str) -> Exception:
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith(_UNAVAILABLE):
         hint = " (the disk is full)" if name == "SQLITE_FULL" else ""
-        return StoreUnavailableError(f"{path}: {error}{hint} [{name}]; submit again under the same identity")
+        return StoreUnavailableError(f"{path}: {error}{hint} [{name}]")
     if name.startswith(_CORRUPT):
         return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
+    if str(error).startswith(("no such table: oncelog_", "no such column: ", "Could not decode to UTF-8")):
+        return CorruptError(f"{path} is damaged: {error}; see `oncelog verify`")
     return error
 
 

@@ -10,7 +10,7 @@ import orjson
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import LaneHead, Record
 from oncelog.stores.protocol import Consumer, Evidence, Page, Query
-from oncelog.stores.sqlite.index import POSITION_BITS, lane_and_position, place_of
+from oncelog.stores.sqlite.index import POSITION_BITS, place_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.tables import lane_of_scope
 
@@ -141,8 +141,3 @@ def _page_rows(cursor: Any, query: Query) -> tuple[list[tuple[Any, ...]], bool]:
                 return rows, True
             rows.append(row)
     return rows, False
-
-
-def lane_of_place(place: int) -> tuple[int, int]:
-    """Lane and position."""
-    return lane_and_position(place)

@@ -75,6 +75,7 @@ class _State(msgspec.Struct):
     """What the log says right after the lock was taken."""
 
     commits: int
+    erasures: int
     clock: ClockMark
     heads: dict[int, LaneHead]
     lanes: dict[int, Lane]
@@ -102,6 +103,8 @@ class Session:
         self._index: KeyIndex | None = None
         self._file: LogFile | None = None
         self._settings: Settings | None = None
+        self._has_begun = False
+        self._mark: object = None
 
     def open(self, settings: Settings | None) -> LogFile:
         """Makes or opens the file, and gets the key index ready."""
@@ -132,6 +135,7 @@ class Session:
                 needs = footprint(batch, self.file.settings)
                 snapshot, hashes = self._load(connection, index, needs, state)
                 decided = decide(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
+                decided.erasures = state.erasures
                 if decided.changes.is_empty:
                     return decided
                 if jumped is not None:
@@ -194,14 +198,12 @@ class Session:
     def standing(self, identity: KeyIdentity) -> Standing:
         """Its newest record, its lease, and the head to judge both by."""
         with self._reading() as (connection, state):
-            return standing_of(connection, self.index, identity, state.heads, self.file.settings.lanes)
+            mark, _ = state.clock.proposed(self._clock, self._jump_ms_max)
+            standing = standing_of(connection, self.index, identity, state.heads, self.file.settings.lanes)
+            return msgspec.structs.replace(standing, time_ms=mark.time_ms)
 
     def erase(self, lane: int, positions: Sequence[int]) -> int:
-        """In one transaction; then the bytes are overwritten in the file, and the write-ahead log is emptied.
-
-        Raises StoreUnavailableError if a reader holds on to the log as it was: the records are erased then, but their
-        bytes are still on the disk. Erase them again when it is done.
-        """
+        """In one transaction. The bytes are overwritten in the file when `scrub` has moved it there."""
         with self._translating():
             connection = self._connected()
             connection.execute("PRAGMA secure_delete = ON")
@@ -215,13 +217,20 @@ class Session:
                         connection.execute(SQL["count_erasure"])
             finally:
                 connection.execute("PRAGMA secure_delete = FAST")
-            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            if busy:
-                raise StoreUnavailableError(
-                    f"{self._path}: a reader holds on to what has been erased, so its bytes are still on the disk; "
-                    "erase it again when the reader is done"
-                )
             return len(erased)
+
+    def scrub(self) -> bool:
+        """Moves the write-ahead log into the file and empties it; False if a reader is in the way of that.
+
+        It does not wait for the reader: commits would have to wait with it.
+        """
+        with self._translating():
+            connection = self._connected()
+            connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
     def confirm_clock(self) -> None:
         """Believes the wall clock."""
@@ -255,17 +264,21 @@ class Session:
     @property
     def unfiltered(self) -> KeyIndex | None:
         """The index, if it waits for its filter."""
-        return self._index if self._index is not None and not self._index.has_filter else None
+        index = self._index  # once: the writer's thread may let go of it at any moment
+        return index if index is not None and not index.has_filter else None
 
     # --- connection and transaction
 
     def _connected(self) -> Any:
+        if self._connection is not None and self._driver.mark(self._path) != self._mark:
+            raise StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
         if self._connection is None:
             if self._file is not None:
                 self._driver.check(self._path)
             connection = connect(self._driver, self._path)
             try:
                 self._file = self._same_log(make_or_open(connection, self._path, self._settings, self._clock.wall_ms()))
+                self._mark = self._driver.mark(self._path)
                 _make_durable(connection)
             except BaseException:
                 connection.close()
@@ -290,7 +303,8 @@ class Session:
         try:
             yield
         except sqlite3.Error as error:
-            self._index = None
+            if self._has_begun:  # else nothing was read or written: another process holds the lock
+                self._index = None
             ours = translated(error, self._path)
             connection = self._connection
             if connection is not None and (connection.in_transaction or not isinstance(ours, StoreUnavailableError)):
@@ -299,12 +313,14 @@ class Session:
             if ours is error:
                 raise
             raise ours from error
-        except UnicodeDecodeError as error:  # what sqlite3 makes of damage in a name
+        except (UnicodeError, msgspec.MsgspecError) as error:  # what sqlite3 and msgspec make of damage
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     @contextmanager
     def _transaction(self, connection: Any, begin: str) -> Iterator[None]:
+        self._has_begun = False
         connection.execute(begin)
+        self._has_begun = True
         try:
             yield
             connection.execute("COMMIT")
@@ -322,11 +338,14 @@ class Session:
                 yield connection, state
 
     def _state(self, connection: Any) -> _State:
-        commits, _, *clock = connection.execute(SQL["state"]).fetchone()
+        row = connection.execute(SQL["state"]).fetchone()
+        if row is None:
+            raise CorruptError(f"{self._path} is damaged: oncelog_state has no row")
+        commits, erasures, *clock = row
         rows = connection.execute(SQL["lanes"]).fetchall()
         heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
         lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in rows}
-        return _State(commits, ClockMark(*clock), heads, lanes)
+        return _State(commits, erasures, ClockMark(*clock), heads, lanes)
 
     def _caught_up(self, connection: Any, state: _State) -> KeyIndex:
         if self._index is None:

@@ -22,7 +22,7 @@ def standing_of(
     leases = tables.load_table(connection, _LEASES, [identity], lanes)
     lane = tables.lane_of_scope(identity[1], lanes) if record is None else record.lane
     positions = tuple(one.position for one in records)
-    return Standing(record, leases.get(identity), heads.get(lane) or LaneHead(), positions)
+    return Standing(record, leases.get(identity), heads.get(lane) or LaneHead(), positions=positions)
 
 
 def _records(connection: Any, index: KeyIndex, identity: KeyIdentity) -> list[Record]:

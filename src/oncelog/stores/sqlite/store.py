@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings
-from oncelog.errors import ClosedError
+from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.stores.protocol import Consumer, Decided, Draw, Evidence, Page, Query, Standing
 from oncelog.stores.sqlite import reading
@@ -116,6 +118,10 @@ class SqliteStore:
         """As `Store` says."""
         return await self._write(self._session.erase, lane, positions)
 
+    async def scrub(self) -> bool:
+        """As `Store` says."""
+        return await self._write(self._session.scrub)
+
     async def confirm_clock(self) -> None:
         """As `Store` says."""
         await self._write(self._session.confirm_clock)
@@ -176,6 +182,8 @@ class SqliteStore:
             if ours is error:
                 raise
             raise ours from error
+        except (UnicodeError, msgspec.MsgspecError) as error:  # what sqlite3 and msgspec make of damage
+            raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     def _reader_connection(self) -> Any:
         if not self._driver.is_shared:

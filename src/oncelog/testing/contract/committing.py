@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from oncelog.core.identity import normal_partitions
 from oncelog.core.policy import EVENTS, Order, Policy, evicted_after, kept_for
 from oncelog.core.proof import NO_HASH, leaf_hash, prove_all, record_header, verify
 from oncelog.core.values import (
@@ -244,7 +245,7 @@ class CommitContract(Contract):
             log.reopen()
             done = log.run(log.store.standing(identity(claim(1, "h"))))
             (record,) = log.read(stream=CAMPAIGN)
-            assert done == Standing(record, None, log.heads()[receipt.lane], (record.position,))
+            assert done == Standing(record, None, log.heads()[receipt.lane], done.time_ms, (record.position,))
             assert done.remembered == Remembered(receipt, b"")
 
     def test_names_and_bytes_come_back_as_they_were(self, tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ class CommitContract(Contract):
             scope=odd,
             client=odd,
             actor=odd,
-            partitions=(odd, "", "1", "null"),
+            partitions=normal_partitions((odd, "1", "null")),
             content="y",
             body=bytes(range(256)),
         )
@@ -270,10 +271,11 @@ class CommitContract(Contract):
             for partition in item.partitions:
                 assert positions(log.read(lane=receipt.lane, partitions=(partition,))) == [1]
 
-    def test_a_partition_that_is_named_twice_counts_once(self, tmp_path: Path) -> None:
+    def test_partitions_in_another_form_than_the_normal_one_are_refused(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
-            committed(log(event(1, partitions=("p", "p"))))
-            assert positions(log.read(partitions=("p",))) == [1]
+            for partitions in (("p", "p"), ("q", "p"), ("",), ("e\u0301",)):
+                assert refused(log(event(1, partitions=partitions)), Reason.MALFORMED).field == "partitions"
+            committed(log(event(1, partitions=("p", "q"))))
             assert positions(log.read(partitions=("p", "p", "q"))) == [1]
 
     def test_a_write_without_a_key_is_known_by_its_number(self, tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""Forks, files that vanish, damaged tables, readers in the way: what fresh eyes tried on a log."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import oncelog
+from engine.watched import run
+from oncelog import ClosedError, CorruptError, Cursor, OncelogError, StoreUnavailableError
+from oncelog.engine import log as log_module
+from oncelog.engine.limits import Limits
+from oncelog.engine.tailer import Tailer
+from oncelog.stores.memory import MemoryStore
+from oncelog.stores.protocol import Page, Query
+from oncelog.testing.contract.writes import committed, event, key
+
+
+def test_a_blocking_log_says_in_a_fork_that_it_stayed_behind(tmp_path: Path) -> None:
+    with oncelog.open_blocking(tmp_path / "log.db") as log:
+        committed(log.submit(event(1)))
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # a child that hangs is killed, and that is another status
+            status = 1
+            try:
+                log.submit(event(2))
+            except ClosedError:
+                log.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert committed(log.submit(event(2))).position == 2
+
+
+@pytest.mark.rule("CO-11", "CO-16")
+def test_nothing_is_acknowledged_into_a_file_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    with oncelog.open_blocking(path) as log:
+        committed(log.submit(event(1)))
+        for name in tmp_path.iterdir():
+            name.unlink()
+        with pytest.raises(StoreUnavailableError, match="removed or replaced"):
+            log.submit(event(2))
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("CREATE TABLE mine (id)")
+        with pytest.raises(StoreUnavailableError, match="removed or replaced"):
+            log.submit(event(2))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM oncelog_state",
+        "DROP TABLE oncelog_lanes",
+        "DROP TABLE oncelog_policies",
+        "UPDATE oncelog_policies SET declaration = '{}'",
+        "UPDATE oncelog_records SET partitions = '{'",
+        "UPDATE oncelog_records SET actor = CAST(x'ff' AS TEXT)",
+    ],
+)
+def test_damage_is_an_error_of_ours(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "log.db"
+    with oncelog.open_blocking(path) as log:
+        committed(log.submit(event(1)))
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(damage)
+    with pytest.raises(CorruptError, match=r"log\.db"), oncelog.open_blocking(path) as log:
+        log.read()
+
+
+@pytest.mark.rule("CO-41")
+def test_an_erasure_that_a_reader_was_in_the_way_of_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.db"
+    monkeypatch.setattr(log_module, "SCRUB_TRIES", 2)
+    monkeypatch.setattr(log_module, "SCRUB_PAUSE_S", 0)
+
+    def is_on_disk() -> bool:
+        return any(b"very secret" in name.read_bytes() for name in tmp_path.iterdir())
+
+    with oncelog.open_blocking(path) as log:
+        committed(log.submit(event(1, body=b"very secret", partitions=("p",))))
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM oncelog_records").fetchone()
+            with pytest.raises(StoreUnavailableError, match="erase it again"):
+                log.erase(partition="p")
+            committed(log.submit(event(2)))  # nobody else has to wait for the reader
+            assert is_on_disk()
+        assert log.erase(partition="p") == 0
+        assert not is_on_disk()
+
+
+@pytest.mark.rule("EV-13")
+def test_a_subscription_gets_nothing_from_before_its_start() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        await store.open()
+        for number in (1, 2, 3):
+            await store.commit([oncelog.Request((event(number),))])
+        tailer = Tailer(store, 0, 0, Limits())
+        first = tailer.subscribe(frozenset(), None)
+        reading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        inner = store.read
+
+        async def slow_read(query: Query) -> Page:
+            page = await inner(query)
+            await reading
+            return page
+
+        store.read = slow_read  # type: ignore[method-assign]
+        tailer.wake(3)
+        await asyncio.sleep(0)
+        first.close()
+        tailer.position = 3  # as `Tailers.subscribe` does where there was nobody left
+        second = tailer.subscribe(frozenset(), None)
+        reading.set_result(None)
+        await store.commit([oncelog.Request((event(4),))])
+        tailer.wake(4)
+        while tailer.position < 4:
+            await asyncio.sleep(0)
+            tailer.wake(4)
+        assert [record.position for record in await second.next()] == [4]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-40")
+def test_a_cursor_knows_the_order_it_is_of(tmp_path: Path) -> None:
+    with oncelog.open_blocking(tmp_path / "log.db") as log:
+        log.submit_many([event(number) for number in (1, 2, 3)])
+        page = log.read(limit=2)
+        assert [record.position for record in log.read(after=str(page.cursor)).records] == [3]
+        with pytest.raises(ValueError, match="would mean nothing here"):
+            log.read(stream="chat/1", after=page.cursor)
+        with pytest.raises(ValueError, match="would mean nothing here"):
+            log.read(lane=1, after=Cursor(1, log.epoch, "stream/chat/1"))
+        for wrong in (-1, 1.5, None, b"x"):
+            with pytest.raises((ValueError, TypeError)):
+                log.read(after=wrong)  # type: ignore[arg-type]
+        for lane in (-1, 99, 2**63):
+            with pytest.raises(ValueError, match="lane must be from 0 to 16"):
+                log.read(lane=lane)
+        with pytest.raises(OncelogError):
+            log.read(stream="\ud800")
+        assert log.lookup(str(oncelog.event("0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", {"type": "t"}, ["p"]).key.hex()))
+        assert log.lookup(key(1)).record is not None
+        with pytest.raises(ValueError, match="at most 64"):
+            log.read(partitions=[f"p{number}" for number in range(65)])
