@@ -1,6 +1,7 @@
 """`oncelog stats`: what is in a log, without counting it."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,16 @@ def test_the_write_ahead_log_of_a_log_in_use(tmp_path: Path) -> None:
 
     sample.make_log(path, rounds=1, each=each)
     assert all(size > 0 for size in sizes)
+
+
+def test_a_log_without_its_state_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    sample.make_log(path, rounds=1)
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM oncelog_state")
+    connection.commit()
+    connection.close()
+    for command in ("stats", "clock", "verify", "head"):
+        done = RUNNER.invoke(app, [command, str(path)])
+        assert done.exit_code == (1 if command == "verify" else 2)
+        assert "has no row" in done.output

@@ -191,6 +191,7 @@ def look(connection: Any, path: str) -> LogFile:
             "Nothing was changed."
         )
     schema_version, epoch, lanes, eviction_interval, index_secret, created_ms = _only_row(connection, "log", path)
+    _only_row(connection, "state", path)
     try:
         settings = Settings(lanes, eviction_interval)
     except SettingsError as error:
@@ -203,10 +204,10 @@ def _only_row(connection: Any, statement: str, path: str) -> tuple[Any, ...]:
         row: tuple[Any, ...] | None = connection.execute(SQL[statement]).fetchone()
     except sqlite3.OperationalError as error:
         if "no such" in str(error):
-            raise CorruptError(f"{path} says it is a log, but has no usable table oncelog_log") from error
+            raise CorruptError(f"{path} says it is a log, but lacks a table of one: {error}") from error
         raise
     if row is None:
-        raise CorruptError(f"{path} says it is a log, but oncelog_log has no row")
+        raise CorruptError(f"{path} says it is a log, but its table of {statement} has no row")
     return row
 
 

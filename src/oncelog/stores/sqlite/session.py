@@ -338,10 +338,7 @@ class Session:
                 yield connection, state
 
     def _state(self, connection: Any) -> _State:
-        row = connection.execute(SQL["state"]).fetchone()
-        if row is None:
-            raise CorruptError(f"{self._path} is damaged: oncelog_state has no row")
-        commits, erasures, *clock = row
+        commits, erasures, *clock = connection.execute(SQL["state"]).fetchone()
         rows = connection.execute(SQL["lanes"]).fetchall()
         heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
         lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in rows}
