@@ -32,7 +32,7 @@ NAMES = [f"{fault.name.lower()} {'until repaired' if sticky else 'once'}" for fa
 def demand_told(error: StoreUnavailableError, fault: Fault) -> None:
     """The error says what is wrong, and what to do."""
     assert fault.value in str(error)
-    assert "submit again under the same identity" in str(error)
+    assert "[SQLITE_" in str(error)
 
 
 def demand_all_or_nothing(history: History) -> None:

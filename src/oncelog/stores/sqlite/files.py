@@ -125,12 +125,11 @@ def _head(path: str) -> bytes:
         raise StoreUnavailableError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def translated(error: sqlite3.Error, path: str) -> Exception:
+def translated(error: sqlite3.Error, path: str, hint: str = "") -> Exception:
     """An error of SQLite's in our words; the same error if it says nothing about the disk or the file."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith(_UNAVAILABLE):
-        hint = " (the disk is full)" if name == "SQLITE_FULL" else ""
-        return StoreUnavailableError(f"{path}: {error}{hint} [{name}]")
+        return StoreUnavailableError(f"{path}: {error} [{name}]{hint}")
     if name.startswith(_CORRUPT):
         return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
     if str(error).startswith(("no such table: oncelog_", "no such column: ", "Could not decode to UTF-8")):

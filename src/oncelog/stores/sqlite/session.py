@@ -126,7 +126,7 @@ class Session:
 
     def commit(self, batch: Sequence[Request], validate: Validate | None) -> Decided:
         """One transaction: load, decide, save. Raises StoreUnavailableError, and then nothing is told to anyone."""
-        with self._translating():
+        with self._translating("; submit again under the same identity"):
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 state = self._state(connection)
@@ -293,7 +293,7 @@ class Session:
         return file
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _translating(self, hint: str = "") -> Iterator[None]:
         """After an error of SQLite's nothing in memory is believed: the index is made anew.
 
         But the connection stays while it is only the disk that fails. A commit whose sync failed stands in the
@@ -305,7 +305,7 @@ class Session:
         except sqlite3.Error as error:
             if self._has_begun:  # else nothing was read or written: another process holds the lock
                 self._index = None
-            ours = translated(error, self._path)
+            ours = translated(error, self._path, hint)
             connection = self._connection
             if connection is not None and (connection.in_transaction or not isinstance(ours, StoreUnavailableError)):
                 connection.close()
