@@ -80,9 +80,10 @@ from oncelog.stores.memory import MemoryLog
 
 if TYPE_CHECKING:
     from oncelog.engine.blocking import BlockingLog, open_blocking
+    from oncelog.engine.cursors import Cursor, Proven, Reading
     from oncelog.engine.follower import Follower
     from oncelog.engine.limits import Limits
-    from oncelog.engine.log import Cursor, Log, Proven, Reading
+    from oncelog.engine.log import Log
     from oncelog.engine.log import open_log as open  # noqa: A004 - `oncelog.open`, as one opens a file
     from oncelog.engine.outcome import Outcome, Status
     from oncelog.engine.tailer import Subscription
@@ -93,13 +94,13 @@ _LATER: Final = {
     "BlockingLog": ("oncelog.engine.blocking", "BlockingLog"),
     "Clock": ("oncelog.stores.clock", "Clock"),
     "Consumer": ("oncelog.stores.protocol", "Consumer"),
-    "Cursor": ("oncelog.engine.log", "Cursor"),
+    "Cursor": ("oncelog.engine.cursors", "Cursor"),
     "Follower": ("oncelog.engine.follower", "Follower"),
     "Limits": ("oncelog.engine.limits", "Limits"),
     "Log": ("oncelog.engine.log", "Log"),
     "Outcome": ("oncelog.engine.outcome", "Outcome"),
-    "Proven": ("oncelog.engine.log", "Proven"),
-    "Reading": ("oncelog.engine.log", "Reading"),
+    "Proven": ("oncelog.engine.cursors", "Proven"),
+    "Reading": ("oncelog.engine.cursors", "Reading"),
     "Status": ("oncelog.engine.outcome", "Status"),
     "Subscription": ("oncelog.engine.tailer", "Subscription"),
     "open": ("oncelog.engine.log", "open_log"),

@@ -7,19 +7,17 @@ from oncelog.core.operations import DeleteEntity, Operation
 from oncelog.core.plan import Validate
 from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS
 from oncelog.core.values import (
-    Committed,
     Item,
     Mode,
-    Reason,
-    Receipt,
-    Refused,
-    Replayed,
     Request,
     Settings,
     Submission,
     Verdict,
 )
 from oncelog.stores.memory import MemoryLog
+from oncelog.testing.contract.writes import committed, refused, replayed
+
+__all__ = ["committed", "refused", "replayed"]
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -102,19 +100,3 @@ class Log(MemoryLog):
     def apart(self, *items: Item) -> list[Verdict]:
         """In one group commit, from different callers."""
         return [verdict for (verdict,) in self.submit([Request((item,)) for item in items], self.now_ms)]
-
-
-def committed(verdict: Verdict) -> Receipt:
-    assert isinstance(verdict, Committed), verdict
-    return verdict.receipt
-
-
-def replayed(verdict: Verdict) -> Replayed:
-    assert isinstance(verdict, Replayed), verdict
-    return verdict
-
-
-def refused(verdict: Verdict, reason: Reason) -> Refused:
-    assert isinstance(verdict, Refused), verdict
-    assert verdict.reason is reason
-    return verdict

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from oncelog.core.policy import EVENTS, Policy
 from oncelog.core.values import Applied, Item, LaneHead, Mode, Receipt, Record, Refused, Settings, Verdict
-from oncelog.engine.log import Cursor, Log, Proven, Reading, open_log
+from oncelog.engine.cursors import Cursor, Proven, Reading
+from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal

@@ -15,14 +15,13 @@ from types import TracebackType
 from typing import Final, Self
 from uuid import UUID
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.identity import lane_of, normal_partitions, text_field
 from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, EVENTS, Policy
-from oncelog.core.proof import Block, Proof, leaf_hash, prove, record_header
+from oncelog.core.proof import leaf_hash, prove, record_header
 from oncelog.core.values import (
     Applied,
     Item,
@@ -39,6 +38,7 @@ from oncelog.core.values import (
 )
 from oncelog.engine.cache import AnswerCache
 from oncelog.engine.committer import Committer
+from oncelog.engine.cursors import Cursor, Proven, Reading, order_of
 from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
 from oncelog.engine.outcome import Outcome, outcome_of
@@ -59,53 +59,6 @@ SCRUB_PAUSE_S = 0.05
 FOLLOW_RECORDS = 500
 ERASURES_LOOK_MS = 1000
 """How often a log with answers in memory looks whether another process has erased something."""
-
-
-class Cursor(Struct, frozen=True):
-    """How far a reader has come, in which history and in which order.
-
-    Keep it as text: `str(cursor)`, `Cursor.parse(text)`. Wherever a cursor is asked for, its text is taken too.
-    """
-
-    position: int
-    epoch: str
-    order: str = ""
-    """Empty for lane 0 and its partitions, else the lane or the stream."""
-
-    def __str__(self) -> str:
-        return f"{self.epoch}:{self.order}:{self.position}" if self.order else f"{self.epoch}:{self.position}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The cursor that `str` gave. Raises ValueError for anything else."""
-        epoch, _, rest = text.partition(":")
-        order, _, position = rest.rpartition(":")
-        if not epoch or not position.isdecimal() or not position.isascii():
-            raise ValueError(f"a cursor is EPOCH:POSITION, not {text[:100]!r}")
-        return cls(int(position), epoch, order)
-
-
-class Reading(Struct, frozen=True):
-    """A page of records, and how to go on."""
-
-    records: list[Record]
-    cursor: Cursor
-    """Read on after this. Behind the last page it is the bound, also where no record matched."""
-    upto: int
-    """The bound: pass it on with the cursor, and paging ends however fast the log grows."""
-    has_more: bool
-    newest: int
-
-
-class Proven(Struct, frozen=True):
-    """A record's place in its block. `oncelog.verify(record, salt, proof, block)` checks it."""
-
-    record: Record
-    salt: bytes
-    """Empty for an erased record: check `verify_header` with the body hash instead."""
-    body_hash: bytes
-    proof: Proof
-    block: Block
 
 
 class Log:
@@ -295,7 +248,7 @@ class Log:
             )
         )
         return Reading(
-            page.records, Cursor(page.next, self.epoch, _order(stream, lane)), page.upto, page.has_more, page.newest
+            page.records, Cursor(page.next, self.epoch, order_of(stream, lane)), page.upto, page.has_more, page.newest
         )
 
     def follow(
@@ -390,7 +343,7 @@ class Log:
         """The cursor that a consumer kept."""
         for one in await self.consumers():
             if (one.name, one.scope) == (consumer, stream):
-                return Cursor(one.cursor, self.epoch, _order(stream or None, 0))
+                return Cursor(one.cursor, self.epoch, order_of(stream or None, 0))
         return None
 
     async def consumers(self) -> list[Consumer]:
@@ -441,7 +394,7 @@ class Log:
                 self.epoch,
                 page.newest,
             )
-        if cursor.order != _order(stream, lane):
+        if cursor.order != order_of(stream, lane):
             raise ValueError(f"the cursor is of {cursor.order or 'lane 0'!r}, and would mean nothing here")
         return cursor.position
 
@@ -487,13 +440,6 @@ def _whole(number: object, name: str) -> int:
     if type(number) is not int:
         raise TypeError(f"{name} is a whole number, not {number!r}")
     return number
-
-
-def _order(stream: str | None, lane: int) -> str:
-    """What a cursor says of the order it is of."""
-    if stream is not None:
-        return f"stream/{stream}"
-    return f"lane/{lane}" if lane else ""
 
 
 def _identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) -> KeyIdentity:
