@@ -14,8 +14,9 @@ import typer.main
 from typer.core import TyperGroup
 
 import oncelog
-from oncelog.cli import app
+from oncelog.cli import app, terminal
 from oncelog.core.policy import BUILT_IN, Policy
+from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,6 +85,28 @@ def test_every_limit_is_documented_with_its_default() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
     assert named == set(oncelog.Limits.__struct_fields__)
+
+
+def test_the_patience_of_followers_is_documented() -> None:
+    page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
+    assert f"After {LOOKS_IN_VAIN_MAX} looks in vain, five seconds," in page
+    assert LOOKS_IN_VAIN_MAX * oncelog.Limits().poll_ms == 5000
+
+
+def test_every_exit_status_is_documented() -> None:
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    rows = {int(status) for status in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    statuses = {value for name, value in vars(terminal).items() if name.isupper() and type(value) is int}
+    assert rows == {0, *statuses}
+
+
+def test_every_option_of_a_command_is_documented() -> None:
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    root = typer.main.get_command(app)
+    assert isinstance(root, TyperGroup)
+    for name, command in root.commands.items():
+        for option in (option for parameter in command.params for option in parameter.opts if option.startswith("--")):
+            assert option in page, name
 
 
 def test_the_policy_of_the_readme_can_be_declared() -> None:

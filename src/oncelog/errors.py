@@ -3,18 +3,29 @@
 OncelogError
 ├── CanonicalError            a value has no canonical form; says where in it and why
 ├── PolicyError               a policy that contradicts itself, or the one the log knows by that name
-├── SettingsError             a setting out of its range, refused at start
+├── SettingsError             a setting out of its range, or not the one that the log was made with; refused at start
 ├── LimitExceededError        one of the log's named limits; says which and how much
 ├── ClosedError               the log has been closed, or was opened in another process
 ├── HistoryChangedError       a cursor of another epoch, or of a log that has been cut
 ├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still good
 ├── ClockJumpedError          the clock jumped forward; commits wait until an operator confirms it
+├── WorkError                 of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
+│   ├── ConflictError             its key was used for something else
+│   ├── InFlightError             another caller does it right now
+│   ├── RunFailedError            the caller who was waited for failed, in another process
+│   ├── LeaseLostError            another caller took over; what this one did was not kept
+│   ├── ResultError               its result cannot be kept
+│   ├── ResultErasedError         it was done, but its result has been erased
+│   ├── BusyError                 the log has too much to do
+│   └── TransactionError          the transaction that is shared is not as it must be
 └── StoreError
     ├── StoreUnavailableError     disk full, I/O error, locked: try again under the same identity
     ├── NotALogError              a file that is not Oncelog's
     ├── NewerSchemaError          a log of a newer version of Oncelog
     └── CorruptError              what is stored contradicts itself
 """
+
+from oncelog.cursor import Cursor
 
 
 class OncelogError(Exception):
@@ -35,7 +46,7 @@ class PolicyError(OncelogError, ValueError):
 
 
 class SettingsError(OncelogError, ValueError):
-    """A setting of the log that is out of its range."""
+    """A setting that is out of its range, or that a log which is there was not made with."""
 
 
 class LimitExceededError(OncelogError):
@@ -66,7 +77,7 @@ class HistoryChangedError(OncelogError):
 class SlowReaderError(OncelogError):
     """The reader of a subscription fell behind and was closed. Resume after `cursor`: nothing is lost."""
 
-    def __init__(self, cursor: int) -> None:
+    def __init__(self, cursor: Cursor) -> None:
         super().__init__(f"the reader fell too far behind and was closed; resume after {cursor}")
         self.cursor = cursor
 
@@ -104,3 +115,55 @@ class NewerSchemaError(StoreError):
 
 class CorruptError(StoreError):
     """What is stored contradicts itself. `oncelog verify FILE` says where."""
+
+
+class WorkError(OncelogError):
+    """Of work that is done once."""
+
+
+class ConflictError(WorkError):
+    """The key was used for something else: other arguments, another request. Nothing was done."""
+
+
+class InFlightError(WorkError):
+    """Another caller does the work right now. Its lease ends in `retry_after_ms` if it is not renewed."""
+
+    def __init__(self, message: str, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class RunFailedError(WorkError):
+    """The work that was waited for failed in another process: `kind` is the name of its error, `message` its text.
+
+    Nothing was kept; the next call does the work again.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"the work that was waited for failed: {kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+class LeaseLostError(WorkError):
+    """The work took longer than its lease, which could not be renewed, and another caller took over."""
+
+
+class ResultError(WorkError):
+    """What the work returned cannot be kept: it is too large, or is not of the type that was declared."""
+
+
+class ResultErasedError(WorkError):
+    """The work was done, but its result has been erased since. It is not done again."""
+
+
+class BusyError(WorkError):
+    """The log has too much to do. Nothing was done; try again after `retry_after_ms`."""
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class TransactionError(WorkError):
+    """A transaction was open before, or the function tried to end its own. Nothing was done."""

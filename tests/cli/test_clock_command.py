@@ -71,6 +71,24 @@ def test_a_jump_is_seen_and_can_be_confirmed(log: Path) -> None:
     assert said.endswith("no jump is seen\n")
 
 
+@pytest.mark.rule("CO-17")
+def test_a_jump_is_what_the_application_takes_for_one(log: Path) -> None:
+    clock = SystemClock()
+    set_mark(log, clock.boot(), clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
+    status, said = run(str(log), "--jump-ms-max", str(61 * MINUTE_MS))
+    assert status == 0
+    assert said.endswith("no jump is seen\n")
+    status, said = run(str(log), "--jump-ms-max", str(58 * MINUTE_MS))
+    assert status == 1
+    assert f"(at most {58 * MINUTE_MS} are believed)" in said
+    set_mark(log, clock.boot(), clock.elapsed_ms(), clock.wall_ms() - 5 * MINUTE_MS)
+    assert run(str(log))[0] == 0
+    status, said = run(str(log), "--jump-ms-max", str(4 * MINUTE_MS), "--json")
+    assert status == 1
+    assert (json.loads(said)["jumped"], json.loads(said)["jump_ms_max"]) == (True, 4 * MINUTE_MS)
+    assert RUNNER.invoke(app, ["clock", str(log), "--jump-ms-max", "0"]).exit_code == 2
+
+
 def test_looking_changes_nothing(log: Path) -> None:
     before = log.read_bytes()
     run(str(log))

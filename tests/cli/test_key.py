@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,7 +154,7 @@ def test_a_reader_that_has_enough_ends_it_without_a_word(conversation: subproces
     conversation.stdout.close()
     conversation.stdin.write(b"2\n")
     conversation.stdin.close()
-    assert conversation.wait() == 0
+    assert conversation.wait() == 128 + signal.SIGPIPE
     assert conversation.stderr is not None
     assert conversation.stderr.read() == b""
     conversation.stdin = conversation.stdout = None

@@ -14,6 +14,8 @@ from core.writes import key, result, transaction
 from oncelog.cli import app
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
+from oncelog.stores.sqlite.looking import looking_at
+from oncelog.stores.sqlite.reading import heads
 
 RUNNER = CliRunner()
 
@@ -96,11 +98,30 @@ def test_what_was_never_committed(log: Path) -> None:
         "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind\n"
     )
     status, said = show(log, "0:1000")
-    assert (status, said) == (1, "unknown: no record: lane 0 ends at position 24\n")
-    assert show(log, "0:0")[0] == 1
-    assert show(log, "77:1")[0] == 1
+    assert (status, said) == (1, "unknown: no record: lane 0 has positions 1 to 24\n")
+    assert show(log, "0:0") == (1, said)
     done = RUNNER.invoke(app, ["show", str(log), "not an id"])
     assert done.exit_code == 2
+
+
+def test_a_lane_that_is_not_there_or_has_nothing_is_told_from_one_that_ends(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    sample.make_log(path, rounds=0)
+    with looking_at(str(path)) as (connection, _):
+        empty = min({0, 1, 2, 3, 4} - set(heads(connection)))
+    assert show(path, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty\n")
+    for lane in (5, 99):
+        words = f"unknown: no record: there is no lane {lane}; the log has lanes 0 to 4\n"
+        assert show(path, f"{lane}:1") == (1, words)
+        assert shown(path, f"{lane}:1")[0]["state"] == "unknown"
+
+
+@pytest.mark.parametrize("option", [["--policy", "events"], ["--scope", "chat/1"], ["--client", "c1"]])
+def test_a_place_takes_no_option_that_says_whose_key_it_is(log: Path, option: list[str]) -> None:
+    done = RUNNER.invoke(app, ["show", str(log), "0:1", *option])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr == f"oncelog: 0:1 names a record by its place: {option[0]} goes with a key.\n"
 
 
 def test_leases(tmp_path: Path) -> None:
@@ -142,3 +163,15 @@ def test_a_damaged_record_is_an_error_not_a_crash(tmp_path: Path) -> None:
         done = RUNNER.invoke(app, ["show", str(path), "0:1"])
         assert done.exit_code == 2
         assert done.stderr.startswith("oncelog: ")
+
+
+def test_a_record_that_is_missing_is_not_said_never_to_have_been(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    sample.make_log(path, rounds=2)
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM oncelog_records WHERE place = 1")
+    connection.commit()
+    connection.close()
+    done = RUNNER.invoke(app, ["show", str(path), "0:1"])
+    assert done.exit_code == 2
+    assert done.stderr == "oncelog: lane 0, position 1: the record is missing; see `oncelog verify`\n"

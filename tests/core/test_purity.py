@@ -6,6 +6,9 @@ from pathlib import Path
 import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
+BELOW = ("errors", "cursor")
+"""What the core stands on."""
+
 ALLOWED = {
     "bisect",
     "collections",
@@ -46,13 +49,14 @@ def imported_names(tree: ast.AST) -> set[str]:
 
 
 def test_the_core_imports_only_what_computes() -> None:
-    files = [*sorted(CORE.glob("**/*.py")), CORE.parent / "errors.py"]
+    files = [*sorted(CORE.glob("**/*.py")), *(CORE.parent / f"{name}.py" for name in BELOW)]
     assert len(files) > 10
     for file in files:
         names = imported_names(ast.parse(file.read_text(encoding="utf-8")))
         ours = {name for name in names if name.split(".")[0] == "oncelog"}
         assert {name.split(".")[0] for name in names} <= ALLOWED, file.name
-        assert all(name == "oncelog.errors" or name.startswith("oncelog.core") for name in ours), file.name
+        below = {f"oncelog.{name}" for name in BELOW}
+        assert all(name in below or name.startswith("oncelog.core") for name in ours), file.name
 
 
 def test_the_core_takes_from_a_module_no_more_than_what_computes() -> None:

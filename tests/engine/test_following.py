@@ -12,6 +12,7 @@ import oncelog
 from engine.watched import WatchedLog, nothing, positions, run, turns, until
 from oncelog import (
     ClosedError,
+    Cursor,
     HistoryChangedError,
     LimitExceededError,
     Limits,
@@ -23,9 +24,11 @@ from oncelog import (
     StoreUnavailableError,
     Submission,
 )
+from oncelog.core.identity import lane_of
 from oncelog.core.values import Request
+from oncelog.engine import tailer
 from oncelog.engine.follower import Follower
-from oncelog.engine.tailer import PAGE_RECORDS, Subscription
+from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX, PAGE_RECORDS, Subscription
 from oncelog.testing.contract.writes import CHANNEL, committed, event, message, result
 
 ONE_LANE = Settings(lanes=1)
@@ -307,7 +310,8 @@ def test_a_slow_reader_is_warned_then_closed_and_resumes_without_loss(
             await turns()
             with pytest.raises(SlowReaderError) as raised:
                 await subscription.next()
-            assert raised.value.cursor == 2
+            assert raised.value.cursor == Cursor(2, log.epoch)
+            assert str(raised.value).endswith(f"resume after {log.epoch}:2")
             assert not subscriptions(log)
             assert positions((await log.read(after=raised.value.cursor)).records) == [3, 4, 5, 6, 7, 8]
 
@@ -343,9 +347,59 @@ def test_the_cursor_of_a_slow_reader_is_in_the_order_that_it_reads() -> None:
             await turns()
             with pytest.raises(SlowReaderError) as raised:
                 await subscription.next()
-            assert raised.value.cursor == 2
+            assert raised.value.cursor == Cursor(2, log.epoch, f"stream/{CHANNEL}")
             resumed = await log.read(stream=CHANNEL, after=raised.value.cursor)
             assert [record.sequence for record in resumed.records] == [3, 4, 5]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-31", "CO-40")
+def test_the_cursors_of_a_reader_do_not_fit_another_history() -> None:
+    async def main() -> None:
+        async with WatchedLog(subscription_records_max=2) as log:
+            lane = lane_of(CHANNEL, log.settings.lanes)
+            live = await log.subscribe()
+            of_stream = await log.subscribe(stream=CHANNEL)
+            assert of_stream.start == Cursor(0, log.epoch, f"lane/{lane}")
+            with pytest.raises(ValueError, match=f"the cursor is of 'lane/{lane}'"):  # a position is no sequence
+                await log.read(stream=CHANNEL, after=of_stream.start)
+            assert not (await log.read(lane=lane, after=of_stream.start)).records
+            await log.submit_many([event(number) for number in (1, 2, 3)])
+            await turns()
+            with pytest.raises(SlowReaderError) as raised:
+                await live.next()
+        async with WatchedLog() as restored:
+            await restored.submit(event(1))
+            for cursor in (live.start, raised.value.cursor, str(raised.value.cursor)):
+                with pytest.raises(HistoryChangedError):
+                    await restored.read(after=cursor)
+                with pytest.raises(HistoryChangedError):
+                    await anext(restored.follow(after=cursor))
+
+    run(main())
+
+
+def test_a_subscription_is_for_one_reader_at_a_time() -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            subscription = await log.subscribe()
+            first = asyncio.ensure_future(subscription.next())
+            await turns()
+            with pytest.raises(RuntimeError, match="another task is waiting"):
+                await subscription.next()
+            await log.submit(event(1))
+            while not first.done():  # also when it has been woken and is on its way
+                with pytest.raises(RuntimeError, match="another task is waiting"):
+                    await subscription.next()
+                await asyncio.sleep(0)
+            assert positions(first.result()) == [1]
+            given_up = asyncio.ensure_future(subscription.next())
+            await turns()
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+            await log.submit(event(2))
+            assert positions(await subscription.next()) == [2]  # who has gone does not stand in the way
 
     run(main())
 
@@ -407,7 +461,8 @@ def test_a_subscription_says_what_it_wants_and_from_where() -> None:
         async with WatchedLog() as log:
             await log.submit(event(1, partitions=("a",)))
             live = await log.subscribe(partitions=["a", "b"])
-            assert live.start == 1
+            assert live.start == Cursor(1, log.epoch)
+            assert [record.position for record in (await log.read(upto=live.start.position)).records] == [1]
             await log.submit(event(2, partitions=("b", "c")))
             await log.submit(event(3, partitions=("c",)))
             (second,) = await live.next()
@@ -570,6 +625,183 @@ def test_a_look_that_failed_is_taken_again(caplog: pytest.LogCaptureFixture) -> 
 
     with caplog.at_level(logging.WARNING, "oncelog.engine"):
         run(main())
+
+
+async def away(*_: object) -> None:
+    raise StoreUnavailableError("the disk is away")
+
+
+@pytest.mark.rule("CO-13")
+@pytest.mark.parametrize("hook", ["before_read", "before_heads"])
+def test_a_store_that_cannot_be_read_for_long_is_told_to_those_who_follow(
+    hook: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 5)
+
+    async def main() -> None:
+        async with WatchedLog(poll_ms=1) as log:
+            await log.submit(event(1))
+            records, others = log.follow(), log.follow(partition="a")
+            assert positions(await take(records, 1)) == [1]
+            subscription = await log.subscribe()
+            waiting = [asyncio.ensure_future(one) for one in (anext(records), anext(others), subscription.next())]
+            await until(lambda: len(subscriptions(log)) == 3)
+            setattr(log.store, hook, away)
+            await log.store.inner.commit([Request((event(2),))])  # of which this log does not know
+            for one in waiting:
+                with pytest.raises(StoreUnavailableError, match="the disk is away"):
+                    await one
+            assert not subscriptions(log)
+            with pytest.raises(StopAsyncIteration):
+                await anext(records)
+            with pytest.raises(StoreUnavailableError):
+                await subscription.next()
+            setattr(log.store, hook, nothing)
+            async with log.follow(after=1) as again:
+                assert positions(await take(again, 1)) == [2]
+                await log.store.inner.commit([Request((event(3),))])
+                assert positions(await take(again, 1)) == [3]
+
+    with caplog.at_level(logging.WARNING, "oncelog.engine"):
+        run(main())
+    assert sum("could not be" in record.message for record in caplog.records) == 1  # not once a look
+
+
+@pytest.mark.rule("CO-13")
+@pytest.mark.parametrize("hook", ["before_read", "before_heads"])
+def test_followers_bear_with_a_store_that_comes_back_in_time(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often that happens."""
+    monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 3)
+
+    async def main() -> None:
+        async with WatchedLog(poll_ms=1) as log, log.follow() as records:
+            failures = 0
+
+            async def fail_twice(*_: object) -> None:
+                nonlocal failures
+                failures += 1
+                if failures <= 2:
+                    await away()
+
+            for number in range(1, 6):
+                waiting = asyncio.ensure_future(anext(records))
+                await until(lambda: bool(subscriptions(log)))
+                failures = 0
+                setattr(log.store, hook, fail_twice)
+                await log.store.inner.commit([Request((event(number),))])
+                assert (await waiting).position == number
+                assert failures > 2
+                setattr(log.store, hook, nothing)
+
+    run(main())
+
+
+@pytest.mark.rule("CO-13")
+def test_looks_in_vain_count_in_a_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there was nothing to read in between."""
+    monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 3)
+
+    async def main() -> None:
+        looks = 0
+
+        async def fail_twice_in_three() -> None:
+            nonlocal looks
+            looks += 1
+            if looks % 3:
+                await away()
+
+        async with WatchedLog(poll_ms=1) as log:
+            subscription = await log.subscribe()
+            log.store.before_heads = fail_twice_in_three
+            await until(lambda: looks > 12)
+            assert subscriptions(log) == [subscription]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-13")
+def test_a_look_counts_what_failed_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 2)
+
+    async def main() -> None:
+        async with WatchedLog(poll_ms=600_000) as log:
+            subscription = await log.subscribe()
+            of_lane = log._tailers._tailers[0]
+            for number in (1, 3, 5):  # what failed was read before anybody looked
+                log.store.before_read = away
+                await log.submit(event(number))
+                await turns()
+                log.store.before_read = nothing
+                await log.submit(event(number + 1))
+                await turns()
+                of_lane.look(number + 1)
+            assert positions(await subscription.next()) == [1, 2, 3, 4, 5, 6]
+            log.store.before_read = away
+            await log.submit(event(7))
+            await turns()
+            log.gate.shut()
+            log.store.before_read = log.gate
+            for _ in range(5):  # a reading that takes long has not failed again
+                of_lane.look(7)
+                await turns()
+            assert subscriptions(log) == [subscription]
+            log.store.before_read = away
+            log.gate.open()
+            await turns()
+            assert positions(await subscription.next()) == [7]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-13")
+def test_many_commits_do_not_use_up_the_patience_with_a_store() -> None:
+    async def main() -> None:
+        async with WatchedLog(poll_ms=600_000) as log:
+            subscription = await log.subscribe()
+            log.store.before_read = away
+            for number in range(1, 2 * LOOKS_IN_VAIN_MAX):
+                await log.submit(event(number))
+                await turns(5)
+            log.store.before_read = nothing
+            await log.submit(event(2 * LOOKS_IN_VAIN_MAX))
+            assert positions(await subscription.next()) == list(range(1, 2 * LOOKS_IN_VAIN_MAX + 1))
+
+    run(main())
+
+
+def test_what_had_arrived_before_a_store_failed_is_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 2)
+
+    async def main() -> None:
+        async with WatchedLog(poll_ms=1) as log:
+            subscription = await log.subscribe()
+            await log.submit(event(1))
+            await turns()
+            log.store.before_heads = away
+            await until(lambda: not subscriptions(log))
+            assert positions(await subscription.next()) == [1]
+            with pytest.raises(StoreUnavailableError):
+                await subscription.next()
+
+    run(main())
+
+
+@pytest.mark.rule("CO-40")
+def test_a_history_that_changed_underneath_is_told_at_once() -> None:
+    async def main() -> None:
+        async def changed(_: object) -> None:
+            raise HistoryChangedError("the cursor is ahead", "another", 0)
+
+        async with WatchedLog(poll_ms=600_000) as log:
+            waiting = asyncio.ensure_future(anext(log.follow()))
+            await until(lambda: bool(subscriptions(log)))
+            await turns()
+            log.store.before_read = changed
+            await log.submit(event(1))
+            with pytest.raises(HistoryChangedError):
+                await waiting
+
+    run(main())
 
 
 def test_the_look_at_others_commits_ends_with_the_last_subscription() -> None:

@@ -18,9 +18,9 @@ ORDERS = Policy(name="orders", key_bytes=(1, 16), order=Order.STREAM, on_reuse=O
 
 @contextmanager
 def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -> Iterator[Session]:
-    """What one process has of a file."""
+    """What one process has of a file; a log that is there is taken as it is."""
     session = Session(str(path), driver or QuickDriver(), ManualClock(), bytes, 600_000, seal_keys)
-    session.open(SETTINGS)
+    session.open(None if path.exists() and path.stat().st_size else SETTINGS)
     try:
         yield session
     finally:

@@ -124,10 +124,10 @@ def two_stores(settings: Settings) -> Iterator[tuple[Teller, Teller]]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log.db"
 
-        def in_memory(clock: ManualClock, its: Settings) -> Store:
+        def in_memory(clock: ManualClock, its: Settings | None) -> Store:
             return MemoryStore(its, clock=clock, draw=bytes)
 
-        def in_file(clock: ManualClock, its: Settings) -> Store:
+        def in_file(clock: ManualClock, its: Settings | None) -> Store:
             return SqliteStore(path, its, clock=clock, draw=bytes, driver=QuickDriver(), seal_keys=SEAL_KEYS)
 
         memory = DrivenStore(in_memory, settings, is_durable=False)

@@ -14,17 +14,17 @@ from oncelog.testing.contract import StoreContract
 class TestMemoryStore(StoreContract):
     is_durable: ClassVar[bool] = False
 
-    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings, draw: Draw) -> Store:  # noqa: ARG002
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:  # noqa: ARG002
         return MemoryStore(settings, clock=clock, draw=draw)
 
 
 class TestSqliteStore(StoreContract):
-    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings, draw: Draw) -> Store:
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
         return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw)
 
 
 class TestSqliteStoreThatSealsAllTheTime(StoreContract):
     """Its key index is always busy sealing and merging."""
 
-    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings, draw: Draw) -> Store:
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
         return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw, seal_keys=8)

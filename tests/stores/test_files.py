@@ -14,7 +14,14 @@ from threading import Barrier
 import pytest
 
 from oncelog.core.values import Request, Settings
-from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, OncelogError, StoreUnavailableError
+from oncelog.errors import (
+    CorruptError,
+    NewerSchemaError,
+    NotALogError,
+    OncelogError,
+    SettingsError,
+    StoreUnavailableError,
+)
 from oncelog.stores.protocol import Query
 from oncelog.stores.sqlite import SqliteStore, files
 from oncelog.stores.sqlite.files import APPLICATION_ID, SCHEMA_VERSION
@@ -240,6 +247,7 @@ def test_an_empty_file_becomes_a_log(tmp_path: Path) -> None:
 
 
 def test_threads_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
+    """And who wanted it otherwise is told what it was made with."""
     for attempt in range(5):
         path = tmp_path / f"{attempt}.db"
         together = Barrier(6)
@@ -248,7 +256,15 @@ def test_threads_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
             async def run() -> tuple[str, Settings]:
                 store = SqliteStore(path, Settings(lanes=number), clock=ManualClock())
                 together.wait()
-                await store.open()
+                try:
+                    await store.open()
+                except SettingsError as error:
+                    store = SqliteStore(path, clock=ManualClock())
+                    await store.open()
+                    assert f"made with lanes={store.settings.lanes}," in str(error)  # noqa: PT017
+                    assert store.settings.lanes != number
+                else:
+                    assert store.settings.lanes == number
                 await store.commit([Request((write(number),))])
                 found = store.epoch, store.settings
                 await store.close()
@@ -284,6 +300,21 @@ def test_processes_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> Non
         assert are_known(commit(session, *range(80)))
         heads = session.connection.execute("SELECT sum(position) FROM oncelog_lanes").fetchone()
         assert heads == (81,)
+
+
+def test_settings_that_a_log_was_not_made_with_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    make_log(path, 50)
+    before = contents(tmp_path)
+    for settings, words in (
+        (Settings(), f"{path} was made with lanes=3, for ever, and cannot be opened with lanes={Settings().lanes}. "),
+        (Settings(lanes=3, eviction_interval=7), "cannot be opened with eviction_interval=7. "),
+    ):
+        with pytest.raises(SettingsError) as raised:
+            asyncio.run(SqliteStore(path, settings, clock=ManualClock()).open())
+        assert words in str(raised.value)
+        assert contents(tmp_path) == before
+    open_and_close(path)
 
 
 # --- migrating ---------------------------------------------------------------------------------------------------

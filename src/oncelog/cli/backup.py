@@ -40,7 +40,7 @@ def restore(
             restored = copying.restore(backup, file, meter, force=force, full=full)
         typer.echo(f"{restored.records} records, {restored.bytes} bytes in {file}")
         if restored.kept is not None:
-            typer.echo(f"the log that was there is kept as {restored.kept}")
+            typer.echo(f"what was there is kept as {restored.kept}")
         typer.echo(f"old epoch: {restored.old_epoch}")
         typer.echo(f"new epoch: {restored.new_epoch}")
         typer.echo(

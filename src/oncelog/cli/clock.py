@@ -13,9 +13,17 @@ from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
 
 Confirm = Annotated[bool, typer.Option("--confirm", help="Believe the wall clock as it is.")]
+JumpMsMax = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="MILLISECONDS",
+        help="What is believed: `Limits.clock_jump_ms_max` of the application, where it has set it.",
+    ),
+]
 
 
-def clock(file: File, confirm: Confirm = False, as_json: AsJson = False) -> None:
+def clock(file: File, confirm: Confirm = False, jump_ms_max: JumpMsMax = JUMP_MS_MAX, as_json: AsJson = False) -> None:
     """Shows the wall clock, the time of the newest commit, and whether the clock has jumped; exit status 1 if it has.
 
     After a jump forward the log takes no new writes, because it would forget identities too early. Set the clock
@@ -28,13 +36,13 @@ def clock(file: File, confirm: Confirm = False, as_json: AsJson = False) -> None
             _, _, *columns = connection.execute(SQL["state"]).fetchone()
         system = SystemClock()
         mark = ClockMark(*columns)
-        has_jumped, sentence = judged(mark, system)
+        has_jumped, sentence = judged(mark, system, jump_ms_max)
         if confirm:
             _confirm(file, system)
             sentence = "the wall clock is believed from now on"
         if as_json:
             said = {"wall_ms": system.wall_ms(), "log_ms": mark.time_ms, "expected_ms": mark.expected_ms(system)}
-            print_json({**said, "jumped": has_jumped, "confirmed": confirm})
+            print_json({**said, "jump_ms_max": jump_ms_max, "jumped": has_jumped, "confirmed": confirm})
         else:
             typer.echo(f"wall clock: {utc(system.wall_ms())}")
             typer.echo(f"the log:    {utc(mark.time_ms) if mark.time_ms else 'no commit yet'}")
@@ -43,14 +51,14 @@ def clock(file: File, confirm: Confirm = False, as_json: AsJson = False) -> None
             raise typer.Exit(FOUND_NOTHING)
 
 
-def judged(mark: ClockMark, system: SystemClock) -> tuple[bool, str]:
+def judged(mark: ClockMark, system: SystemClock, jump_ms_max: int) -> tuple[bool, str]:
     """Whether the clock has jumped since the newest commit, and what that means."""
     try:
-        mark.after(system)
+        mark.after(system, jump_ms_max)
     except ClockJumpedError as jumped:
         return True, (
             f"the wall clock is {jumped.ahead_ms} ms ahead of where the machine's steady clock says it must be "
-            f"(at most {JUMP_MS_MAX} are believed): no new write is taken until it is set right or confirmed"
+            f"(at most {jump_ms_max} are believed): no new write is taken until it is set right or confirmed"
         )
     behind_ms = mark.time_ms - system.wall_ms()
     if behind_ms > 0:

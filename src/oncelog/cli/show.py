@@ -45,6 +45,8 @@ def show(
     """
     with ending_well():
         place, key = _parsed(id)
+        if place is not None:
+            _demand_no_options(id, {"--policy": policy, "--scope": scope, "--client": client})
         with looking_at(file) as (connection, found):
             view = _View(connection, found)
             if place is not None:
@@ -71,6 +73,12 @@ def _parsed(text: str) -> tuple[tuple[int, int] | None, bytes]:
         return None, UUID(text).bytes
     except ValueError:
         raise OncelogError(f"{text!r} is neither a UUID nor a key in hex nor LANE:POSITION.") from None
+
+
+def _demand_no_options(place: str, options: dict[str, str | None]) -> None:
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise OncelogError(f"{place} names a record by its place: {given[0]} goes with a key.")
 
 
 def _chosen(policies: dict[str, Policy], name: str | None) -> list[Policy]:
@@ -118,11 +126,11 @@ class _View:
     def at(self, lane: int, position: int) -> _Shown:
         """What stands at a place."""
         newest = self._heads[lane].position if lane in self._heads else 0
-        rows = []
-        if 1 <= position <= newest:
-            rows = self._connection.execute(SQL["records_at"], (f"[{place_of(lane, position)}]",)).fetchall()
+        if not 1 <= position <= newest:
+            return _Shown(Outcome(Status.UNKNOWN, self._why_nothing_is_at(lane, newest)))
+        rows = self._connection.execute(SQL["records_at"], (f"[{place_of(lane, position)}]",)).fetchall()
         if not rows:
-            return _Shown(Outcome(Status.UNKNOWN, f"no record: lane {lane} ends at position {newest}"))
+            raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
         record = record_of(rows[0])
         policy = self.policies.get(record.policy)
         if policy is None:
@@ -135,6 +143,11 @@ class _View:
             return shown
         why = "committed, but forgotten: a later write has committed under the same key"
         return _Shown(Outcome(Status.FORGOTTEN, why, record), policy.name, self._block_hash(record))
+
+    def _why_nothing_is_at(self, lane: int, newest: int) -> str:
+        if lane > self._lanes:
+            return f"no record: there is no lane {lane}; the log has lanes 0 to {self._lanes}"
+        return f"no record: lane {lane} " + (f"has positions 1 to {newest}" if newest else "is still empty")
 
     def _block_hash(self, record: Record | None) -> bytes:
         if record is None:

@@ -1,21 +1,26 @@
 """What all commands share: how they end, how they say what went wrong, and how far they have come."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
 import orjson
 import typer
 
-from oncelog.errors import OncelogError
+from oncelog.errors import OncelogError, StoreUnavailableError
 from oncelog.stores.sqlite.findings import Progress
 
 FOUND_NOTHING: Final = 1
 CANNOT_LOOK: Final = 2
 CANNOT_GO_ON: Final = 74
 INTERRUPTED: Final = 130
+NOBODY_READS: Final = 141
+"""As of a program that SIGPIPE has ended. Not 0: whoever sees that may believe what was never said."""
+_DISK_FAILS_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
+_DISK_FAILS_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 File = Annotated[str, typer.Argument(help="The log.", metavar="FILE", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
@@ -24,20 +29,38 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 @contextmanager
 def ending_well() -> Iterator[None]:
     """Turns whatever ends a command early into its exit status, and a sentence where there is something to say."""
+    if sys.stdout is None:  # before anything is done of which nobody could be told
+        _say("standard output must be open")
+        raise typer.Exit(CANNOT_GO_ON)
     try:
         yield
     except BrokenPipeError:
         # Who read our output has enough. Python flushes once more at exit, and that must have somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+        raise typer.Exit(NOBODY_READS) from None
     except OncelogError as error:
-        typer.echo(f"oncelog: {error}", err=True)
-        raise typer.Exit(CANNOT_LOOK) from None
+        _say(str(error))
+        raise typer.Exit(CANNOT_GO_ON if _is_of_the_disk(error) else CANNOT_LOOK) from None
     except OSError as error:
-        typer.echo(f"oncelog: cannot go on: {error.strerror}", err=True)
+        _say(f"cannot go on: {error.strerror}")
         raise typer.Exit(CANNOT_GO_ON) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _is_of_the_disk(error: OncelogError) -> bool:
+    """Whether the disk is full or fails: there is nothing wrong with what the command was asked."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in _DISK_FAILS_NUMBERS
+    name = getattr(cause, "sqlite_errorname", None) or ""
+    return isinstance(error, StoreUnavailableError) and name.startswith(_DISK_FAILS_NAMES)
+
+
+def _say(sentence: str) -> None:
+    """On standard error, if anybody listens there: the exit status tells it too."""
+    with suppress(OSError):
+        typer.echo(f"oncelog: {sentence}", err=True)
 
 
 def print_json(value: Any) -> None:

@@ -23,6 +23,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     cache_entries_max: int = 100_000
     """Answers kept in memory, the least recently used one goes first. 0 keeps none."""
     cache_ttl_ms: int = 86_400_000
+    results_bytes_max: int = 16 * _MIB
+    """Results of work kept in memory (`once`, `Runs`, the middleware). 0 keeps none."""
     page_records_max: int = 1000
     """A page that is asked for with more has this many."""
     page_bytes_max: int = 8 * _MIB
@@ -38,6 +40,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            lowest = 0 if name == "cache_entries_max" else 1
+            lowest = 0 if name in ("cache_entries_max", "results_bytes_max") else 1
             if type(value) is not int or value < lowest:
                 raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")

@@ -16,21 +16,24 @@ from msgspec.structs import replace
 
 from oncelog.core.identity import lane_of
 from oncelog.core.values import Record
+from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
-from oncelog.errors import ClosedError, LimitExceededError, SlowReaderError
+from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError
 from oncelog.stores.protocol import Query, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
 
 PAGE_RECORDS: Final = 500
+LOOKS_IN_VAIN_MAX: Final = 100
+"""So many looks in a row at a store that cannot be read are only logged; then those who follow are told."""
 
 
 class Subscription:
-    """Records from `start` on, as they come. Its queue is bounded: who reads too slowly is closed, and can resume."""
+    """Records from `start` on, as they come, for one reader. Its queue is bounded: who is too slow is closed."""
 
     def __init__(self, tailer: "Tailer", partitions: frozenset[str], stream: str | None, limits: Limits) -> None:
-        self.start = tailer.position
-        """Everything after this position of the lane is delivered."""
+        self.start = tailer.cursor
+        """Everything after this is delivered. It is a cursor of the lane, whatever is read there."""
         self.partitions = partitions
         self.stream = stream
         self.is_slow = False
@@ -39,26 +42,48 @@ class Subscription:
         self._limits = limits
         self._queue: deque[Record] = deque()
         self._bytes = 0
-        self._cursor = 0
+        self._overrun_at: Cursor | None = None
         """Where a reader that was closed can resume, in the order that it reads."""
-        self._is_overrun = False
+        self._error: Exception | None = None
         self._is_closed = False
+        self._is_awaited = False
         self._arrived: asyncio.Future[None] | None = None
 
     async def next(self) -> list[Record]:
-        """All that has arrived, at least one. Raises SlowReaderError, or ClosedError when the log is closed."""
-        while not self._queue:
-            if self._is_overrun:
-                raise SlowReaderError(self._cursor)
-            if self._is_closed:
-                raise ClosedError("the subscription is closed")
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+        """All that has arrived, at least one.
+
+        Raises SlowReaderError; ClosedError when the log is closed; the store's error when it could not be read for
+        long. One task at a time may wait here: who comes second gets RuntimeError.
+        """
+        if self._is_awaited:
+            raise RuntimeError("another task is waiting for this subscription; each reader needs one of its own")
+        self._is_awaited = True
+        try:
+            while not self._queue:
+                self._demand_going_on()
+                self._arrived = asyncio.get_running_loop().create_future()
+                await self._arrived
+        finally:
+            self._is_awaited = False
         records = list(self._queue)
         self._queue.clear()
         self._bytes = 0
         self.is_slow = False
         return records
+
+    def _demand_going_on(self) -> None:
+        if self._overrun_at is not None:
+            raise SlowReaderError(self._overrun_at)
+        if self._error is not None:
+            raise self._error
+        if self._is_closed:
+            raise ClosedError("the subscription is closed")
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more arrives, and that is why."""
+        self._error = error
+        self._tailer.remove(self)
+        self._wake()
 
     def close(self) -> None:
         """Nothing more arrives."""
@@ -74,7 +99,7 @@ class Subscription:
 
     def deliver(self, record: Record) -> None:
         """Puts a record into the queue, or closes a reader that has too many there."""
-        if self._is_overrun or record.position <= self.start:
+        if self._overrun_at is not None or record.position <= self.start.position:
             return
         self._queue.append(record)
         self._bytes += len(record.body)
@@ -91,11 +116,11 @@ class Subscription:
     def _overrun(self) -> None:
         """What waits is let go: it is in the store, behind the cursor that the reader is given."""
         first = self._queue[0]
-        self._cursor = (first.position if self.stream is None else first.sequence) - 1
-        logger.warning("a reader of lane %d was closed: it is behind %d", self._tailer.lane, self._cursor)
+        number = (first.position if self.stream is None else first.sequence) - 1
+        self._overrun_at = Cursor(number, self.start.epoch, order_of(self.stream, self._tailer.lane))
+        logger.warning("a reader of lane %d was closed: it is behind %d", self._tailer.lane, number)
         self._queue.clear()
         self._bytes = 0
-        self._is_overrun = True
         self._tailer.remove(self)
 
     def _wake(self) -> None:
@@ -118,12 +143,22 @@ class Tailer:
         self._of_everything: set[Subscription] = set()
         self._newest = position
         self._running: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        """Of the newest reading, until the next look."""
+        self._looks_in_vain = 0
 
     def __len__(self) -> int:
         return len(self._subscriptions)
 
+    @property
+    def cursor(self) -> Cursor:
+        """Everything up to here has been delivered, in this history."""
+        return Cursor(self.position, self._store.epoch, order_of(None, self.lane))
+
     def subscribe(self, partitions: frozenset[str], stream: str | None) -> Subscription:
         """From now on everything after `position` that is in its scope reaches the subscription."""
+        if not self._subscriptions:
+            self._error, self._looks_in_vain = None, 0
         subscription = Subscription(self, partitions, stream, self._limits)
         self._subscriptions.add(subscription)
         for group in self._groups(subscription):
@@ -149,6 +184,28 @@ class Tailer:
         if self._running is None and self._subscriptions and self.position < self._newest:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
+    def look(self, newest: int) -> None:
+        """As `wake`, and now and then whether or not anything was committed: readings that failed are counted here.
+
+        Not where they fail: many commits a second would use up all patience with a store in an instant.
+        """
+        if self._error is not None:
+            self.looked_in_vain(self._error)
+        elif self._running is None:
+            self._looks_in_vain = 0
+        self.wake(newest)
+
+    def looked_in_vain(self, error: Exception) -> None:
+        """The store could not be read, again. After many times in a row the subscribers are told."""
+        self._error = None
+        self._looks_in_vain += 1
+        if self._looks_in_vain >= LOOKS_IN_VAIN_MAX:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.fail(error)
+
     async def close(self) -> None:
         """Ends all subscriptions."""
         for subscription in list(self._subscriptions):
@@ -164,8 +221,13 @@ class Tailer:
                 for record in page.records:
                     self._deliver(record)
                 self.position = max(self.position, page.next)
-        except Exception:  # the next wake tries again
-            logger.warning("lane %d could not be read for its subscribers", self.lane, exc_info=True)
+                self._error, self._looks_in_vain = None, 0
+        except HistoryChangedError as error:  # no later reading would be better
+            self._fail(error)
+        except Exception as error:  # the next wake tries again
+            if self._error is None and not self._looks_in_vain:
+                logger.warning("lane %d could not be read for its subscribers", self.lane, exc_info=True)
+            self._error = error
         finally:
             self._running = None
 
@@ -222,7 +284,7 @@ class Tailers:
         """Everything after a cursor, from the store as long as there is much, then as it comes.
 
         A reader that falls behind is back at the store: it costs no more memory than any other, and misses nothing.
-        Ends when the log is closed.
+        Ends when the log is closed. Raises the store's error when it could not be read for long.
         """
         lane = query.lane if query.stream is None else lane_of(query.stream, lanes)
         cursor = query.after
@@ -274,14 +336,21 @@ class Tailers:
             await tailer.close()
 
     async def _watch(self) -> None:
+        is_in_vain = False
         while any(map(len, self._tailers.values())):
             await asyncio.sleep(self._limits.poll_ms / 1000)
             try:
                 heads = await self._store.heads()
-            except Exception:  # the store may be back at the next look
-                logger.warning("the log could not be looked at for its subscribers", exc_info=True)
+            except Exception as error:  # the store may be back at the next look
+                if not is_in_vain:
+                    logger.warning("the log could not be looked at for its subscribers", exc_info=True)
+                is_in_vain = True
+                for tailer in self._tailers.values():
+                    tailer.looked_in_vain(error)
                 continue
-            self.wake((lane, head.position) for lane, head in heads.items())
+            is_in_vain = False
+            for lane, tailer in self._tailers.items():
+                tailer.look(heads[lane].position if lane in heads else 0)
         self._watching = None
 
 

@@ -5,7 +5,6 @@ made by SQLite's own backup, from one read transaction, while others go on writi
 """
 
 import os
-import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -16,17 +15,16 @@ from typing import Any, Final
 from msgspec import Struct
 
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
-from oncelog.stores.sqlite.files import LogFile, connect, new_epoch
+from oncelog.stores.sqlite.files import LogFile, connect, is_foreign_database, new_epoch
 from oncelog.stores.sqlite.findings import ContradictionError, Lie, Progress
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
 from oncelog.stores.sqlite.reading import heads
 from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.unfinished import BESIDE, making
 from oncelog.stores.sqlite.verifying import verify_file, verify_quickly
 
 SLICE_PAGES: Final = 1024
 """Copied at once: 4 MiB, between two looks at whether someone wants to stop."""
-_BESIDE: Final = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a file and would apply to any file of that name."""
 
 Report = Callable[[Progress], None]
 
@@ -68,7 +66,8 @@ def backup(source: str, destination: str, report: Report, *, force: bool = False
 def restore(source: str, destination: str, report: Report, *, force: bool = False, full: bool = False) -> Restored:
     """Makes a backup the log, under a new epoch: whoever has read further than it goes must be told.
 
-    The backup is checked first. With `force` a log that is there is kept under another name; it must not be open.
+    The backup is checked first. With `force` a log that is there, damaged or not, is kept under another name; it must
+    not be open. Somebody else's database is never replaced: raises NotALogError.
     """
     target = Path(destination)
     _check_free(target, source, force=force)
@@ -111,28 +110,34 @@ def _check_free(target: Path, source: str, *, force: bool, kept: str | None = No
         raise StoreError(f"{target} is a directory; name a file in it.")
     if target.exists() and Path(source).exists() and target.samefile(source):
         raise StoreError(f"{target} is the backup itself; restore it under another name.")
+    _demand_no_database_of_others(target)
     there = _beside(target) + ([target] if target.exists() and kept is None else [])
     if there and not force:
         raise StoreError(
-            f"{there[0]} exists. Choose another name; with --force the old log is kept beside the new one."
+            f"{there[0]} exists. Choose another name; with --force what is there is kept beside the new log."
+        )
+
+
+def _demand_no_database_of_others(target: Path) -> None:
+    if is_foreign_database(str(target)):
+        raise NotALogError(
+            f"{target} is an SQLite database, but not a log of Oncelog's, so no log takes its place, not even with "
+            "--force. Choose another name, or move it away. Nothing was changed."
         )
 
 
 def _beside(target: Path) -> list[Path]:
-    return [beside for suffix in _BESIDE if (beside := Path(f"{target}{suffix}")).exists()]
+    return [beside for suffix in BESIDE if (beside := Path(f"{target}{suffix}")).exists()]
 
 
 @contextmanager
 def _unfinished(target: Path) -> Iterator[Path]:
-    """A name in the target's directory, from which it can be renamed. Nothing is left there if something goes wrong."""
-    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.unfinished")
+    """As `making`, and errors of SQLite's are told in our words."""
     try:
-        yield unfinished
+        with making(target) as unfinished:
+            yield unfinished
     except sqlite3.Error as error:
         raise in_our_words(error, str(target)) from error
-    finally:
-        for left in (unfinished, *_beside(unfinished)):
-            left.unlink(missing_ok=True)
 
 
 def _copy(connection: sqlite3.Connection, file: LogFile, unfinished: Path, report: Report) -> Copied:
@@ -142,10 +147,7 @@ def _copy(connection: sqlite3.Connection, file: LogFile, unfinished: Path, repor
     def told(_status: int, remaining: int, total: int) -> None:
         report(Progress("copying", total - remaining, total))
 
-    try:
-        unfinished.touch(mode=0o600, exist_ok=False)
-    except OSError as error:
-        raise StoreUnavailableError(f"{unfinished.parent} cannot be written to: {error.strerror}") from error
+    unfinished.touch(mode=0o600, exist_ok=False)
     with closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
         # Until it has its name it may be lost as a whole, so nothing is waited for before the end.
         copy.execute("PRAGMA journal_mode = OFF")
@@ -181,13 +183,14 @@ def _sync(path: Path, flags: int) -> None:
 
 def _set_aside(target: Path) -> str | None:
     """Keeps the log that is there, with all that belongs to it. Gives its new name, or None if there was nothing."""
+    _demand_no_database_of_others(target)  # copying may have taken long
     if target.exists():
         _close_for_good(target)
     beside = _beside(target)
     if not target.exists() and not beside:
         return None
     number = 1
-    while any(Path(f"{target}.before-restore-{number}{suffix}").exists() for suffix in ("", *_BESIDE)):
+    while any(Path(f"{target}.before-restore-{number}{suffix}").exists() for suffix in ("", *BESIDE)):
         number += 1
     kept = Path(f"{target}.before-restore-{number}")
     for left in beside:
@@ -208,6 +211,6 @@ def _close_for_good(target: Path) -> None:
         with closing(connect(driver, str(target))) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except (NotALogError, sqlite3.DatabaseError, UnicodeError):
-        return  # damaged, or no log at all: it is moved as it is, with what lies beside it
+        return  # damaged so much that it may be anything: it is moved as it is, with what lies beside it
     if Path(f"{target}-wal").exists():  # the last one out deletes it
         raise StoreError(f"{target} is open in another process. Stop what uses it, then restore.")

@@ -8,6 +8,7 @@ import os
 import secrets
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -78,9 +79,19 @@ class SqliteDriver:
 
     def check(self, path: str) -> None:
         """Looks at the header."""
+        if _is_locked_here(path):
+            self._check_by_sqlite(path)
+            return
         header = _head(path)
         if header:
             demand_log(path, header, _head(f"{path}-journal"))
+
+    def _check_by_sqlite(self, path: str) -> None:
+        try:
+            with closing(self.connect(path)) as connection:
+                demand_log_by_its_id(connection, path)
+        except sqlite3.Error as error:
+            raise translated(error, path) from error
 
     def mark(self, path: str) -> object:
         """As `Driver` says."""
@@ -103,11 +114,46 @@ def demand_log(path: str, header: bytes, journal: bytes) -> None:
         return  # the power went while a log was being made; SQLite will find the file empty again
     if not header.startswith(_MAGIC) or len(header) < HEADER_BYTES:
         raise NotALogError(f"{path} is no SQLite database, so it is no log. Nothing was changed.")
-    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
-        raise NotALogError(
-            f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed. "
-            "Open a file of its own; an application's tables can live in a log, not the other way round."
-        )
+    if not _is_ours(header):
+        raise _foreign(path)
+
+
+def is_foreign_database(path: str) -> bool:
+    """Whether a file is an SQLite database of somebody else's. What is no database at all may be a log's remains."""
+    header = _head(path)
+    return header.startswith(_MAGIC) and len(header) == HEADER_BYTES and not _is_ours(header)
+
+
+def _is_ours(header: bytes) -> bool:
+    return int.from_bytes(header[68:72], "big") == APPLICATION_ID
+
+
+def demand_log_by_its_id(connection: Any, path: str) -> None:
+    """Raises NotALogError for a connection to a file that is not ours."""
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise _foreign(path)
+
+
+def _foreign(path: str) -> NotALogError:
+    return NotALogError(
+        f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed. "
+        "Open a file of its own; an application's tables can live in a log, not the other way round."
+    )
+
+
+def _is_locked_here(path: str) -> bool:
+    """Whether SQLite holds a lock on the file in this process: another log of it is open, or the application's own.
+
+    Then it must not be opened by other means. POSIX drops all of a process's locks on a file when the process closes
+    any descriptor of it: another process could then take itself for the last one, and remove the write-ahead log into
+    which this one goes on to write.
+    """
+    try:
+        inode, process = f":{os.stat(path).st_ino} ", f" {os.getpid()} "  # noqa: PTH116
+        locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    return any(inode in lock and process in lock for lock in locks)
 
 
 def _is_from_nothing(journal: bytes) -> bool:
@@ -153,15 +199,30 @@ def connect(driver: Driver, path: str) -> Any:
 
 
 def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: int) -> LogFile:
-    """Makes the log in an empty file, brings an older one up to date, and says what it is."""
+    """Makes the log in an empty file, brings an older one up to date, and says what it is.
+
+    Raises SettingsError for settings that a log which is there was not made with; None takes what it has.
+    """
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         _make(connection, path, settings or Settings(), now_ms)
     file = look(connection, path)
+    if settings is not None:
+        _demand_settings(path, file.settings, settings)
     _use_write_ahead_log(connection, path)
     if file.schema_version < SCHEMA_VERSION:
         _migrate(connection, file.schema_version)
         file = look(connection, path)
     return file
+
+
+def _demand_settings(path: str, made_with: Settings, given: Settings) -> None:
+    for name in Settings.__struct_fields__:
+        its, other = getattr(made_with, name), getattr(given, name)
+        if its != other:
+            raise SettingsError(
+                f"{path} was made with {name}={its}, for ever, and cannot be opened with {name}={other}. "
+                "Give no settings to open it with those it has."
+            )
 
 
 def _use_write_ahead_log(connection: Any, path: str) -> None:

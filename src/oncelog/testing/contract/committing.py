@@ -21,7 +21,7 @@ from oncelog.core.values import (
     Settings,
     Submission,
 )
-from oncelog.errors import ClosedError, PolicyError
+from oncelog.errors import ClosedError, PolicyError, SettingsError
 from oncelog.stores.protocol import Standing
 from oncelog.testing.contract.driven import Contract, DrivenStore, positions
 from oncelog.testing.contract.writes import (
@@ -205,8 +205,26 @@ class CommitContract(Contract):
         with self.opened(tmp_path, Settings(lanes=3, eviction_interval=5)) as log:
             epoch = log.store.epoch
             assert epoch
-            log.reopen(Settings(lanes=4, eviction_interval=6))
+            log.reopen()
             assert (log.store.epoch, log.store.settings) == (epoch, Settings(lanes=3, eviction_interval=5))
+            log.reopen(Settings(lanes=3, eviction_interval=5))
+            assert (log.store.epoch, log.store.settings) == (epoch, Settings(lanes=3, eviction_interval=5))
+
+    def test_settings_that_the_log_was_not_made_with_are_refused(self, tmp_path: Path) -> None:
+        made_with = Settings(lanes=3, eviction_interval=5)
+        others = {
+            Settings(lanes=4, eviction_interval=5): ("lanes=3", "lanes=4"),
+            Settings(lanes=3, eviction_interval=6): ("eviction_interval=5", "eviction_interval=6"),
+        }
+        with self.opened(tmp_path, made_with) as log:
+            committed(log(event(1)))
+            for other, (its, given) in others.items() if self.is_durable else ():
+                error = log.error_of_reopening(other)
+                assert isinstance(error, SettingsError)
+                assert its in str(error)
+                assert given in str(error)
+                assert log.store.settings == made_with
+                replayed(log(event(1)))
 
     def test_policies_are_kept_and_must_not_be_contradicted(self, tmp_path: Path) -> None:
         other = replace(PAYMENTS, retention=kept_for(hours=24))

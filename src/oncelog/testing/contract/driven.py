@@ -14,11 +14,14 @@ from oncelog.testing.clock import ManualClock
 
 T = TypeVar("T")
 
+Make = Callable[[ManualClock, Settings | None], Store]
+"""Gives a store that is not yet open. Without settings it is opened with those that its log was made with."""
+
 
 class DrivenStore:
     """A store with an event loop of its own, so that tests need neither `async` nor a plugin."""
 
-    def __init__(self, make: Callable[[ManualClock, Settings], Store], settings: Settings, is_durable: bool) -> None:
+    def __init__(self, make: Make, settings: Settings, is_durable: bool) -> None:
         self.clock = ManualClock()
         self._make = make
         self._is_durable = is_durable
@@ -39,8 +42,19 @@ class DrivenStore:
         """Closes the store and opens it anew. One that is not durable is used on."""
         if self._is_durable:
             self.run(self.store.close())
-            self.store = self._make(self.clock, settings or Settings())
+            self.store = self._make(self.clock, settings)
             self.run(self.store.open())
+
+    def error_of_reopening(self, settings: Settings) -> BaseException | None:
+        """What opening the store with other settings raises; None if it does not. It is open afterwards as before."""
+        self.run(self.store.close())
+        other = self._make(self.clock, settings)
+        error = self.error_of(other.open())
+        if error is None:
+            self.run(other.close())
+        self.store = self._make(self.clock, None)
+        self.run(self.store.open())
+        return error
 
     def batch(self, *requests: Request, validate: Validate | None = None) -> Decided:
         """Commits requests as one batch."""
@@ -86,15 +100,18 @@ class Contract:
     is_durable: ClassVar[bool] = True
     """Whether a store that is closed and made again has what was in it."""
 
-    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings, draw: Draw) -> Store:
-        """A store that is not yet open. Called again with the same path it must give the same log."""
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
+        """A store that is not yet open. Called again with the same path it must give the same log.
+
+        None for settings means those that the log was made with.
+        """
         raise NotImplementedError
 
     @contextmanager
     def opened(self, tmp_path: Path, settings: Settings | None = None) -> Iterator[DrivenStore]:
         """A store for one test."""
 
-        def make(clock: ManualClock, its_settings: Settings) -> Store:
+        def make(clock: ManualClock, its_settings: Settings | None) -> Store:
             return self.make_store(tmp_path, clock, its_settings, numbered_bytes())
 
         log = DrivenStore(make, settings or Settings(), self.is_durable)
