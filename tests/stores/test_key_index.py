@@ -11,8 +11,7 @@ from zlib import crc32
 import pytest
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
-from oncelog.stores.sqlite import SqliteStore, index
-from oncelog.stores.sqlite import session as session_module
+from oncelog.stores.sqlite import SqliteStore, index, writing
 from oncelog.stores.sqlite.index import FAN_OUT, HASH_MAX, Filter, KeyIndex
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
@@ -202,7 +201,7 @@ def test_a_filter_that_is_filled_beside_the_commits_knows_every_key(
     with session_on(path, 8) as session:
         for start in range(0, 300, 10):
             commit(session, *range(start, start + 10))
-    monkeypatch.setattr(session_module, "FILL_AT_ONCE_KEYS", 0)
+    monkeypatch.setattr(writing, "FILL_AT_ONCE_KEYS", 0)
     with session_on(path, 8) as other:
 
         def make(clock: ManualClock, _: object) -> SqliteStore:

@@ -5,18 +5,27 @@ request that is all or nothing turns out to be nothing.
 """
 
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from oncelog.core.identity import lane_of
+from oncelog.core.merge import Row
+from oncelog.core.operations import Entity
 from oncelog.core.policy import Order, Policy, Retention
 from oncelog.core.values import (
     Changes,
     ClientEntry,
     ClientIdentity,
+    ConsumerIdentity,
+    EntityIdentity,
+    KeyIdentity,
     LaneHead,
+    Lease,
+    MemberIdentity,
     Record,
     Refused,
+    RelationshipIdentity,
     Remembered,
+    RowIdentity,
     SequenceIdentity,
     Snapshot,
 )
@@ -25,6 +34,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _ABSENT: Any = object()
+_STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member, and this is asked for every item
 
 
 class _Journal:
@@ -52,15 +62,15 @@ class Overlay(Generic[K, V]):
     def __init__(self, base: Mapping[K, V], journal: _Journal) -> None:
         self._base = base
         self._journal = journal
-        self.changed: dict[K, V | None] = {}
+        self.changed: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
         """The value as this batch sees it; None if there is none."""
         value = self.changed.get(key, _ABSENT)
         return self._base.get(key) if value is _ABSENT else value
 
-    def put(self, key: K, value: V | None) -> None:
-        """Sets the value, or removes it with None."""
+    def put(self, key: K, value: V) -> None:
+        """Sets the value. In tables whose entries can be removed None does that."""
         if self._journal.is_open:
             self._journal.entries.append((self.changed, key, self.changed.get(key, _ABSENT)))
         self.changed[key] = value
@@ -93,6 +103,12 @@ class LaneDesk:
     def touch(self) -> None:
         """Something in the lane has changed, a record or side state: its head is to be saved."""
         self.is_touched = True
+
+    def next_position(self) -> int:
+        """The lane grows by a record."""
+        self.is_touched = True
+        self.position += 1
+        return self.position
 
     def remembers(self, retention: Retention, since_ms: int) -> bool:
         """False if what was last seen at `since_ms` has been forgotten."""
@@ -149,19 +165,19 @@ class Desk:
         self.sequences = Overlay(snapshot.sequences, self._journal)
         self.clients = Overlay(snapshot.clients, self._journal)
         self.streams = Overlay(snapshot.streams, self._journal)
-        self.entities = Overlay(snapshot.entities, self._journal)
-        self.relationships = Overlay(snapshot.relationships, self._journal)
-        self.rows = Overlay(snapshot.rows, self._journal)
-        self.leases = Overlay(snapshot.leases, self._journal)
-        self.members = Overlay(snapshot.members, self._journal)
-        self.acknowledged = Overlay(snapshot.acknowledged, self._journal)
-        self.consumers = Overlay(snapshot.consumers, self._journal)
+        self.entities: Overlay[EntityIdentity, Entity | None] = Overlay(snapshot.entities, self._journal)
+        self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._journal)
+        self.rows: Overlay[RowIdentity, Row | None] = Overlay(snapshot.rows, self._journal)
+        self.leases: Overlay[KeyIdentity, Lease | None] = Overlay(snapshot.leases, self._journal)
+        self.members: Overlay[MemberIdentity, bool | None] = Overlay(snapshot.members, self._journal)
+        self.acknowledged: Overlay[MemberIdentity, int | None] = Overlay(snapshot.acknowledged, self._journal)
+        self.consumers: Overlay[ConsumerIdentity, int | None] = Overlay(snapshot.consumers, self._journal)
 
     # --- lanes
 
     def lane(self, policy: Policy, scope: str) -> LaneDesk:
         """The lane that a policy's writes in a scope go to."""
-        if policy.order is Order.STREAM:
+        if policy.order is _STREAM:
             return self.stream_lane(scope)
         return self._zero or self.lane_zero()
 

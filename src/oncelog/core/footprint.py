@@ -1,6 +1,7 @@
 """What a store must load before a batch can be decided, named all at once: a constant number of statements."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -33,6 +34,8 @@ from oncelog.core.values import (
     key_identity,
 )
 
+_STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+
 
 class Footprint(Struct):
     """The keys of every table of a snapshot that a batch may read or write."""
@@ -62,18 +65,17 @@ def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
     for request in batch:
         for item in request.items:
             refused = malformed(item)
-            if refused is None:
-                _add(item, needs)
-            else:
+            if refused is not None:
                 needs.faults[id(item)] = refused
+            elif isinstance(item, Submission):
+                _add_submission(item, needs)
+            else:
+                _add(item, needs)
     needs.lanes.update(lane_of(stream, settings.lanes) for stream in needs.streams)
     return needs
 
 
 def _add(item: Item, needs: Footprint) -> None:
-    if isinstance(item, Submission):
-        _add_submission(item, needs)
-        return
     match item:
         case Claim():
             identity = key_identity(item)
@@ -100,7 +102,7 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
     policy, scope = submission.policy, submission.scope
     if submission.key:
         needs.keys.add(key_identity(submission))
-    if policy.order is Order.STREAM:
+    if policy.order is _STREAM:
         needs.streams.add(scope)
     else:
         needs.lanes.add(0)

@@ -25,7 +25,7 @@ from oncelog.core.hlc import drift_of
 from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
 from oncelog.core.members import acknowledge, not_a_member, set_member
 from oncelog.core.merge import RowDelta
-from oncelog.core.policy import OnReuse, Order
+from oncelog.core.policy import OnReuse
 from oncelog.core.sequences import advance, not_the_next
 from oncelog.core.shape import malformed, malformed_request
 from oncelog.core.values import (
@@ -83,8 +83,6 @@ def plan(
 
 def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
     if request.mode is Mode.EACH:
-        if len(request.items) == 1:
-            return [_decide(request.items[0], desk, validate)]
         return [_decide(item, desk, validate) for item in request.items]
     refused = malformed_request(request)
     if refused is not None:
@@ -161,7 +159,7 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
         answer = lease_in_the_way(submission, lane, desk)
     if answer is not None:
         return answer
-    sequence = (desk.streams.get(submission.scope) or 0) + 1 if policy.order is Order.STREAM else 0
+    sequence = (desk.streams.get(submission.scope) or 0) + 1 if lane.number else 0  # streams are not in lane 0
     refused = _not_expected(submission, lane.position, sequence)
     if refused is not None:
         return refused
@@ -258,10 +256,8 @@ def _limited(submission: Submission) -> Refused | None:
 
 def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: LaneDesk, desk: Desk) -> Committed:
     policy = submission.policy
-    lane.position = position = lane.position + 1
-    lane.touch()
-    log_time_ms = lane.log_time_ms
-    receipt = Receipt(lane.number, position, sequence, log_time_ms, lane.height, submission.client_sequence)
+    number, position, log_time_ms, height = lane.number, lane.next_position(), lane.log_time_ms, lane.height
+    receipt = Receipt(number, position, sequence, log_time_ms, height, submission.client_sequence)
     remembered = Remembered(receipt, submission.fingerprint)
     if submission.key:
         desk.keys.put(identity, remembered)
@@ -273,11 +269,11 @@ def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: 
         settle(submission, desk)
     desk.records.append(
         Record(
-            lane.number,
+            number,
             position,
             sequence,
             log_time_ms,
-            lane.height,
+            height,
             policy.name,
             submission.scope,
             submission.key,

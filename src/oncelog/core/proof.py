@@ -10,6 +10,7 @@ is not salted: it is how a retry is recognised.)
 """
 
 import struct
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -66,53 +67,71 @@ class Proof(Struct, frozen=True):
 
 def record_header(record: Record) -> bytes:
     """All of a record but its body, in one spelling."""
-    key, said, partitions = record.key, record.fingerprint, record.partitions
-    return b"%b%bkey%b%bfingerprint%b%b%b%b" % (
-        _RECORD_NUMBERS.pack(
-            FORMAT_VERSION,
-            record.lane,
-            record.position,
-            record.sequence,
-            record.log_time_ms,
-            record.height,
-            record.client_sequence,
-        ),
-        _framed_texts(("policy", record.policy), ("scope", record.scope)),
-        _LENGTH.pack(len(key)),
-        key,
-        _LENGTH.pack(len(said)),
-        said,
-        _framed_texts(("actor", record.actor), ("client", record.client)),
-        _framed_partitions(partitions) if partitions else b"",
+    key, said = record.key, record.fingerprint
+    before, between, after = _frames(
+        record.policy, record.scope, len(key), len(said), record.actor, record.client, record.partitions
+    )
+    numbers = _RECORD_NUMBERS.pack(
+        FORMAT_VERSION,
+        record.lane,
+        record.position,
+        record.sequence,
+        record.log_time_ms,
+        record.height,
+        record.client_sequence,
+    )
+    return b"".join((numbers, before, key, between, said, after))
+
+
+@lru_cache(maxsize=1024)  # names and lengths come again and again
+def _frames(
+    policy: str,
+    scope: str,
+    key_bytes: int,
+    fingerprint_bytes: int,
+    actor: str,
+    client: str,
+    partitions: tuple[str, ...],
+) -> tuple[bytes, bytes, bytes]:
+    """What stands in a header before the key, between key and fingerprint, and after the fingerprint."""
+    return (
+        _framed("policy", policy) + _framed("scope", scope) + b"key" + _LENGTH.pack(key_bytes),
+        b"fingerprint" + _LENGTH.pack(fingerprint_bytes),
+        _framed("actor", actor)
+        + _framed("client", client)
+        + b"".join(_framed("partition", partition) for partition in partitions),
     )
 
 
-# Names come again and again, so their frames are kept.
+def _framed(label: str, text: str) -> bytes:
+    return frame(label.encode(), text.encode())
 
 
-@lru_cache(maxsize=1024)
-def _framed_texts(*texts: tuple[str, str]) -> bytes:
-    return b"".join(frame(label.encode(), text.encode()) for label, text in texts)
-
-
-@lru_cache(maxsize=1024)
-def _framed_partitions(partitions: tuple[str, ...]) -> bytes:
-    return b"".join(frame(b"partition", partition.encode()) for partition in partitions)
+# A copy of a hash that has been begun is cheaper than a new one, for which OpenSSL looks up its SHA-256 again.
+_BODY: Final = sha256()
+_LEAF: Final = sha256(b"\x00")
+_NODE: Final = sha256(b"\x01")
 
 
 def body_hash(salt: bytes, body: bytes) -> bytes:
     """What stays of a body when it is erased. A salt has SALT_BYTES bytes, no more and no less."""
-    return sha256(salt + body).digest()
+    begun = _BODY.copy()
+    begun.update(salt + body)
+    return begun.digest()
 
 
 def leaf_hash(header: bytes, salted_body_hash: bytes) -> bytes:
     """The leaf of a record in its block's tree."""
-    return sha256(b"\x00" + header + salted_body_hash).digest()
+    begun = _LEAF.copy()
+    begun.update(header + salted_body_hash)
+    return begun.digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
     """The node over two others."""
-    return sha256(b"\x01" + left + right).digest()
+    begun = _NODE.copy()
+    begun.update(left + right)
+    return begun.digest()
 
 
 def root_of(leaves: Sequence[bytes]) -> bytes:
@@ -205,19 +224,12 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
     `salts` are random, SALT_BYTES long, one a record in the order of `changes.records`. They come from outside
     because nothing in the core draws a random number.
     """
-    if any(len(salt) != SALT_BYTES for salt in salts):
+    if salts and set(map(len, salts)) != {SALT_BYTES}:
         raise ValueError(f"a salt must have {SALT_BYTES} bytes")
-    leaves: dict[int, list[bytes]] = {}
-    first: dict[int, Record] = {}
+    leaves: defaultdict[int, list[bytes]] = defaultdict(list)
     for record, salt in zip(changes.records, salts, strict=True):
-        leaf = leaf_hash(record_header(record), body_hash(salt, record.body))
-        lane = record.lane
-        if lane in leaves:
-            leaves[lane].append(leaf)
-        else:
-            leaves[lane] = [leaf]
-            first[lane] = record
-    blocks = [_block(changes.heads[lane], first[lane], lane_leaves) for lane, lane_leaves in leaves.items()]
+        leaves[record.lane].append(leaf_hash(record_header(record), body_hash(salt, record.body)))
+    blocks = [_block(lane, changes.heads[lane], lane_leaves) for lane, lane_leaves in leaves.items()]
     hashes = {block.lane: block.hash for block in blocks}
     heads = {
         lane: replace(head, block_hash=hashes[lane]) if lane in hashes else head for lane, head in changes.heads.items()
@@ -225,13 +237,13 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
     return Sealed(blocks, leaves, heads)
 
 
-def _block(head: LaneHead, first: Record, leaves: Sequence[bytes]) -> Block:
+def _block(lane: int, head: LaneHead, leaves: Sequence[bytes]) -> Block:
     return Block(
-        lane=first.lane,
+        lane=lane,
         height=head.height,
-        first_position=first.position,
+        first_position=head.position - len(leaves) + 1,
         count=len(leaves),
-        log_time_ms=first.log_time_ms,
+        log_time_ms=head.log_time_ms,
         previous=head.block_hash,
         root=root_of(leaves),
     )
@@ -245,7 +257,7 @@ def _levels(leaves: Sequence[bytes]) -> list[Sequence[bytes]]:
     levels = [leaves]
     while len(levels[-1]) > 1:
         below = levels[-1]
-        level = list(map(node_hash, below[::2], below[1::2]))
+        level = [node_hash(left, right) for left, right in zip(below[::2], below[1::2], strict=False)]
         if len(below) % 2:
             level.append(below[-1])
         levels.append(level)

@@ -41,6 +41,7 @@ from oncelog.core.values import (
 )
 
 _NAMES: Final = ("scope", "actor", "client", "holder")
+_STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
 
 
 def malformed(item: Item) -> Refused | None:
@@ -66,10 +67,10 @@ def malformed_request(request: Request) -> Refused | None:
 
 def _malformed_submission(submission: Submission) -> Refused | None:
     policy, key = submission.policy, submission.key
-    names = (submission.scope, submission.actor, submission.client, submission.holder)
-    if type(submission.partitions) is not tuple:
-        return _refused("partitions", f"must be a tuple of names, not {type(submission.partitions).__name__}")
-    refused = _malformed_names(names, submission.partitions)
+    partitions = submission.partitions
+    if type(partitions) is not tuple:
+        return _refused("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
+    refused = _malformed_names(partitions, submission.scope, submission.actor, submission.client, submission.holder)
     if refused is None and (policy.client_sequence or submission.client_sequence):
         refused = _malformed_sequence(submission, policy)
     if refused is None and (key or not policy.client_sequence):
@@ -78,7 +79,7 @@ def _malformed_submission(submission: Submission) -> Refused | None:
         return refused
     if len(submission.fingerprint) > FINGERPRINT_BYTES_MAX:
         return _too_long("fingerprint", FINGERPRINT_BYTES_MAX)
-    if policy.order is Order.STREAM:
+    if policy.order is _STREAM:
         if not submission.scope:
             return _refused("scope", "must name the stream")
     elif submission.expected_sequence is not None:
@@ -87,7 +88,7 @@ def _malformed_submission(submission: Submission) -> Refused | None:
 
 
 @lru_cache(maxsize=1024)  # the same senders and partitions come again and again
-def _malformed_names(names: tuple[str, str, str, str], partitions: tuple[str, ...]) -> Refused | None:
+def _malformed_names(partitions: tuple[str, ...], *names: str) -> Refused | None:
     if len(partitions) > PARTITIONS_MAX:
         return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
     for field, name in (*zip(_NAMES, names, strict=True), *(("partitions", name) for name in partitions)):
@@ -100,7 +101,7 @@ def _malformed_names(names: tuple[str, str, str, str], partitions: tuple[str, ..
     return refused
 
 
-def _malformed_texts_of(names: tuple[str, str, str, str], partitions: tuple[str, ...]) -> Refused | None:
+def _malformed_texts_of(names: tuple[str, ...], partitions: tuple[str, ...]) -> Refused | None:
     if _are_short_and_plain((*names, *partitions), PARTITION_CHARACTERS_MAX):
         return None
     for field, name in zip(_NAMES, names, strict=True):

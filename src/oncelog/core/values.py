@@ -247,8 +247,9 @@ ConsumerIdentity = tuple[str, str]
 
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
     """Under what a write is remembered and leased. Where clients number their writes, their keys are their own."""
-    client = item.client if isinstance(item, Submission) and item.policy.client_sequence else ""
-    return (item.policy.name, item.scope, client, item.key)
+    policy = item.policy
+    client = item.client if policy.client_sequence and isinstance(item, Submission) else ""
+    return (policy.name, item.scope, client, item.key)
 
 
 def client_identity(submission: Submission) -> ClientIdentity:
@@ -378,10 +379,10 @@ class Changes(Struct):
 
     records: list[Record]
     heads: dict[int, LaneHead]
-    keys: dict[KeyIdentity, Remembered | None]
-    sequences: dict[SequenceIdentity, Remembered | None]
-    clients: dict[ClientIdentity, ClientEntry | None]
-    streams: dict[str, int | None]
+    keys: dict[KeyIdentity, Remembered]
+    sequences: dict[SequenceIdentity, Remembered]
+    clients: dict[ClientIdentity, ClientEntry]
+    streams: dict[str, int]
     entities: dict[EntityIdentity, Entity | None]
     relationships: dict[RelationshipIdentity, int | None]
     rows: dict[RowIdentity, Row | None]

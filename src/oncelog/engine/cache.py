@@ -79,7 +79,7 @@ class AnswerCache:
             self.log_time_ms = max(self.log_time_ms, head.log_time_ms)
         if not self._entries_max or decided.erasures < self.erasures:
             return  # what was decided before an erasure may have been erased by it
-        self._answers.update((key, value) for key, value in decided.changes.keys.items() if value is not None)
+        self._answers.update(decided.changes.keys)
         for block in decided.sealed.blocks:
             self._blocks[block.lane, block.height] = (block, decided.sealed.leaves[block.lane])
             self._leaves += block.count

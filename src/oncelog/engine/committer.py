@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
 from typing import Final
 
 from msgspec import Struct
@@ -51,9 +52,10 @@ Answers = asyncio.Future[list[Verdict]]
 
 
 class _Waiting(Struct, eq=False, gc=False):
-    """A request in the queue or in flight, and who waits for it."""
+    """Something in the queue or in flight, and who waits for it."""
 
-    request: Request
+    asked: Item | Request
+    """An item that came alone, or several that came together."""
     answer: Answer | None
     """For an item that came alone."""
     answers: Answers | None
@@ -64,6 +66,11 @@ class _Waiting(Struct, eq=False, gc=False):
     joined: list[Answer] | None = None
     is_inquiry: bool = False
     """It found the queue full: it is answered if it is known, and else told that the log is busy."""
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """What came, one or several."""
+        return self.asked.items if isinstance(self.asked, Request) else (self.asked,)
 
 
 class Committer:
@@ -122,11 +129,11 @@ class Committer:
     def _accept(self, item: Item, identity: KeyIdentity | None, size: int) -> Refused | Answer:
         """Into the queue, or among the questions if that is full."""
         answer: Answer = (self._loop or self._found_loop()).create_future()
-        waiting = _Waiting(Request((item,)), answer, None, size, identity)
+        waiting = _Waiting(item, answer, None, size, identity)
         if self._items and not self._has_room(size, 1):
             return answer if self._inquire(waiting) else self._busy()
-        if identity is not None and identity not in self._in_flight:
-            self._in_flight[identity] = waiting
+        if identity is not None:
+            self._in_flight.setdefault(identity, waiting)
         self._items += 1
         self._bytes += size
         self._queue.append(waiting)
@@ -143,7 +150,7 @@ class Committer:
         if remembered is not None:
             return known_answer(item, remembered)
         in_flight = self._in_flight.get(identity)
-        if in_flight is None or in_flight.request.items[0] != item or self._joined >= self._items_max:
+        if in_flight is None or in_flight.asked != item or self._joined >= self._items_max:
             return None
         answer: Answer = self._found_loop().create_future()
         if in_flight.joined is None:
@@ -219,13 +226,13 @@ class Committer:
 
         False if even the questions are too many, or it is something that cannot be known.
         """
-        if not _can_be_known(waiting.request):
+        if not _can_be_known(waiting):
             return False
-        items, size = self._asked_items + len(waiting.request.items), self._asked_bytes + waiting.bytes
+        items, size = self._asked_items + len(waiting.items), self._asked_bytes + waiting.bytes
         if self._inquiries and (items > self._items_max or size > self._bytes_max):
             return False
         self._asked_items, self._asked_bytes = items, size
-        waiting.request = _limited(waiting.request)
+        waiting.asked = _limited(waiting.asked)
         waiting.identity = None
         waiting.is_inquiry = True
         self._inquiries.append(waiting)
@@ -256,10 +263,10 @@ class Committer:
             while self._queue or self._inquiries:
                 if self._queue:
                     began = time.perf_counter()
-                    await self._commit(self._take(self._queue))
+                    await self._commit(self._take(self._queue, self._items, self._bytes))
                     self._batch_ms = (time.perf_counter() - began) * 1000
                 if self._inquiries:
-                    await self._commit(self._take(self._inquiries))
+                    await self._commit(self._take(self._inquiries, self._asked_items, self._asked_bytes))
         except BaseException:
             # Nobody goes on after this, so nobody may wait for it.
             self._fail([*self._queue, *self._inquiries], _stopped())
@@ -269,14 +276,18 @@ class Committer:
         finally:
             self._draining = None
 
-    def _take(self, queue: deque[_Waiting]) -> list[_Waiting]:
-        """The next batch, in the order of arrival."""
+    def _take(self, queue: deque[_Waiting], items: int, size: int) -> list[_Waiting]:
+        """The next batch, in the order of arrival: all of it, or as much as fits."""
         limits = self._limits
         batch: list[_Waiting] = []
+        if items <= limits.batch_items_max and size <= limits.batch_bytes_max:
+            batch.extend(queue)
+            queue.clear()
+            return batch
         items = size = 0
         while queue:
             waiting = queue[0]
-            items += len(waiting.request.items)
+            items += len(waiting.items)
             size += waiting.bytes
             if batch and (items > limits.batch_items_max or size > limits.batch_bytes_max):
                 break
@@ -285,7 +296,7 @@ class Committer:
 
     async def _commit(self, batch: Sequence[_Waiting]) -> None:
         try:
-            decided = await self._store.commit([waiting.request for waiting in batch], self._validate)
+            decided = await self._store.commit(_requests_of([waiting.asked for waiting in batch]), self._validate)
         except (StoreError, ClosedError) as error:
             logger.warning("a batch of %d requests was not committed: %s", len(batch), error)
             self._fail(batch, error)
@@ -306,17 +317,20 @@ class Committer:
     async def _commit_known(self, batch: Sequence[_Waiting], error: ClockJumpedError) -> None:
         """New writes are refused with the error; what is known is answered all the same, in one transaction."""
         logger.warning("new writes are refused: %s", error)
-        asked = [waiting for waiting in batch if _can_be_known(waiting.request)]
-        self._fail([waiting for waiting in batch if not _can_be_known(waiting.request)], error)
+        asked = [waiting for waiting in batch if _can_be_known(waiting)]
+        self._fail([waiting for waiting in batch if not _can_be_known(waiting)], error)
         try:
-            decided = await self._store.commit([_limited(waiting.request) for waiting in asked], self._validate)
+            requests = _requests_of([_limited(waiting.asked) for waiting in asked])
+            decided = await self._store.commit(requests, self._validate)
         except Exception as second:  # noqa: BLE001 - those who ask are told
             self._fail(asked, second)
             return
         except BaseException:
             self._fail(asked, _stopped())
             raise
-        for waiting, verdicts in zip(asked, decided.verdicts, strict=True):
+        verdicts_of_all = chain.from_iterable(decided.verdicts)
+        for waiting in asked:
+            verdicts = list(islice(verdicts_of_all, len(waiting.items)))
             if waiting.answer is not None and _is_limited(verdicts[0]):
                 self._fail([waiting], error)
             else:
@@ -340,19 +354,23 @@ class Committer:
         self._cache.put_all(decided)
         in_flight = self._in_flight
         may_keep = decided.erasures >= self._cache.erasures
-        for waiting, verdicts in zip(batch, decided.verdicts, strict=True):
+        verdicts = chain.from_iterable(decided.verdicts)
+        items = size = 0
+        for waiting in batch:
             answer = waiting.answer
             if answer is None or waiting.is_inquiry or waiting.joined is not None:
-                self._settle_other(waiting, verdicts)
+                self._settle_other(waiting, list(islice(verdicts, len(waiting.items))))
                 continue
-            self._items -= 1
-            self._bytes -= waiting.bytes
+            items += 1
+            size += waiting.bytes
             in_flight.pop(waiting.identity, None)
-            verdict = verdicts[0]
+            verdict = next(verdicts)
             if isinstance(verdict, Replayed) and may_keep:
                 self._remember(waiting, verdict)
             if not answer.done():
                 answer.set_result(verdict)
+        self._items -= items
+        self._bytes -= size
         self._on_commit(decided)
 
     def _settle_other(self, waiting: _Waiting, verdicts: list[Verdict]) -> None:
@@ -370,7 +388,7 @@ class Committer:
 
     def _remember(self, waiting: _Waiting, verdict: Replayed) -> None:
         """An answer that came from the store: the next retry gets it from memory."""
-        item = waiting.request.items[0]
+        item = waiting.asked
         if waiting.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
         if verdict.receipt is not None and not verdict.mismatch:
@@ -385,11 +403,11 @@ class Committer:
 
     def _leave(self, waiting: _Waiting) -> None:
         if waiting.is_inquiry:
-            self._asked_items -= len(waiting.request.items)
+            self._asked_items -= len(waiting.items)
             self._asked_bytes -= waiting.bytes
             return
         self._joined -= len(waiting.joined or ())
-        self._items -= len(waiting.request.items)
+        self._items -= len(waiting.items)
         self._bytes -= waiting.bytes
         self._in_flight.pop(waiting.identity, None)
 
@@ -410,13 +428,32 @@ def size_of(submission: Submission) -> int:
     return size
 
 
-def _can_be_known(request: Request) -> bool:
-    return all(isinstance(item, Submission | Claim) for item in request.items)
+def _requests_of(asked: Sequence[Item | Request]) -> list[Request]:
+    """Items that came alone, one after the other, make one request: there too each has its own outcome."""
+    requests: list[Request] = []
+    alone: list[Item] = []
+    for one in asked:
+        if isinstance(one, Request):
+            if alone:
+                requests.append(Request(tuple(alone)))
+                alone = []
+            requests.append(one)
+        else:
+            alone.append(one)
+    if alone:
+        requests.append(Request(tuple(alone)))
+    return requests
 
 
-def _limited(request: Request) -> Request:
+def _can_be_known(waiting: _Waiting) -> bool:
+    return all(isinstance(item, Submission | Claim) for item in waiting.items)
+
+
+def _limited(asked: Item | Request) -> Item | Request:
     """The same, with new writes refused by the limit that doors use for their rates."""
-    return Request(tuple(replace(item, retry_after_ms=_BUSY_MS) for item in request.items), request.mode)
+    if isinstance(asked, Request):
+        return Request(tuple(replace(item, retry_after_ms=_BUSY_MS) for item in asked.items), asked.mode)
+    return replace(asked, retry_after_ms=_BUSY_MS)
 
 
 def _is_limited(verdict: Verdict) -> bool:

@@ -136,10 +136,9 @@ class KeyIndex:
     def hash_of(self, identity: KeyIdentity | SequenceIdentity) -> int:
         """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
         policy, scope, client, key = identity
-        text = _prefix(policy, scope, client)
-        # The secret comes first: BLAKE2 is a keyed hash that way too, and in one block less than by its own parameter.
-        data = self._secret + text + (b"k" + key if isinstance(key, bytes) else b"s%d" % key)
-        return int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> 1
+        begun = _begun(self._secret, policy, scope, client).copy()
+        begun.update(b"k" + key if isinstance(key, bytes) else b"s%d" % key)
+        return int.from_bytes(begun.digest(), "big") >> 1
 
     # --- in a transaction
 
@@ -186,10 +185,15 @@ class KeyIndex:
                 found.setdefault(one, []).append(place)
         return found
 
-    def stage(self, added: Sequence[tuple[int, int]], positions: Mapping[int, int]) -> None:
+    def stage(self, added: list[tuple[int, int]], positions: Mapping[int, int]) -> None:
         """Notes what the transaction adds: hashes with their places, and the new positions of the lanes."""
-        self._staged = list(added)
+        self._staged = added
         self._next = _Next(dict(self._jobs), list(self._segments), dict(positions))
+
+    @property
+    def is_staged(self) -> bool:
+        """There is something that waits for `confirm`."""
+        return self._next is not None
 
     def maintain(self, connection: Any) -> None:
         """Does a slice of the work that is due, in the same transaction. Call after the lanes have been saved."""
@@ -335,7 +339,8 @@ class KeyIndex:
             order = self._sealing_order = sorted(keys)
         start = bisect_right(order, job.cursor)
         hashes = order[start : start + rows]
-        _insert(connection, [(job.target, one, place) for one in hashes for place in _listed(keys[one])])
+        sealed = [(job.target, one, place) for one in hashes for place in _listed(keys[one])]
+        _insert(connection, sealed, len(sealed))
         if start + rows < len(order):
             state.advance(connection, job, hashes[-1])
         else:
@@ -402,9 +407,10 @@ def job_of(row: tuple[Any, ...]) -> Job:
 
 
 @lru_cache(maxsize=1024)
-def _prefix(policy: str, scope: str, client: str) -> bytes:
-    """No name has a U+0000 in it, so what stands before the key can be read in one way only."""
-    return f"{policy}\0{scope}\0{client}\0".encode()
+def _begun(secret: bytes, policy: str, scope: str, client: str) -> blake2b:
+    """The hash of all that stands before the key. No name has a U+0000 in it, so it can be read in one way only."""
+    # The secret comes first: BLAKE2 is a keyed hash that way too, and in one block less than by its own parameter.
+    return blake2b(secret + f"{policy}\0{scope}\0{client}\0".encode(), digest_size=8)
 
 
 def _listed(places: Places) -> list[int]:

@@ -6,79 +6,27 @@ write lock (BEGIN IMMEDIATE) and seen what the others have written since.
 
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
-import orjson
 
-from oncelog.core.footprint import Footprint, footprint
+from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import body_hash
-from oncelog.core.values import (
-    KeyIdentity,
-    LaneHead,
-    Receipt,
-    Record,
-    Remembered,
-    Request,
-    SequenceIdentity,
-    Settings,
-    Snapshot,
-)
+from oncelog.core.values import KeyIdentity, Remembered, Request, Settings
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.clock import Clock, ClockMark
-from oncelog.stores.protocol import Decided, Draw, Standing, decide, newly_declared
-from oncelog.stores.sqlite import tables
+from oncelog.stores.protocol import Decided, Draw, Standing
 from oncelog.stores.sqlite.files import BUSY_TIMEOUT_MS, Driver, LogFile, connect, make_or_open, translated
-from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position, place_of
-from oncelog.stores.sqlite.reading import partitions_text
+from oncelog.stores.sqlite.index import SEAL_KEYS, KeyIndex, place_of
 from oncelog.stores.sqlite.standing import standing_of
-from oncelog.stores.sqlite.statements import SQL, Insert
+from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.writing import State, Writing
 
 logger: Final = logging.getLogger("oncelog.sqlite")
-
-ERASURE_BYTES: Final = 20
-"""By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
-FILL_AT_ONCE_KEYS: Final = 100_000
-_FILL_ROWS: Final = 50_000
-_POLICY: Final = msgspec.json.Decoder(Policy)
-
-_insert_records: Final = Insert(
-    "oncelog_records",
-    (
-        "place",
-        "sequence",
-        "log_time_ms",
-        "height",
-        "client_sequence",
-        "policy",
-        "scope",
-        "client",
-        "key",
-        "fingerprint",
-        "actor",
-        "partitions",
-        "salt",
-        "body",
-        "padding",
-    ),
-)
-_insert_partitions: Final = Insert("oncelog_partition_records", ("lane", "partition", "position"))
-_insert_streams: Final = Insert("oncelog_stream_records", ("lane", "scope", "sequence", "position"))
-
-
-class _State(msgspec.Struct):
-    """What the log says right after the lock was taken."""
-
-    commits: int
-    erasures: int
-    clock: ClockMark
-    heads: dict[int, LaneHead]
-    lanes: dict[int, Lane]
 
 
 class Session:
@@ -100,8 +48,7 @@ class Session:
         self._jump_ms_max = jump_ms_max
         self._seal_keys = seal_keys
         self._connection: Any = None
-        self._index: KeyIndex | None = None
-        self._file: LogFile | None = None
+        self._writing: Writing | None = None
         self._settings: Settings | None = None
         self._has_begun = False
         self._mark: object = None
@@ -113,7 +60,7 @@ class Session:
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN"):
-                self._caught_up(connection, self._state(connection))
+                self.writing.caught_up(connection, self.writing.state(connection))
             return self.file
 
     def close(self) -> None:
@@ -129,51 +76,9 @@ class Session:
         with self._translating("; submit again under the same identity"):
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
-                state = self._state(connection)
-                index = self._caught_up(connection, state)
-                mark, jumped = state.clock.proposed(self._clock, self._jump_ms_max)
-                needs = footprint(batch, self.file.settings)
-                snapshot, hashes = self._load(connection, index, needs, state)
-                decided = decide(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
-                decided.erasures = state.erasures
-                if decided.changes.is_empty:
-                    return decided
-                if jumped is not None:
-                    raise jumped
-                self._save(connection, decided)
-                index.stage(_added(decided, hashes), _positions(state.heads, decided))
-                index.maintain(connection)
-                connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
-            # Only now does memory follow: before COMMIT returned, nothing of this had happened.
-            index.confirm()
+                decided = self.writing.commit(connection, batch, validate)
+            self.writing.confirm()
             return decided
-
-    def _load(
-        self, connection: Any, index: KeyIndex, needs: Footprint, state: _State
-    ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
-        snapshot = Snapshot(settings=self.file.settings, heads=state.heads)
-        identities: Iterable[KeyIdentity | SequenceIdentity] = chain(needs.keys, needs.sequences)
-        hashes = {identity: index.hash_of(identity) for identity in identities}
-        found = index.find(connection, hashes.values())
-        if found:
-            places = set(chain.from_iterable(found.values()))
-            snapshot.keys, snapshot.sequences = _remembered(connection, places, needs)
-        tables.load(connection, needs, snapshot)
-        return snapshot, hashes
-
-    def _save(self, connection: Any, decided: Decided) -> None:
-        changes = decided.changes
-        records = list(map(_columns, changes.records, decided.salts))
-        partitions = {(one.lane, name, one.position) for one in changes.records for name in one.partitions}
-        streams = [(one.lane, one.scope, one.sequence, one.position) for one in changes.records if one.sequence]
-        _insert_records(connection, records)
-        _insert_partitions(connection, sorted(partitions))  # in the order in which they lie, page by page
-        _insert_streams(connection, streams)
-        blocks = [msgspec.structs.astuple(block) for block in decided.sealed.blocks]
-        connection.executemany(SQL["save_block"], blocks)
-        heads = [(lane, *msgspec.structs.astuple(head)) for lane, head in changes.heads.items()]
-        connection.executemany(SQL["save_lane"], heads)
-        tables.save(connection, changes, self.file.settings.lanes)
 
     # --- other uses of the writer
 
@@ -182,23 +87,18 @@ class Session:
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
-                rows = connection.execute(SQL["policies"]).fetchall()
-                known = {name: _POLICY.decode(declaration) for name, declaration in rows}
-                declared = newly_declared(known, policies)
-                declarations = [(name, msgspec.json.encode(policy).decode()) for name, policy in declared.items()]
-                connection.executemany(SQL["declare_policy"], declarations)
-        return known | declared
+                return self.writing.declare(connection, policies)
 
     def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
         """Of each identity, what its newest record left to remember."""
         with self._reading() as (connection, state):
-            snapshot, _ = self._load(connection, self.index, Footprint(keys=set(identities)), state)
+            snapshot, _ = self.writing.load(connection, self.index, Footprint(keys=set(identities)), state)
         return [snapshot.keys.get(identity) for identity in identities]
 
     def standing(self, identity: KeyIdentity) -> Standing:
         """Its newest record, its lease, and the head to judge both by."""
         with self._reading() as (connection, state):
-            mark, _ = state.clock.proposed(self._clock, self._jump_ms_max)
+            mark, _ = self.writing.proposed(state)
             standing = standing_of(connection, self.index, identity, state.heads, self.file.settings.lanes)
             return msgspec.structs.replace(standing, time_ms=mark.time_ms)
 
@@ -243,18 +143,24 @@ class Session:
     # --- the key index and its filter
 
     @property
+    def writing(self) -> Writing:
+        """What happens inside of the transactions."""
+        if self._writing is None:
+            raise ClosedError(f"the log {self._path} has not been opened")
+        return self._writing
+
+    @property
     def file(self) -> LogFile:
         """What the file says about itself."""
-        if self._file is None:
-            raise ClosedError(f"the log {self._path} has not been opened")
-        return self._file
+        return self.writing.file
 
     @property
     def index(self) -> KeyIndex:
         """As of the newest transaction."""
-        if self._index is None:
+        index = self.writing.index
+        if index is None:
             raise ClosedError(f"the log {self._path} has not been opened")
-        return self._index
+        return index
 
     @property
     def connection(self) -> Any:
@@ -264,7 +170,8 @@ class Session:
     @property
     def unfiltered(self) -> KeyIndex | None:
         """The index, if it waits for its filter."""
-        index = self._index  # once: the writer's thread may let go of it at any moment
+        # Once: the writer's thread may let go of it at any moment.
+        index = None if self._writing is None else self._writing.index
         return index if index is not None and not index.has_filter else None
 
     # --- connection and transaction
@@ -273,11 +180,11 @@ class Session:
         if self._connection is not None and self._driver.mark(self._path) != self._mark:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
         if self._connection is None:
-            if self._file is not None:
+            if self._writing is not None:
                 self._driver.check(self._path)
             connection = connect(self._driver, self._path)
             try:
-                self._file = self._same_log(make_or_open(connection, self._path, self._settings, self._clock.wall_ms()))
+                self._be_of(make_or_open(connection, self._path, self._settings, self._clock.wall_ms()))
                 self._mark = self._driver.mark(self._path)
                 _make_durable(connection)
             except BaseException:
@@ -286,11 +193,12 @@ class Session:
             self._connection = connection
         return self._connection
 
-    def _same_log(self, file: LogFile) -> LogFile:
+    def _be_of(self, file: LogFile) -> None:
         """After an error the file is opened again, and somebody may have put another one in its place."""
-        if self._file is not None and self._file.epoch != file.epoch:
+        if self._writing is None:
+            self._writing = Writing(file, self._clock, self._draw, self._jump_ms_max, self._seal_keys)
+        elif self._writing.file.epoch != file.epoch:
             raise StoreUnavailableError(f"{self._path} is another log than the one that was opened; open it anew")
-        return file
 
     @contextmanager
     def _translating(self, hint: str = "") -> Iterator[None]:
@@ -303,8 +211,8 @@ class Session:
         try:
             yield
         except sqlite3.Error as error:
-            if self._has_begun:  # else nothing was read or written: another process holds the lock
-                self._index = None
+            if self._has_begun and self._writing is not None:
+                self._writing.index = None  # else nothing was read or written: another process holds the lock
             ours = translated(error, self._path, hint)
             connection = self._connection
             if connection is not None and (connection.in_transaction or not isinstance(ours, StoreUnavailableError)):
@@ -329,40 +237,13 @@ class Session:
                 _roll_back(connection)
 
     @contextmanager
-    def _reading(self) -> Iterator[tuple[Any, _State]]:
+    def _reading(self) -> Iterator[tuple[Any, State]]:
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN"):
-                state = self._state(connection)
-                self._caught_up(connection, state)
+                state = self.writing.state(connection)
+                self.writing.caught_up(connection, state)
                 yield connection, state
-
-    def _state(self, connection: Any) -> _State:
-        commits, erasures, *clock = connection.execute(SQL["state"]).fetchone()
-        rows = connection.execute(SQL["lanes"]).fetchall()
-        heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
-        lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in rows}
-        return _State(commits, erasures, ClockMark(*clock), heads, lanes)
-
-    def _caught_up(self, connection: Any, state: _State) -> KeyIndex:
-        if self._index is None:
-            index = KeyIndex(self.file.index_secret, self._seal_keys)
-            index.catch_up(connection, state.commits, state.lanes)
-            if index.sealed_keys <= FILL_AT_ONCE_KEYS:
-                index.use_filter(fill_filter(connection, index.sealed_keys))
-            self._index = index
-        else:
-            self._index.catch_up(connection, state.commits, state.lanes)
-        return self._index
-
-
-def fill_filter(connection: Any, keys: int) -> Filter:
-    """A filter over all sealed keys."""
-    sealed = Filter(keys)
-    cursor = connection.execute(SQL["all_hashes"])
-    while rows := cursor.fetchmany(_FILL_ROWS):
-        sealed.update([row[0] for row in rows])
-    return sealed
 
 
 def _make_durable(connection: Any) -> None:
@@ -393,62 +274,6 @@ def _roll_back(connection: Any) -> None:
         connection.execute("ROLLBACK")
     except sqlite3.Error:
         logger.debug("rollback failed; the connection will be closed", exc_info=True)
-
-
-def _columns(record: Record, salt: bytes) -> tuple[Any, ...]:
-    return (
-        record.lane << POSITION_BITS | record.position,
-        record.sequence,
-        record.log_time_ms,
-        record.height,
-        record.client_sequence,
-        record.policy,
-        record.scope,
-        record.client,
-        record.key,
-        record.fingerprint,
-        record.actor,
-        partitions_text(record.partitions),
-        salt,
-        record.body,
-        None if len(record.body) >= ERASURE_BYTES else bytes(ERASURE_BYTES - len(record.body)),
-    )
-
-
-def _remembered(
-    connection: Any, places: Iterable[int], needs: Footprint
-) -> tuple[dict[KeyIdentity, Remembered], dict[SequenceIdentity, Remembered]]:
-    """What the records at those places say, as far as it was asked for. The newest counts."""
-    keys: dict[KeyIdentity, Remembered] = {}
-    sequences: dict[SequenceIdentity, Remembered] = {}
-    parameters = (orjson.dumps(sorted(places)).decode(),)
-    for row in connection.execute(SQL["remembered"], parameters).fetchall():
-        place, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, erased = row
-        receipt = Receipt(*lane_and_position(place), sequence, log_time_ms, height, client_sequence)
-        remembered = Remembered(receipt, fingerprint, bool(erased))
-        identity = (policy, scope, client if client_sequence else "", key)
-        if identity in needs.keys:
-            keys[identity] = remembered
-        if (policy, scope, client, client_sequence) in needs.sequences:
-            sequences[policy, scope, client, client_sequence] = remembered
-    return keys, sequences
-
-
-def _added(decided: Decided, hashes: Mapping[KeyIdentity | SequenceIdentity, int]) -> list[tuple[int, int]]:
-    """What new records are found by. Their hashes were made when they were looked for."""
-    added = []
-    for identities in (decided.changes.keys, decided.changes.sequences):
-        for identity, remembered in identities.items():
-            if remembered is not None:
-                receipt = remembered.receipt
-                added.append((hashes[identity], receipt.lane << POSITION_BITS | receipt.position))
-    return added
-
-
-def _positions(heads: Mapping[int, LaneHead], decided: Decided) -> dict[int, int]:
-    positions = {lane: head.position for lane, head in heads.items()}
-    positions.update((lane, head.position) for lane, head in decided.changes.heads.items())
-    return positions
 
 
 def _erasure(connection: Any, place: int) -> Iterator[tuple[bytes, int]]:

@@ -21,8 +21,9 @@ from oncelog.stores.protocol import Consumer, Decided, Draw, Evidence, Page, Que
 from oncelog.stores.sqlite import reading
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
 from oncelog.stores.sqlite.index import SEAL_KEYS
-from oncelog.stores.sqlite.session import Session, fill_filter
+from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.writing import fill_filter
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
