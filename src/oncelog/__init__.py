@@ -61,20 +61,29 @@ from oncelog.core.values import (
 )
 from oncelog.core.writing import event, write
 from oncelog.errors import (
+    BusyError,
     CanonicalError,
     ClockJumpedError,
     ClosedError,
+    ConflictError,
     CorruptError,
     HistoryChangedError,
+    InFlightError,
+    LeaseLostError,
     LimitExceededError,
     NewerSchemaError,
     NotALogError,
     OncelogError,
     PolicyError,
+    ResultErasedError,
+    ResultError,
+    RunFailedError,
     SettingsError,
     SlowReaderError,
     StoreError,
     StoreUnavailableError,
+    TransactionError,
+    WorkError,
 )
 from oncelog.stores.memory import MemoryLog
 
@@ -83,28 +92,46 @@ if TYPE_CHECKING:
     from oncelog.engine.cursors import Cursor, Proven, Reading
     from oncelog.engine.follower import Follower
     from oncelog.engine.limits import Limits
-    from oncelog.engine.log import Log
-    from oncelog.engine.log import open_log as open  # noqa: A004 - `oncelog.open`, as one opens a file
+    from oncelog.engine.log import Log, open_log
     from oncelog.engine.outcome import Outcome, Status
     from oncelog.engine.tailer import Subscription
+    from oncelog.engine.working import Work
+    from oncelog.idempotency.asgi import IdempotencyMiddleware
+    from oncelog.idempotency.decorator import once, work_of
+    from oncelog.idempotency.runs import BlockingRuns, Run, RunCounters, RunEvent, Runs, Shadow
+    from oncelog.idempotency.sharing import SharedLog, share
     from oncelog.stores.clock import Clock
     from oncelog.stores.protocol import Consumer
 
+    open = open_log  # noqa: A001 - `oncelog.open`, as one opens a file
+
 _LATER: Final = {
     "BlockingLog": ("oncelog.engine.blocking", "BlockingLog"),
+    "BlockingRuns": ("oncelog.idempotency.runs", "BlockingRuns"),
     "Clock": ("oncelog.stores.clock", "Clock"),
     "Consumer": ("oncelog.stores.protocol", "Consumer"),
     "Cursor": ("oncelog.engine.cursors", "Cursor"),
     "Follower": ("oncelog.engine.follower", "Follower"),
+    "IdempotencyMiddleware": ("oncelog.idempotency.asgi", "IdempotencyMiddleware"),
     "Limits": ("oncelog.engine.limits", "Limits"),
     "Log": ("oncelog.engine.log", "Log"),
     "Outcome": ("oncelog.engine.outcome", "Outcome"),
     "Proven": ("oncelog.engine.cursors", "Proven"),
     "Reading": ("oncelog.engine.cursors", "Reading"),
+    "Run": ("oncelog.idempotency.runs", "Run"),
+    "RunCounters": ("oncelog.idempotency.runs", "RunCounters"),
+    "RunEvent": ("oncelog.idempotency.runs", "RunEvent"),
+    "Runs": ("oncelog.idempotency.runs", "Runs"),
+    "Shadow": ("oncelog.idempotency.runs", "Shadow"),
     "Status": ("oncelog.engine.outcome", "Status"),
+    "SharedLog": ("oncelog.idempotency.sharing", "SharedLog"),
+    "share": ("oncelog.idempotency.sharing", "share"),
     "Subscription": ("oncelog.engine.tailer", "Subscription"),
+    "Work": ("oncelog.engine.working", "Work"),
+    "once": ("oncelog.idempotency.decorator", "once"),
     "open": ("oncelog.engine.log", "open_log"),
     "open_blocking": ("oncelog.engine.blocking", "open_blocking"),
+    "work_of": ("oncelog.idempotency.decorator", "work_of"),
 }
 """Names that bring asyncio, threads and SQLite with them: whoever computes a key need not wait for that."""
 
@@ -119,9 +146,10 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "open"])
 
 
+# Without `open`: a star import must not take the builtin of that name away. It is public all the same.
 __all__ = [
     "CHAT",
     "DELTAS",
@@ -133,6 +161,8 @@ __all__ = [
     "Applied",
     "Block",
     "BlockingLog",
+    "BlockingRuns",
+    "BusyError",
     "CanonicalError",
     "Claim",
     "Clock",
@@ -140,6 +170,7 @@ __all__ = [
     "ClosedError",
     "Committed",
     "Condition",
+    "ConflictError",
     "Consumer",
     "CorruptError",
     "Cursor",
@@ -148,10 +179,13 @@ __all__ = [
     "Follower",
     "Granted",
     "HistoryChangedError",
+    "IdempotencyMiddleware",
     "Identity",
+    "InFlightError",
     "Item",
     "LaneHead",
     "Lease",
+    "LeaseLostError",
     "LimitExceededError",
     "Limits",
     "Log",
@@ -181,23 +215,35 @@ __all__ = [
     "Renew",
     "Replayed",
     "Request",
+    "ResultErasedError",
+    "ResultError",
     "Retention",
     "Row",
     "RowDelta",
+    "Run",
+    "RunCounters",
+    "RunEvent",
+    "RunFailedError",
+    "Runs",
     "SetCursor",
     "SetEntity",
     "SetMember",
     "Settings",
     "SettingsError",
+    "Shadow",
+    "SharedLog",
     "SlowReaderError",
     "Status",
     "StoreError",
     "StoreUnavailableError",
     "Submission",
     "Subscription",
+    "TransactionError",
     "Unrelate",
     "Validate",
     "Verdict",
+    "Work",
+    "WorkError",
     "canonical",
     "canonical_args",
     "canonical_text",
@@ -209,14 +255,16 @@ __all__ = [
     "kept_for",
     "merge",
     "normal_partitions",
-    "open",
+    "once",
     "open_blocking",
     "plan",
     "request_hash",
     "run_key",
     "run_key_v1",
     "scope_of",
+    "share",
     "verify",
     "verify_header",
+    "work_of",
     "write",
 ]

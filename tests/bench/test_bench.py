@@ -12,14 +12,16 @@ from uuid import UUID
 import pytest
 
 from bench import growth
-from bench.__main__ import BENCHMARKS, Measured, main
+from bench.__main__ import ALONE, BENCHMARKS, Measured, main
 from bench.bare import BareFile, batches_of
 from bench.disk import directory, file_system, place_for_files
 from bench.measure import QUICK, Effort, Measurement, Result, measure
 from bench.report import plain, report_of
 from oncelog import event, open_blocking
 
-MEASURED = {name: benchmark for name, benchmark in BENCHMARKS.items() if isinstance(benchmark, Measured)}
+MEASURED = {
+    name: benchmark for name, benchmark in BENCHMARKS.items() if isinstance(benchmark, Measured) and name not in ALONE
+}
 
 
 @pytest.mark.parametrize("name", MEASURED)

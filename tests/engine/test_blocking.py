@@ -27,6 +27,8 @@ from oncelog import (
     Status,
 )
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order
+from oncelog.engine.blocking import BlockingWorks
+from oncelog.engine.working import Works
 from oncelog.testing.contract.writes import committed, event, key
 
 ASYNC_ONLY = {"subscribe"}
@@ -46,10 +48,13 @@ def test_every_method_of_the_log_is_there_with_its_signature() -> None:
             ours, theirs = ours.fget, theirs.fget
         mine, his = inspect.signature(ours), inspect.signature(theirs)
         assert mine.parameters == his.parameters, name
-        if name != "follow":  # which gives an iterator of each kind
+        if name not in ("follow", "works"):  # which give something of each kind
             assert mine.return_annotation == his.return_annotation, name
         assert not inspect.iscoroutinefunction(ours)
         assert ours.__doc__.startswith(f"As `Log.{name}`")
+    assert public(BlockingWorks) == {"recall", "begin", "complete", "fail", "give_back"}
+    for name in public(BlockingWorks):
+        assert inspect.signature(getattr(BlockingWorks, name)) == inspect.signature(getattr(Works, name)), name
     assert inspect.signature(oncelog.open_blocking).parameters == inspect.signature(oncelog.open).parameters
 
 

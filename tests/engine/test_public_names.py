@@ -30,25 +30,37 @@ def test_who_computes_a_key_does_not_wait_for_them_either() -> None:
     assert said_by(program) == "False False"
 
 
-@pytest.mark.parametrize("name", oncelog.__all__)
+PUBLIC = (*oncelog.__all__, "open")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(oncelog, name) is getattr(oncelog, name)
 
 
 def test_names_come_from_a_star_import_too() -> None:
-    assert said_by("from oncelog import *; print(open.__module__, Log.__name__)") == "oncelog.engine.log Log"
+    program = "from oncelog import *; print(open_blocking.__module__, Log.__name__)"
+    assert said_by(program) == "oncelog.engine.log Log"
+
+
+def test_a_star_import_leaves_every_builtin_as_it_is() -> None:
+    program = "import builtins; from oncelog import *; print([name for name in dir(builtins) if name in globals()])"
+    assert [name for name in eval(said_by(program)) if not name.startswith("__")] == []  # noqa: S307 - a list of names
+    assert said_by("from oncelog import *; print(open.__module__)") in ("io", "_io")
+    assert said_by("import oncelog; oncelog.Log; print(oncelog.open.__module__)") == "oncelog.engine.log"
 
 
 def test_dir_shows_what_is_public_before_and_after_it_is_loaded() -> None:
     program = (
-        "import oncelog; before = dir(oncelog); oncelog.Log; print(before == dir(oncelog) == sorted(oncelog.__all__))"
+        "import oncelog; before = dir(oncelog); oncelog.Log; "
+        "print(before == dir(oncelog) == sorted([*oncelog.__all__, 'open']))"
     )
     assert said_by(program) == "True"
 
 
 def test_public_names_are_sorted_and_each_there_once() -> None:
     assert len(oncelog.__all__) == len(set(oncelog.__all__))
-    assert set(oncelog._LATER) <= set(oncelog.__all__)
+    assert set(oncelog._LATER) <= set(PUBLIC)
 
 
 def test_what_is_not_there_is_said_not_to_be() -> None:

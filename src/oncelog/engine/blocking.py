@@ -15,8 +15,11 @@ from uuid import UUID
 from oncelog.core.policy import EVENTS, Policy
 from oncelog.core.values import Applied, Item, LaneHead, Mode, Receipt, Record, Refused, Settings, Verdict
 from oncelog.engine.cursors import Cursor, Proven, Reading
+from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
+from oncelog.engine.results import Result
+from oncelog.engine.working import Holding, Work, Works
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
 from oncelog.stores.protocol import Consumer
@@ -72,9 +75,19 @@ class BlockingLog:
         return self._log.settings
 
     @property
+    def limits(self) -> Limits:
+        """As `Log.limits`."""
+        return self._log.limits
+
+    @property
     def policies(self) -> Mapping[str, Policy]:
         """As `Log.policies`."""
         return self._log.policies
+
+    @property
+    def works(self) -> "BlockingWorks":
+        """As `Log.works`."""
+        return BlockingWorks(self._log.works, self._portal)
 
     def submit(self, item: Item) -> Verdict:
         """As `Log.submit`."""
@@ -175,6 +188,34 @@ class BlockingLog:
     def confirm_clock(self) -> None:
         """As `Log.confirm_clock`."""
         self._portal.call(self._log.confirm_clock)
+
+
+class BlockingWorks:
+    """The blocking twin of `Works`."""
+
+    def __init__(self, works: Works, portal: Portal) -> None:
+        self._works = works
+        self._portal = portal
+
+    def recall(self, work: Work) -> Result | None:
+        """As `Works.recall`: on the caller's own thread."""
+        return self._works.recall(work)
+
+    def begin(self, work: Work) -> Result | Holding:
+        """As `Works.begin`."""
+        return self._portal.call(self._works.begin, work)
+
+    def complete(self, holding: Holding, body: bytes) -> Result:
+        """As `Works.complete`."""
+        return self._portal.call(self._works.complete, holding, body)
+
+    def fail(self, holding: Holding, error: BaseException) -> None:
+        """As `Works.fail`."""
+        self._portal.call(self._works.fail, holding, error)
+
+    def give_back(self, holding: Holding) -> None:
+        """As `Works.give_back`."""
+        self._portal.call(self._works.give_back, holding)
 
 
 def _closed() -> ClosedError:

@@ -42,7 +42,9 @@ from oncelog.engine.cursors import Cursor, Proven, Reading, order_of
 from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
 from oncelog.engine.outcome import Outcome, outcome_of
+from oncelog.engine.results import Result, ResultCache
 from oncelog.engine.tailer import Subscription, Tailers
+from oncelog.engine.working import Works
 from oncelog.errors import ClosedError, HistoryChangedError, StoreUnavailableError
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
@@ -81,6 +83,8 @@ class Log:
         self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
         self._tailers = Tailers(store, self._limits)
         self._committer = Committer(store, self._cache, self._clock, self._limits, validate, self._committed)
+        self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
+        self._works = Works(self.submit, store, self._results, self._keep_result)
         self._looking: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_open = False
@@ -117,6 +121,7 @@ class Log:
 
     async def _close(self) -> None:
         try:
+            await self._works.close()
             await self._committer.close()
         finally:
             if self._looking is not None:
@@ -135,9 +140,19 @@ class Log:
         return self._store.settings
 
     @property
+    def limits(self) -> Limits:
+        """What this process holds at most."""
+        return self._limits
+
+    @property
     def policies(self) -> Mapping[str, Policy]:
         """All policies that the log knows, by name."""
         return self._policies
+
+    @property
+    def works(self) -> Works:
+        """Work that is done once. `oncelog.once`, `Runs` and the middleware stand on it."""
+        return self._works
 
     # --- writing
 
@@ -187,7 +202,7 @@ class Log:
                 queries = [Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS) for lane in await self.heads()]
                 erased = sum([await self._erase_all(query) for query in queries])
         finally:
-            self._cache.clear()
+            self._forget_answers()
         await self._scrub()
         return erased
 
@@ -416,7 +431,19 @@ class Log:
     def _committed(self, decided: Decided) -> None:
         if not decided.changes.is_empty:
             self._tailers.wake((lane, head.position) for lane, head in decided.changes.heads.items())
-        if self._looking is None and len(self._cache):
+        if len(self._cache):
+            self._look_soon()
+
+    def _keep_result(self, identity: KeyIdentity, result: Result, generation: int) -> None:
+        self._results.put(identity, result, generation)
+        self._look_soon()
+
+    def _forget_answers(self) -> None:
+        self._cache.clear()
+        self._results.clear()
+
+    def _look_soon(self) -> None:
+        if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look_for_erasures())
 
     async def _look_for_erasures(self) -> None:
@@ -431,9 +458,10 @@ class Log:
                 continue
             newest_ms = max((head.log_time_ms for head in heads.values()), default=0)
             self._cache.log_time_ms = max(self._cache.log_time_ms, newest_ms)
+            self._results.advance(newest_ms)
             if erasures != self._cache.erasures:
                 self._cache.erasures = erasures
-                self._cache.clear()
+                self._forget_answers()
 
 
 def _whole(number: object, name: str) -> int:

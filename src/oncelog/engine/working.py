@@ -1,0 +1,480 @@
+"""Work that is done once: who may do it, what became of it, and those who wait.
+
+The key is claimed before the work begins, so that one caller at a time does it, in whatever process. While it goes on
+its lease is renewed. Its result is committed under the lease's fencing number, so that a caller who lost the lease
+cannot. What is decided about any of it is decided by `core.plan`; here it is carried out.
+
+Callers of one process that want the same meet here and ask the store once. Those of other processes ask again and
+again, with growing pauses: a lease says nothing when it ends.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.limits import FAILURE_BYTES_MAX, LEASE_MS_DEFAULT
+from oncelog.core.policy import Policy
+from oncelog.core.values import (
+    Claim,
+    Committed,
+    Granted,
+    Item,
+    KeyIdentity,
+    Reason,
+    Refused,
+    Release,
+    Renew,
+    Replayed,
+    Submission,
+    Verdict,
+)
+from oncelog.engine.results import Result, ResultCache
+from oncelog.errors import (
+    BusyError,
+    ClockJumpedError,
+    ClosedError,
+    ConflictError,
+    InFlightError,
+    LeaseLostError,
+    OncelogError,
+    ResultErasedError,
+    ResultError,
+    RunFailedError,
+    StoreUnavailableError,
+    WorkError,
+)
+from oncelog.stores.protocol import Query, Store
+
+logger: Final = logging.getLogger("oncelog.work")
+
+PAUSE_S_MIN: Final = 0.005
+PAUSE_S_MAX: Final = 0.1
+"""Between two looks at work that another process does."""
+RENEWALS: Final = 3
+"""So many times a lease is renewed in the time that it lasts."""
+
+KIND_CHARACTERS_MAX: Final = 200
+"""Of the name of an error, as those in other processes are told it."""
+
+T = TypeVar("T")
+Submit = Callable[[Item], Awaitable[Verdict]]
+Keep = Callable[[KeyIdentity, Result, int], None]
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """What is to be done once."""
+
+    policy: Policy
+    scope: str
+    key: bytes
+    fingerprint: bytes
+    lease_ms: int = LEASE_MS_DEFAULT
+    waits: bool = True
+    """Whether to wait for another caller who does it already, or to raise InFlightError."""
+    wait_ms: int | None = None
+    """How long to wait at most; None for as long as it takes."""
+
+
+class Holding:
+    """The right to do a piece of work, until it is completed, failed or given back."""
+
+    def __init__(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
+        self.work = work
+        self.holder = secrets.token_hex(16)
+        self.fence = 0
+        self.is_lost = False
+        """Another caller has taken over; what this one does is for nothing."""
+        self.outcome: asyncio.Future[Result | None] = loop.create_future()
+        """For those who wait in this process: None if nothing came of it and the next one may try."""
+        self.renewal: asyncio.TimerHandle | None = None
+
+    def settle(self, outcome: Result | None) -> None:
+        """Tells those who wait."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    def fail(self, error: BaseException) -> None:
+        """The same with an error, which those who wait get as their own."""
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+            self.outcome.exception()  # looked at: it is no fault if nobody waits
+
+
+class Works:
+    """All the work of one log in one process. On the log's event loop; only `recall` may come from anywhere."""
+
+    def __init__(self, submit: Submit, store: Store, results: ResultCache, keep: Keep) -> None:
+        self._submit = submit
+        self._store = store
+        self._results = results
+        self._keep = keep
+        self._here: dict[KeyIdentity, Holding] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._holdings: set[Holding] = set()
+        self._is_closing = False
+        self.waiting = 0
+        """How many wait right now for work that another process does, those who wait with them not counted."""
+
+    def recall(self, work: Work) -> Result | None:
+        """The result, if it is in memory. Of another write under the same key nothing is said here."""
+        result = self._results.get(work.policy, _identity(work))
+        return result if result is not None and result.fingerprint == work.fingerprint else None
+
+    async def begin(self, work: Work) -> Result | Holding:
+        """The result if there is one, else the right to do the work: then end it by one of the three below.
+
+        Raises ConflictError, InFlightError, RunFailedError, ResultErasedError and BusyError; if the caller who was
+        waited for did the work in this process and failed, the very error of it.
+        """
+        if work.wait_ms is None:
+            return await self._begin(work)
+        limit = asyncio.timeout(work.wait_ms / 1000)
+        try:
+            async with limit:
+                return await self._begin(work)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the very error of the work that was waited for
+            raise InFlightError(f"another caller still works on it after {work.wait_ms} ms", 0) from error
+
+    async def complete(self, holding: Holding, body: bytes) -> Result:
+        """Commits what the work said. Raises LeaseLostError if another caller has taken over."""
+        try:
+            return await self._complete(holding, body)
+        except asyncio.CancelledError:
+            # It is on its way all the same; asked again under the same identity, the log says what became of it.
+            self._task(self._complete(holding, body))
+            raise
+
+    async def fail(self, holding: Holding, error: BaseException) -> None:
+        """The work failed: those who wait are told, and the next caller does it again."""
+        await self.kept(self._release(holding, error))
+
+    async def give_back(self, holding: Holding) -> None:
+        """Nothing came of it, and nobody is to blame: one of those who wait takes over."""
+        await self.kept(self._release(holding, None))
+
+    async def close(self) -> None:
+        """Ends what is under way. Work that is still being done loses its lease when that ends."""
+        self._is_closing = True
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for holding in self._holdings:
+            _stop_renewing(holding)
+            holding.fail(ClosedError("the log was closed while the work was being done"))
+        self._holdings.clear()
+        self._here.clear()
+
+    # --- beginning
+
+    async def _begin(self, work: Work) -> Result | Holding:
+        identity = _identity(work)
+        while True:
+            recalled = self.recall(work)
+            if recalled is not None:
+                return recalled
+            here = self._here.get(identity)
+            if here is not None and work.waits and here.work.fingerprint == work.fingerprint:
+                result = await asyncio.shield(here.outcome)
+                if result is not None:
+                    return result
+                continue
+            holding = Holding(work, asyncio.get_running_loop())
+            self._here.setdefault(identity, holding)
+            try:
+                return await self._claim(holding, identity)
+            except RunFailedError as error:
+                self._leave(holding)
+                holding.fail(error)
+                raise
+            except BaseException:
+                # Whatever kept this caller from it need not keep the others: one of them tries next.
+                self._leave(holding)
+                holding.settle(None)
+                raise
+
+    async def _claim(self, holding: Holding, identity: KeyIdentity) -> Result | Holding:
+        work = holding.work
+        pause_s = PAUSE_S_MIN
+        waited_for = 0
+        while True:
+            generation = self._results.generation
+            verdict = await self._claimed(holding, waited_for)
+            if isinstance(verdict, Granted):
+                holding.fence = verdict.fence
+                self._holdings.add(holding)
+                self._renew_later(holding)
+                return holding
+            if isinstance(verdict, Replayed):
+                result = await self._read(work.policy, verdict)
+                self._keep(identity, result, generation)
+                self._leave(holding)
+                holding.settle(result)
+                return result
+            if not isinstance(verdict, Refused) or verdict.reason is not Reason.IN_FLIGHT:
+                raise refusal(verdict)
+            if not work.waits:
+                raise InFlightError("another caller works on it", verdict.retry_after_ms)
+            waited_for = verdict.current
+            self.waiting += 1
+            try:
+                await asyncio.sleep(min(pause_s, max(verdict.retry_after_ms, 1) / 1000))
+            finally:
+                self.waiting -= 1
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _claimed(self, holding: Holding, waited_for: int) -> Verdict:
+        work = holding.work
+        claim = Claim(
+            policy=work.policy,
+            scope=work.scope,
+            key=work.key,
+            fingerprint=work.fingerprint,
+            holder=holding.holder,
+            lease_ms=work.lease_ms,
+            waited_for=waited_for,
+        )
+        try:
+            return await self._submit(claim)
+        except asyncio.CancelledError:
+            # The claim is on its way all the same. If it is granted, nobody will do the work.
+            self._task(self._give_back_claimed(holding, claim))
+            raise
+
+    async def _give_back_claimed(self, holding: Holding, claim: Claim) -> None:
+        try:
+            verdict = await self._submit(claim)  # repeated by its holder, it gets the same lease
+        except OncelogError:
+            return
+        if isinstance(verdict, Granted):
+            holding.fence = verdict.fence
+            await self._release(holding, None)
+
+    async def _read(self, policy: Policy, known: Replayed) -> Result:
+        receipt = known.receipt
+        if receipt is None or known.erased:
+            raise ResultErasedError("it was done, but what it said has been erased since")
+        position = receipt.position
+        page = await self._store.read(Query(lane=receipt.lane, after=position - 1, upto=position, limit=1))
+        record = page.records[0]
+        if record.erased:
+            raise ResultErasedError("it was done, but what it said has been erased since")
+        return Result(policy, receipt, record.fingerprint, record.body)
+
+    # --- ending
+
+    async def _complete(self, holding: Holding, body: bytes) -> Result:
+        work = holding.work
+        submission = Submission(
+            policy=work.policy,
+            scope=work.scope,
+            key=work.key,
+            fingerprint=work.fingerprint,
+            body=body,
+            holder=holding.holder,
+            fence=holding.fence,
+        )
+        generation = self._results.generation
+        try:
+            verdict = await self._submitted(submission, work.lease_ms)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._end(holding, None)  # the outcome is not known, so the lease is left to end by itself
+            raise
+        if isinstance(verdict, Committed):
+            result = Result(work.policy, verdict.receipt, work.fingerprint, body)
+        elif isinstance(verdict, Replayed):
+            result = await self._completed_before(holding, verdict, body)
+        else:
+            error = refusal(verdict)
+            await self._release(holding, None if isinstance(error, LeaseLostError) else error)
+            raise error
+        self._keep(_identity(work), result, generation)
+        self._end(holding, result)
+        return result
+
+    async def _completed_before(self, holding: Holding, known: Replayed, body: bytes) -> Result:
+        """Somebody has: this caller, when its outcome was not known, or the one who took over."""
+        try:
+            result = await self._read(holding.work.policy, known)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._end(holding, None)
+            raise
+        if result.body != body:
+            self._end(holding, result)
+            raise _lost()
+        return result
+
+    async def _submitted(self, submission: Submission, lease_ms: int) -> Verdict:
+        """The work is done and would be lost: so it is tried for as long as the lease lasts at most."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + lease_ms / 1000
+        pause_s = PAUSE_S_MIN
+        while True:
+            try:
+                verdict = await self._submit(submission)
+            except (StoreUnavailableError, ClockJumpedError) as error:
+                if self._is_closing or loop.time() + pause_s > deadline:
+                    raise
+                logger.warning("a result could not be committed and is tried again: %s", error)
+            else:
+                if not _is_busy(verdict) or loop.time() + pause_s > deadline:
+                    return verdict
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _release(self, holding: Holding, error: BaseException | None) -> None:
+        work = holding.work
+        release = Release(
+            policy=work.policy,
+            scope=work.scope,
+            key=work.key,
+            holder=holding.holder,
+            fence=holding.fence,
+            failure=None if error is None else failure_of(error),
+        )
+        _stop_renewing(holding)
+        try:
+            await self._submit(release)
+        except OncelogError as trouble:
+            logger.warning("a lease could not be given back and will end by itself: %s", trouble)
+        finally:
+            self._end(holding, None, error)
+
+    def _end(self, holding: Holding, result: Result | None, error: BaseException | None = None) -> None:
+        _stop_renewing(holding)
+        self._holdings.discard(holding)
+        self._leave(holding)
+        if error is None:
+            holding.settle(result)
+        else:
+            holding.fail(error)
+
+    def _leave(self, holding: Holding) -> None:
+        identity = _identity(holding.work)
+        if self._here.get(identity) is holding:
+            del self._here[identity]
+
+    # --- renewing
+
+    def _renew_later(self, holding: Holding) -> None:
+        delay_s = holding.work.lease_ms / 1000 / RENEWALS
+        holding.renewal = asyncio.get_running_loop().call_later(delay_s, self._renew_soon, holding)
+
+    def _renew_soon(self, holding: Holding) -> None:
+        if holding in self._holdings:
+            self._task(self._renew(holding))
+
+    async def _renew(self, holding: Holding) -> None:
+        work = holding.work
+        renew = Renew(
+            policy=work.policy,
+            scope=work.scope,
+            key=work.key,
+            holder=holding.holder,
+            fence=holding.fence,
+            lease_ms=work.lease_ms,
+        )
+        try:
+            verdict = await self._submit(renew)
+        except OncelogError as error:
+            logger.warning("a lease could not be renewed and is tried again: %s", error)
+        else:
+            if isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST:
+                holding.is_lost = holding in self._holdings
+                if holding.is_lost:
+                    logger.warning("a lease was lost while its work was being done: %s", verdict.message)
+                return
+        if holding in self._holdings:
+            self._renew_later(holding)
+
+    # --- tasks that go on though their caller does not
+
+    def _task(self, coroutine: Awaitable[T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(_awaited(coroutine))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("ended with %r", task.exception())
+
+    async def kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Cancelling the caller does not cancel it: the outcome of work that is done is not to be lost."""
+        return await asyncio.shield(self._task(coroutine))
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _identity(work: Work) -> KeyIdentity:
+    return (work.policy.name, work.scope, "", work.key)
+
+
+def _stop_renewing(holding: Holding) -> None:
+    if holding.renewal is not None:
+        holding.renewal.cancel()
+        holding.renewal = None
+
+
+def _is_busy(verdict: Verdict) -> bool:
+    return isinstance(verdict, Refused) and verdict.reason in (Reason.BUSY, Reason.RATE_LIMITED)
+
+
+def refusal(verdict: Verdict) -> WorkError:
+    """What a refusal is for those who call functions and await results, not verdicts."""
+    if not isinstance(verdict, Refused):
+        return WorkError(f"the log answered with {verdict!r}")
+    match verdict.reason:
+        case Reason.IDENTITY_REUSED:
+            return ConflictError("this key was used for something else; nothing was done")
+        case Reason.IN_FLIGHT:
+            return InFlightError(verdict.message, verdict.retry_after_ms)
+        case Reason.RUN_FAILED:
+            return _failed(verdict.value or b"")
+        case Reason.LEASE_LOST:
+            return _lost()
+        case Reason.BUSY | Reason.RATE_LIMITED:
+            return BusyError(verdict.message, verdict.retry_after_ms)
+        case Reason.MALFORMED if verdict.field == "body":
+            return ResultError(verdict.message)
+        case _:
+            return WorkError(verdict.message)
+
+
+def _lost() -> LeaseLostError:
+    return LeaseLostError("another caller has taken over; what this one did was not kept")
+
+
+class _Failure(Struct):
+    kind: str
+    message: str
+
+
+def failure_of(error: BaseException) -> bytes:
+    """What those in other processes are told of an error."""
+    message = str(error)
+    while True:
+        failure = msgspec.json.encode(_Failure(type(error).__name__[:KIND_CHARACTERS_MAX], message))
+        if len(failure) <= FAILURE_BYTES_MAX:
+            return failure
+        message = message[: len(message) * 3 // 4]
+
+
+def _failed(failure: bytes) -> RunFailedError:
+    try:
+        told = msgspec.json.decode(failure, type=_Failure)
+    except msgspec.MsgspecError:
+        return RunFailedError("unknown", "it left no word")
+    return RunFailedError(told.kind, told.message)

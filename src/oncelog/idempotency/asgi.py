@@ -1,0 +1,458 @@
+"""ASGI middleware for the `Idempotency-Key` request header.
+
+    app.add_middleware(IdempotencyMiddleware, log="app.db", scope=lambda connection: str(connection["user"].id))
+
+The first answer under a key is kept, with status, headers and body, before it is sent; a retry gets it again, marked
+with `Idempotent-Replayed: true`, and the application does not see it. Several worker processes may share one file.
+
+It must stand behind what authenticates: `scope` says whose key it is, so that nobody gets another's answer. Answers of
+5xx are not kept, nor is anything if the application raises: then the retry is carried out. All of it is in
+docs/idempotency-key.md.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.identity import frame, scope_of
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
+from oncelog.engine.log import Log, open_log
+from oncelog.engine.results import Result
+from oncelog.engine.working import Holding, Work, Works
+from oncelog.errors import (
+    BusyError,
+    ConflictError,
+    InFlightError,
+    LeaseLostError,
+    OncelogError,
+    ResultErasedError,
+)
+from oncelog.idempotency.decorator import DAY, InFlight, milliseconds
+
+logger: Final = logging.getLogger("oncelog.http")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+ScopeOf = Callable[[Scope], str | Awaitable[str | None] | None]
+Path = str | os.PathLike[str]
+Headers = Sequence[tuple[bytes, bytes]]
+
+HEADER: Final = b"idempotency-key"
+REPLAYED: Final = (b"idempotent-replayed", b"true")
+METHODS: Final = ("POST", "PATCH")
+RETRY_AFTER_MS: Final = 1000
+"""For what is under way. When its lease ends says nothing about it: that is renewed for as long as it takes."""
+_MIB: Final = 2**20
+_UNKEPT: Final = frozenset({"http.response.trailers", "http.response.pathsend", "http.response.zerocopysend"})
+"""Extensions by which an answer would pass by those who must keep it."""
+_HOP_BY_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+"""Headers of a connection (RFC 9110, 7.6.1): a retry comes on another one."""
+_QUOTED: Final = re.compile(rb'"((?:[^"\\]|\\["\\])*)"')
+_ESCAPED: Final = re.compile(rb'\\(["\\])')
+"""A string of RFC 8941."""
+_PROBLEM: Final = "urn:oncelog:problem:"
+
+
+class _Answer(Struct):
+    """An answer as it is kept: its start, then its body behind a zero byte (JSON has none)."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    is_whole: bool = True
+    """False if the body was too large to be kept."""
+
+
+class _Problem(Exception):  # noqa: N818 - it never leaves this module
+    """An answer of the middleware's own, application/problem+json."""
+
+    def __init__(self, status: int, kind: str, detail: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.retry_after_ms = retry_after_ms
+
+
+class IdempotencyMiddleware:
+    """Around an ASGI application. See the module's text."""
+
+    def __init__(  # noqa: PLR0913 - each with a default that is safe
+        self,
+        app: App,
+        *,
+        log: Log | Callable[[], Log] | Path,
+        scope: ScopeOf,
+        methods: Iterable[str] = METHODS,
+        required: bool = False,
+        in_flight: InFlight = "raise",
+        wait_s: float | None = None,
+        retention: Retention = DAY,
+        name: str = "http",
+        lease_s: float = 30,
+        request_bytes_max: int = _MIB,
+        answer_bytes_max: int = _MIB,
+    ) -> None:
+        """Keeps the answers of `app` in `log`: one that is open, a function that gives it, or the path of one.
+
+        One that is given by its path is opened before the application's lifespan, or else with the first request, and
+        closed after the lifespan.
+
+        `scope` gets the connection's ASGI scope and says whose key it is, the authenticated user's; None leaves the
+        request alone, whatever its key. `required` answers requests of `methods` that have no key with 400. While
+        another request with the key is under way the answer is 409, or with `in_flight="wait"` that request's, for
+        which it waits `wait_s` at most. Requests with a key and more than `request_bytes_max` are answered with 413. A
+        larger answer than `answer_bytes_max` is sent, but a retry is only told that the request was carried out (409).
+        """
+        if in_flight not in ("wait", "raise"):
+            raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
+        if not isinstance(log, Log | str | os.PathLike) and not callable(log):
+            raise TypeError(f"log is an open Log, a function that gives one, or a path, not {type(log).__name__}")
+        if isinstance(methods, str):
+            raise TypeError("methods is a list of names, not one of them")
+        if not callable(scope):
+            raise TypeError("scope is a function from the ASGI scope to the name of the user, or None")
+        for limit, value in (("request_bytes_max", request_bytes_max), ("answer_bytes_max", answer_bytes_max)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{limit} must be a whole number from 1 on, not {value!r}")
+        self._app = app
+        self._given = log
+        self._own: asyncio.Task[Log] | None = None
+        self._scope = scope
+        self._methods = frozenset(method.upper() for method in methods)
+        self._required = required
+        self._waits = in_flight == "wait"
+        self._wait_ms = None if wait_s is None else milliseconds("wait_s", wait_s)
+        self._lease_ms = milliseconds("lease_s", lease_s)
+        self._request_bytes_max = request_bytes_max
+        self._answer_bytes_max = answer_bytes_max
+        self._policy = Policy(
+            name=name,
+            key_bytes=(1, KEY_BYTES_MAX),
+            order=Order.STREAM,
+            on_reuse=OnReuse.REFUSE,
+            retention=retention,
+            leased=True,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI says."""
+        if scope["type"] == "lifespan" and isinstance(self._given, str | os.PathLike):
+            await self._lifespan(self._given, scope, receive, send)
+        elif scope["type"] != "http" or scope["method"] not in self._methods:
+            await self._app(scope, receive, send)
+        else:
+            try:
+                await self._request(scope, receive, send)
+            except _Problem as problem:
+                await _send_problem(send, problem)
+
+    # --- a request
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        values = [value.strip() for name, value in scope["headers"] if name.lower() == HEADER]
+        user = await self._user(scope) if values or self._required else None
+        if user is None:
+            await self._app(scope, receive, send)
+            return
+        key = _key(values)
+        body = await _read(receive, self._request_bytes_max)
+        if body is None:
+            return  # the client has gone
+        work = Work(
+            policy=self._policy,
+            scope=_stream(user),
+            key=key,
+            fingerprint=_fingerprint(scope, body),
+            lease_ms=self._lease_ms,
+            waits=self._waits,
+            wait_ms=self._wait_ms,
+        )
+        log, begun = await self._begin(work)
+        if isinstance(begun, Holding):
+            replay = _Replay({"type": "http.request", "body": body, "more_body": False}, receive)
+            await self._carry_out(log, begun, scope, replay, send)
+        else:
+            await _send_again(send, begun)
+
+    async def _user(self, scope: Scope) -> str | None:
+        user = self._scope(scope)
+        user = await user if inspect.isawaitable(user) else user
+        if user is not None and not isinstance(user, str):
+            raise TypeError(f"scope must give a text or None, not {type(user).__name__}")
+        return user
+
+    async def _begin(self, work: Work) -> tuple[Log, Result | Holding]:
+        try:
+            log = await self._log()
+            return log, log.works.recall(work) or await log.works.begin(work)
+        except ConflictError as error:
+            detail = "This Idempotency-Key was used for another request. Use a new key for a new request."
+            raise _Problem(422, "key-reused", detail) from error
+        except InFlightError as error:
+            detail = "A request with this Idempotency-Key is being carried out."
+            raise _Problem(409, "in-flight", detail, RETRY_AFTER_MS) from error
+        except ResultErasedError as error:
+            detail = "The request was carried out; its answer has been erased since."
+            raise _Problem(410, "answer-erased", detail) from error
+        except BusyError as error:
+            raise _Problem(503, "busy", "Too many requests are waiting. Try again.", error.retry_after_ms) from error
+        except OncelogError as error:
+            logger.exception("a request could not be begun")
+            raise _unavailable("The request was not carried out. Try again.") from error
+
+    async def _carry_out(self, log: Log, holding: Holding, scope: Scope, receive: Receive, send: Send) -> None:
+        # In place: those outside may look into the scope afterwards for what the application put there, the route.
+        extensions = scope.get("extensions") or {}
+        if not _UNKEPT.isdisjoint(extensions):
+            scope["extensions"] = {name: one for name, one in extensions.items() if name not in _UNKEPT}
+        log_bytes_max = log.limits.body_bytes_max
+        answer = _Sending(log.works, holding, send, self._answer_bytes_max, log_bytes_max)
+        try:
+            await self._app(scope, receive, answer)
+        finally:
+            # Nobody may wait for what will not come; and what was kept already stays kept.
+            if not answer.is_settled:
+                await log.works.give_back(holding)
+
+    # --- the log
+
+    async def _log(self) -> Log:
+        given = self._given
+        if isinstance(given, Log):
+            return given
+        if isinstance(given, str | os.PathLike):
+            return await self._opened(given)
+        found: object = given()
+        if not isinstance(found, Log):
+            raise TypeError(f"log must give a Log of `oncelog.open`, not {type(found).__name__}")
+        return found
+
+    async def _opened(self, path: Path) -> Log:
+        """The log of this event loop. An application that has none of its own (tests) may come with one a request."""
+        loop = asyncio.get_running_loop()
+        own = self._own
+        if own is None or own.get_loop() is not loop:
+            own = self._own = loop.create_task(open_log(path, policies=[self._policy]).__aenter__())
+        try:
+            return await asyncio.shield(own)  # a client that goes away does not take it from the others
+        except OncelogError:
+            if self._own is own:
+                self._own = None  # the next request tries again
+            raise
+
+    async def _lifespan(self, path: Path, scope: Scope, receive: Receive, send: Send) -> None:
+        startup = await receive()
+        try:
+            log = await self._opened(path)
+        except OncelogError as error:
+            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] != "lifespan.startup.complete":  # then it is the end, and the loop may not go on after
+                self._own = None
+                await log.close()
+            await send(message)
+
+        await self._app(scope, _Replay(startup, receive), sending)
+
+
+class _Replay:
+    """Gives the application the message that has been taken, then whatever else comes."""
+
+    def __init__(self, message: Message, receive: Receive) -> None:
+        self._message: Message | None = message
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._message is None:
+            return await self._receive()
+        message, self._message = self._message, None
+        return message
+
+
+class _Sending:
+    """Holds the application's answer until it is whole and durable, then sends it."""
+
+    def __init__(self, works: Works, holding: Holding, send: Send, bytes_max: int, log_bytes_max: int) -> None:
+        self._works = works
+        self._holding = holding
+        self._send = send
+        self._bytes_max = bytes_max
+        self._log_bytes_max = log_bytes_max
+        self._start: Message | None = None
+        self._held = bytearray()
+        self.is_settled = False
+        """Kept, or given back: what the application sends from now on goes straight out."""
+        self._is_replaced = False
+        """The client was told something else in its place."""
+
+    async def __call__(self, message: Message) -> None:
+        if self._is_replaced:
+            return
+        if self.is_settled or message["type"] not in ("http.response.start", "http.response.body"):
+            await self._send(message)
+        elif message["type"] == "http.response.body":
+            await self._body(message)
+        elif self._start is not None:
+            raise RuntimeError("the application started its answer twice")
+        else:
+            # A copy, since it is sent later; and headers may be something that can be gone through once.
+            headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            self._start = {**message, "headers": headers}
+
+    async def _body(self, message: Message) -> None:
+        start = self._start
+        if start is None:
+            raise RuntimeError("the application sent a body before its start")
+        self._held += message.get("body", b"")
+        is_last = not message.get("more_body", False)
+        is_too_large = len(self._held) > self._bytes_max
+        if not is_last and not is_too_large and start["status"] < 500:
+            return
+        body = bytes(self._held)
+        self._held.clear()
+        try:
+            await self._settle(start, None if is_too_large else body)
+        except _Problem as problem:
+            self._is_replaced = True
+            await _send_problem(self._send, problem)
+            return
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    async def _settle(self, start: Message, body: bytes | None) -> None:
+        """Without a body it is too large to be kept, and only that there was one is."""
+        if start["status"] >= 500:
+            self.is_settled = True
+            await self._works.give_back(self._holding)
+            return
+        kept = _kept(start, body)
+        if len(kept) > self._log_bytes_max:
+            kept = _kept(start, None)
+        self.is_settled = True
+        try:
+            await self._works.complete(self._holding, kept)
+        except LeaseLostError as error:
+            detail = "This took so long that a retry has taken over. Ask again for its outcome."
+            raise _Problem(409, "taken-over", detail, RETRY_AFTER_MS) from error
+        except OncelogError as error:
+            logger.exception("an answer could not be kept")
+            detail = "The request was carried out, but its answer could not be kept. Try again with the same key."
+            raise _unavailable(detail) from error
+
+
+# --- requests ----------------------------------------------------------------------------------------
+
+
+def _key(values: Sequence[bytes]) -> bytes:
+    if not values:
+        raise _Problem(400, "key-missing", "This request needs an Idempotency-Key header.")
+    if len(values) > 1:
+        raise _Problem(400, "key-invalid", "There must be one Idempotency-Key header, not several.")
+    key = values[0]
+    if key.startswith(b'"'):
+        quoted = _QUOTED.fullmatch(key)
+        key = b"" if quoted is None else _ESCAPED.sub(rb"\1", quoted[1])
+    if not 1 <= len(key) <= KEY_BYTES_MAX or not all(0x20 < one < 0x7F for one in key):
+        detail = f"An Idempotency-Key must have 1 to {KEY_BYTES_MAX} visible ASCII characters."
+        raise _Problem(400, "key-invalid", detail)
+    return key
+
+
+def _stream(user: str) -> str:
+    """Names of users that cannot be part of a stream's are hashed, so that there is none that is refused."""
+    stream = scope_of("http", user)
+    if len(stream) <= NAME_CHARACTERS_MAX and stream.isprintable():
+        return stream
+    return scope_of("http", "sha256", sha256(user.encode("utf-8", "surrogatepass")).hexdigest())
+
+
+def _fingerprint(scope: Scope, body: bytes) -> bytes:
+    path = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "surrogatepass")
+    fields = (
+        (b"method", scope["method"].encode()),
+        (b"path", path),
+        (b"query", scope.get("query_string", b"")),
+        (b"body", body),
+    )
+    return sha256(b"".join(frame(label, value) for label, value in fields)).digest()
+
+
+async def _read(receive: Receive, bytes_max: int) -> bytes | None:
+    """None if the client went away before it had sent everything."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > bytes_max:
+            detail = f"With an Idempotency-Key a request may have at most {bytes_max} bytes."
+            raise _Problem(413, "request-too-large", detail)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+# --- answers -----------------------------------------------------------------------------------------
+
+
+def _kept(start: Message, body: bytes | None) -> bytes:
+    if body is None:
+        return msgspec.json.encode(_Answer(start["status"], [], is_whole=False)) + b"\0"
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _end_to_end(start["headers"])]
+    return msgspec.json.encode(_Answer(start["status"], headers)) + b"\0" + body
+
+
+def _end_to_end(headers: Headers) -> Headers:
+    """Without those of the connection, and those that it names as its own."""
+    named = b",".join(value for name, value in headers if name.lower() == b"connection").lower().split(b",")
+    of_connection = _HOP_BY_HOP.union(name.strip() for name in named)
+    return [(name, value) for name, value in headers if name.lower() not in of_connection]
+
+
+async def _send_again(send: Send, result: Result) -> None:
+    head, _, body = result.body.partition(b"\0")
+    answer = msgspec.json.decode(head, type=_Answer)
+    if not answer.is_whole:
+        detail = f"The request was carried out ({answer.status}); its answer was too large to be kept."
+        raise _Problem(409, "answer-not-kept", detail)
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    await _send_whole(send, answer.status, [*headers, REPLAYED], body)
+
+
+async def _send_problem(send: Send, problem: _Problem) -> None:
+    told: Mapping[str, object] = {
+        "type": f"{_PROBLEM}{problem.kind}",
+        "title": problem.kind.replace("-", " "),
+        "status": problem.status,
+        "detail": problem.detail,
+    }
+    body = msgspec.json.encode(told)
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
+    if problem.retry_after_ms is not None:
+        headers.append((b"retry-after", str(max(1, -(-problem.retry_after_ms // 1000))).encode()))
+    await _send_whole(send, problem.status, headers, body)
+
+
+async def _send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _unavailable(detail: str) -> _Problem:
+    return _Problem(503, "log-unavailable", detail, RETRY_AFTER_MS)

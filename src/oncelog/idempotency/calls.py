@@ -1,0 +1,135 @@
+"""What identifies a call: the function's name, and its arguments in canonical form."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from oncelog.core.canonical import canonical_at
+from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Order, Policy, Retention
+from oncelog.errors import CanonicalError
+
+KEY_BYTES: Final = 16
+"""Of a key that is made from arguments."""
+
+Key = bytes | str | UUID
+_MAIN: Final = ("__main__", "__mp_main__")
+"""What a script's own module is called, the second by the workers of multiprocessing."""
+_NO_NAME: Final = re.compile(r"[^a-z0-9_.-]+")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name under which a function's calls are remembered: that of its module and its own.
+
+    Raises ValueError where it would not be the name of one function alone.
+    """
+    module, name = function.__module__, function.__qualname__
+    if "<" in name:
+        raise ValueError(
+            f"{name} is inside of another function, so its name could be another's too: give it one with name=…"
+        )
+    return f"{_main_module(function) if module in _MAIN else module}.{name}"
+
+
+def _main_module(function: Callable[..., Any]) -> str:
+    """What a script is called when another program imports it: both mean the same functions."""
+    names: Mapping[str, Any] = getattr(inspect.unwrap(function), "__globals__", {})
+    spec = names.get("__spec__")
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return Path(names.get("__file__") or "__main__").stem
+
+
+def policy_of(kind: str, name: str, retention: Retention) -> Policy:
+    """The policy for calls of that name. Each has its own, so that a changed retention is noticed, not confused."""
+    plain = _NO_NAME.sub("-", name.lower())
+    policy = f"{kind}.{plain}"
+    if plain != name or len(policy) > NAME_CHARACTERS_MAX:
+        suffix = f"-{sha256(name.encode()).hexdigest()[:8]}"
+        policy = policy[: NAME_CHARACTERS_MAX - len(suffix)] + suffix
+    return Policy(
+        name=policy,
+        key_bytes=(1, KEY_BYTES_MAX),
+        order=Order.STREAM,
+        on_reuse=OnReuse.REFUSE,
+        retention=retention,
+        leased=True,
+    )
+
+
+class Arguments:
+    """The arguments of a function's calls, as one canonical text."""
+
+    def __init__(self, function: Callable[..., Any], ignore: Sequence[str]) -> None:
+        self._signature = inspect.signature(function)
+        self._ignore = frozenset(ignore)
+        unknown = self._ignore - self._signature.parameters.keys()
+        if unknown:
+            raise ValueError(f"ignore names {sorted(unknown)}, but {function.__qualname__} has no such parameter")
+        parameters = self._signature.parameters.values()
+        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        self._positional: list[str] | None = None
+        if all(one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters):
+            self._positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+    def canonical(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Raises TypeError for what the function could not be called with, CanonicalError for what has no form."""
+        values = self._bound(args, kwargs)
+        for name in self._ignore:
+            del values[name]
+        try:
+            return canonical_at(values, "$")  # most are JSON as they are
+        except CanonicalError:
+            return self._canonical_form(values)
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every parameter with its value. `inspect` can do it all, but takes its time; most calls are simple."""
+        if self._positional is not None and len(args) <= len(self._positional):
+            values = dict(zip(self._positional, args, strict=False))
+            if values.keys().isdisjoint(kwargs):
+                values = {**self._defaults, **values, **kwargs}
+                if values.keys() == self._signature.parameters.keys():
+                    return values
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _canonical_form(self, values: dict[str, Any]) -> bytes:
+        try:
+            plain = msgspec.to_builtins(values, order="deterministic", str_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _unfit(values) from error
+        return canonical_at(json_arrays(plain), "$")
+
+
+def json_arrays(value: Any) -> Any:
+    """JSON has no tuples."""
+    if isinstance(value, dict):
+        return {key: json_arrays(one) for key, one in value.items()}
+    return [json_arrays(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _unfit(values: Mapping[str, Any]) -> CanonicalError:
+    """Names the argument at fault."""
+    for name, value in values.items():
+        try:
+            msgspec.to_builtins(value, order="deterministic", str_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = f"cannot be part of the key: {error}; name it in ignore=…, or give a key=…"
+            return CanonicalError(f"$.{name}", reason)
+    return CanonicalError("$", "cannot be part of the key")
+
+
+def key_bytes(key: object) -> bytes:
+    """A key that the caller chose: a text is its UTF-8 bytes, a UUID its 16."""
+    raw = key.bytes if isinstance(key, UUID) else key.encode() if isinstance(key, str) else key
+    if not isinstance(raw, bytes):
+        raise TypeError(f"a key is a text, bytes or a UUID, not {type(key).__name__}")
+    if not 1 <= len(raw) <= KEY_BYTES_MAX:
+        raise ValueError(f"a key must have 1 to {KEY_BYTES_MAX} bytes, not {len(raw)}")
+    return raw

@@ -1,0 +1,218 @@
+"""`once`: a function that can be called again and runs once.
+
+    log = oncelog.open_blocking("app.db")
+
+    @oncelog.once(log, key=lambda order_id, amount: order_id)
+    def charge(order_id: str, amount: int) -> Receipt: ...
+
+The first call with a key runs the function and keeps its result; every later one gets the result back, in whatever
+process and after whatever restart, until it is forgotten. Callers at the same moment wait for the one that runs.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, Final, Literal, ParamSpec, TypeVar
+
+from msgspec import Struct
+
+from oncelog.core.identity import scope_of
+from oncelog.core.limits import LEASE_MS_MAX
+from oncelog.core.policy import Policy, Retention, kept_for
+from oncelog.engine.blocking import BlockingLog
+from oncelog.engine.log import Log
+from oncelog.engine.working import Holding, Work
+from oncelog.idempotency.calls import KEY_BYTES, Arguments, Key, key_bytes, name_of, policy_of
+from oncelog.idempotency.encoding import NO_RESULT, Encoding, is_async
+from oncelog.idempotency.sharing import SharedLog
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+InFlight = Literal["wait", "raise"]
+AnyLog = Log | BlockingLog | SharedLog
+DAY: Final = kept_for(hours=24)
+
+
+def once(  # noqa: PLR0913 - each one an answer to a question that a caller may have
+    log: AnyLog | Callable[[], AnyLog],
+    *,
+    key: Callable[..., Key] | None = None,
+    scope: str | Callable[..., str] | None = None,
+    name: str | None = None,
+    retention: Retention = DAY,
+    in_flight: InFlight = "wait",
+    wait_s: float | None = None,
+    lease_s: float = 30,
+    remember: Sequence[type[Exception]] = (),
+    ignore: Sequence[str] = (),
+    result: Any = NO_RESULT,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a function idempotent: an async one with a `Log`, any other with a `BlockingLog` or a `share`d one.
+
+    `log` may also be a function that gives it. Without `key`, equal arguments are one call; with it, equal keys are,
+    and the same key with other arguments raises ConflictError. `ignore` names parameters that say nothing about the
+    call (`self`, a connection). `scope` keeps keys apart that may be equal, such as those of two users. Exceptions are
+    not kept, and the next call runs again, but for those that `remember` lists. `in_flight="raise"` raises
+    InFlightError where else the call would wait, for `wait_s` at most. `lease_s` is how long others wait for a process
+    that died. `name` is the function's; a changed one begins with an empty memory.
+    """
+    if in_flight not in ("wait", "raise"):
+        raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
+    lease_ms = milliseconds("lease_s", lease_s)
+    wait_ms = None if wait_s is None else milliseconds("wait_s", wait_s)
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        its_name = name_of(function) if name is None else name
+        calls = _Calls(
+            policy=policy_of("once", its_name, retention),
+            arguments=Arguments(function, ignore),
+            encoding=Encoding(function, result, remember),
+            key=key,
+            name=its_name,
+            scope=scope,
+            lease_ms=lease_ms,
+            waits=in_flight == "wait",
+            wait_ms=wait_ms,
+            remember=tuple(remember),
+        )
+        wrapped: Any = (_async if is_async(function) else _blocking)(function, calls, log)
+        wrapped.__oncelog__ = calls
+        return wrapped  # type: ignore[no-any-return]
+
+    return decorated
+
+
+def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Work:
+    """Under what a call of a decorated function is remembered: for `Log.lookup`, `Log.erase` and the curious."""
+    calls = getattr(function, "__oncelog__", None)
+    if not isinstance(calls, _Calls):
+        raise TypeError(f"{function!r} is not decorated with once")
+    return calls.work(args, kwargs)
+
+
+class _Calls(Struct, frozen=True, kw_only=True):
+    """All that is known about a function when it is decorated."""
+
+    policy: Policy
+    arguments: Arguments
+    encoding: Encoding
+    key: Callable[..., Key] | None
+    name: str
+    scope: str | Callable[..., str] | None
+    lease_ms: int
+    waits: bool
+    wait_ms: int | None
+    remember: tuple[type[Exception], ...]
+
+    def work(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Work:
+        said = sha256(self.arguments.canonical(args, kwargs)).digest()
+        return Work(
+            policy=self.policy,
+            scope=self._stream(args, kwargs),
+            key=said[:KEY_BYTES] if self.key is None else key_bytes(self.key(*args, **kwargs)),
+            fingerprint=said,
+            lease_ms=self.lease_ms,
+            waits=self.waits,
+            wait_ms=self.wait_ms,
+        )
+
+    def _stream(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        """A stream of the function's own, so that its results are numbered 1, 2, 3… and mix with nothing else."""
+        scope = self.scope(*args, **kwargs) if callable(self.scope) else self.scope
+        return scope_of("once", self.name) if scope is None else scope_of("once", self.name, scope)
+
+
+def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[], AnyLog]) -> Callable[..., Any]:
+    if isinstance(log, BlockingLog | SharedLog):
+        raise TypeError(f"{function.__qualname__} is async: give it a log of `oncelog.open`, and no other")
+    encoding, remember = calls.encoding, calls.remember
+
+    @functools.wraps(function)
+    async def called(*args: Any, **kwargs: Any) -> Any:
+        work = calls.work(args, kwargs)
+        works = _log(log, Log, function).works
+        begun = works.recall(work) or await works.begin(work)
+        if not isinstance(begun, Holding):
+            return encoding.outcome(begun.body)
+        try:
+            body = encoding.returned(await function(*args, **kwargs))
+        except remember as error:
+            await works.complete(begun, encoding.raised(error))
+            raise
+        except Exception as error:
+            await works.fail(begun, error)
+            raise
+        except BaseException:
+            await works.give_back(begun)
+            raise
+        await works.complete(begun, body)
+        return encoding.outcome(body)
+
+    return called
+
+
+def _blocking(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[], AnyLog]) -> Callable[..., Any]:
+    if isinstance(log, Log):
+        raise TypeError(f"{function.__qualname__} is not async: give it a log of `oncelog.open_blocking`")
+    encoding, remember = calls.encoding, calls.remember
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        work = calls.work(args, kwargs)
+        given = log() if not isinstance(log, BlockingLog | SharedLog) and callable(log) else log
+        if isinstance(given, SharedLog):
+            return _in_transaction(functools.partial(function, *args, **kwargs), given, work, calls)
+        works = _log(given, BlockingLog, function).works
+        begun = works.recall(work) or works.begin(work)
+        if not isinstance(begun, Holding):
+            return encoding.outcome(begun.body)
+        try:
+            body = encoding.returned(function(*args, **kwargs))
+        except remember as error:
+            works.complete(begun, encoding.raised(error))
+            raise
+        except Exception as error:
+            works.fail(begun, error)
+            raise
+        except BaseException:
+            works.give_back(begun)
+            raise
+        works.complete(begun, body)
+        return encoding.outcome(body)
+
+    return called
+
+
+def _in_transaction(function: Callable[[], Any], log: SharedLog, work: Work, calls: _Calls) -> Any:
+    encoding = calls.encoding
+    raised: Exception | None = None
+    with log.transaction(work) as shared:
+        body = shared.result
+        if body is None:
+            try:
+                with shared.function():
+                    body = encoding.returned(function())
+            except calls.remember as error:
+                raised, body = error, encoding.raised(error)
+            shared.complete(body)
+    if raised is not None:
+        raise raised
+    return encoding.outcome(body)
+
+
+L = TypeVar("L", Log, BlockingLog)
+
+
+def _log(log: AnyLog | Callable[[], AnyLog], kind: type[L], function: Callable[..., Any]) -> L:
+    given = log if isinstance(log, kind) else log() if callable(log) else log
+    if not isinstance(given, kind):
+        raise TypeError(f"{function.__qualname__} needs a {kind.__name__}, not {type(given).__name__}")
+    return given
+
+
+def milliseconds(name: str, seconds: float) -> int:
+    """A time of the caller's. Raises ValueError where it is no time, or longer than a lease may be."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= LEASE_MS_MAX / 1000:
+        raise ValueError(f"{name} must be from 0.001 to {LEASE_MS_MAX // 1000} seconds, not {seconds!r}")
+    return round(seconds * 1000)

@@ -1,0 +1,139 @@
+"""How the outcome of a call is kept: as JSON, by the type that the function says it returns."""
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from oncelog.errors import CorruptError, ResultError
+
+R = TypeVar("R")
+
+_NO_RESULT: Final = object()
+
+
+class _Raised(Struct):
+    """An exception that was listed: which of the listed, and what it was made with."""
+
+    kind: str
+    arguments: list[Any] = []
+    attributes: dict[str, Any] = {}
+
+
+class _Kept(Struct, Generic[R], omit_defaults=True):
+    result: R | UnsetType = UNSET
+    raised: _Raised | None = None
+
+
+class Encoding:
+    """Of one function's outcomes. Made when it is decorated, so that a type that cannot be kept is found there."""
+
+    def __init__(self, function: Callable[..., Any], result: Any, remembered: Sequence[type[Exception]]) -> None:
+        self._type = _result_type(function) if result is _NO_RESULT else result
+        _demand_json(self._type, function)
+        self._decoder = msgspec.json.Decoder(_Kept[self._type])  # type: ignore[name-defined]
+        self._remembered = {_kind(error): error for error in remembered}
+
+    def returned(self, value: Any) -> bytes:
+        """The body for a value. Raises ResultError if it is not what the function says it returns."""
+        try:
+            body = msgspec.json.encode(_Kept(value))
+            self._decoder.decode(body)
+        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+            raise ResultError(f"the result cannot be kept as {self._type}: {error}") from error
+        return body
+
+    def raised(self, error: Exception) -> bytes:
+        """The body for a listed exception."""
+        kind = next(kind for kind, listed in self._remembered.items() if isinstance(error, listed))
+        raised = _Raised(kind, list(error.args), dict(vars(error)))
+        try:
+            return msgspec.json.encode(_Kept(raised=raised))
+        except (TypeError, ValueError, RecursionError):
+            return msgspec.json.encode(_Kept(raised=_Raised(kind, [str(error)])))
+
+    def outcome(self, body: bytes) -> Any:
+        """Gives the value, or raises the exception."""
+        try:
+            kept = self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ResultError(
+                f"what was kept is not {self._type}: {error}; if the function returns another type by now, "
+                "give it another name"
+            ) from error
+        if kept.raised is not None:
+            self._raise(kept.raised)
+        if kept.result is UNSET:
+            raise CorruptError("what was kept is no outcome of a call")
+        return kept.result
+
+    def _raise(self, raised: _Raised) -> NoReturn:
+        listed = self._remembered.get(raised.kind)
+        if listed is None:
+            raise ResultError(f"the call raised {raised.kind}, which is no longer listed in remember=…")
+        # Not by its own initialiser, which may want other arguments than those that an exception keeps.
+        error = listed.__new__(listed, *raised.arguments)
+        error.args = tuple(raised.arguments)
+        for name, value in raised.attributes.items():
+            setattr(error, name, value)
+        raise error
+
+
+def _kind(error: type[Exception]) -> str:
+    if not (isinstance(error, type) and issubclass(error, Exception)):
+        raise TypeError(f"remember lists exceptions, and {error!r} is none")
+    return f"{error.__module__}.{error.__qualname__}"
+
+
+def _result_type(function: Callable[..., Any]) -> Any:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception as error:
+        raise TypeError(
+            f"the types of {function.__qualname__} cannot be read: {error}; say with result=… what it returns"
+        ) from error
+    if "return" not in hints:
+        raise TypeError(f"{function.__qualname__} does not say what it returns: annotate it, or say so with result=…")
+    return hints["return"]
+
+
+def _demand_json(kind: Any, function: Callable[..., Any]) -> None:
+    try:
+        unfit = next(_custom_types(msgspec.inspect.type_info(kind), set()), None)
+        msgspec.json.Decoder(kind)
+    except TypeError as error:
+        raise TypeError(f"{function.__qualname__} returns {kind}, which cannot be kept as JSON: {error}") from error
+    if unfit is not None:
+        raise TypeError(
+            f"{function.__qualname__} returns {kind}, and {unfit.__qualname__} cannot be kept as JSON: "
+            "return a dataclass, a msgspec.Struct or plain values"
+        )
+
+
+def _custom_types(info: Any, seen: set[int]) -> Iterator[type]:
+    """What msgspec itself does not know how to write, however deep inside."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        yield info.cls
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _custom_types(getattr(info, name), seen)
+    elif isinstance(info, tuple | list):
+        for one in info:
+            yield from _custom_types(one, seen)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Raises TypeError for what gives its result piece by piece: there is no one result to keep."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{function.__qualname__} is a generator, which has no one result that could be kept")
+    return inspect.iscoroutinefunction(function)
+
+
+NO_RESULT: Final = _NO_RESULT
+"""Stands for a result type that is not given: the function's annotation says it."""

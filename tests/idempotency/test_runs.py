@@ -1,0 +1,423 @@
+"""A tool runs once for its six fields, and its result is an event of its campaign."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import oncelog
+from engine.watched import Gate, run, turns, until
+from oncelog import (
+    BlockingRuns,
+    CanonicalError,
+    InFlightError,
+    LeaseLostError,
+    Log,
+    ResultError,
+    RunCounters,
+    RunFailedError,
+    Runs,
+    Shadow,
+    run_key,
+    run_key_v1,
+    scope_of,
+)
+from oncelog.testing.clock import ManualClock
+
+FIELDS: Final[dict[str, Any]] = {
+    "plan_id": "plan-7",
+    "campaign_id": 12,
+    "event_type": "tool.execute",
+    "tool_name": "dice",
+    "ruleset_version": "v1",
+    "args": {"sides": 20},
+}
+LEASE_MS: Final = 30_000
+
+
+@pytest.fixture(params=["memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return ":memory:" if request.param == "memory" else str(tmp_path / "app.db")
+
+
+class Dice:
+    """A tool that says how often it was used."""
+
+    def __init__(self) -> None:
+        self.rolls: list[dict[str, Any]] = []
+
+    async def __call__(self, **args: Any) -> dict[str, Any]:
+        return self.roll(**args)
+
+    async def roll_async(self, **args: Any) -> dict[str, Any]:
+        return self.roll(**args)
+
+    def roll(self, **args: Any) -> dict[str, Any]:
+        self.rolls.append(args)
+        return {"roll": len(self.rolls)}
+
+
+class TestRuns:
+    @pytest.mark.rule("RU-6")
+    def test_the_first_runs_the_tool_and_later_ones_reuse_its_event(self, place: str) -> None:
+        async def main() -> None:
+            dice = Dice()
+            async with oncelog.open(place) as log:
+                runs = Runs(log)
+                first = await runs.execute(**FIELDS, tool=dice.roll)
+                again = await runs.execute(**FIELDS, tool=dice.roll_async)
+                other = await runs.execute(**FIELDS | {"args": {"sides": 6}}, tool=dice)
+            assert (first.reused, again.reused, other.reused) == (False, True, False)
+            assert first.event == again.event
+            assert (first.event.output, first.event.ordinal) == ({"roll": 1}, 1)
+            assert (other.event.output, other.event.ordinal) == ({"roll": 2}, 2)
+            assert first.event.key == run_key("plan-7", 12, "tool.execute", "dice", "v1", {"sides": 20}).hex()
+            assert first.event.args == {"sides": 20}
+            assert dice.rolls == [{"sides": 20}, {"sides": 6}]
+            assert runs.counters == RunCounters(executed=2, reused=1)
+
+        run(main())
+
+    @pytest.mark.rule("RU-6")
+    def test_also_after_a_restart(self, tmp_path: Path) -> None:
+        dice = Dice()
+
+        async def session() -> oncelog.Run:
+            async with oncelog.open(tmp_path / "app.db") as log:
+                return await Runs(log).execute(**FIELDS, tool=dice.roll)
+
+        first, second = run(session()), run(session())
+        assert first.event == second.event
+        assert (first.reused, second.reused, len(dice.rolls)) == (False, True, 1)
+
+    @pytest.mark.rule("RU-6")
+    def test_ordinals_are_dense_in_a_campaign_whatever_else_is_written(self, place: str) -> None:
+        async def main() -> None:
+            dice = Dice()
+            async with oncelog.open(place) as log:
+                runs = Runs(log)
+                ordinals = []
+                for number in range(5):
+                    for campaign in (1, 2):
+                        fields = FIELDS | {"campaign_id": campaign, "args": {"number": number}}
+                        ordinals.append((await runs.execute(**fields, tool=dice.roll)).event.ordinal)
+                    with pytest.raises(ZeroDivisionError):
+                        await runs.execute(**FIELDS | {"campaign_id": 1, "args": {"bad": number}}, tool=_raising)
+                records = (await log.read(stream=scope_of("runs", 1))).records
+            assert ordinals == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+            assert [record.sequence for record in records] == [1, 2, 3, 4, 5]
+
+        run(main())
+
+    @pytest.mark.rule("RU-8")
+    def test_campaigns_do_not_share_keys(self, place: str) -> None:
+        async def main() -> None:
+            dice = Dice()
+            async with oncelog.open(place) as log:
+                events = [
+                    (await Runs(log).execute(**FIELDS | {"campaign_id": campaign}, tool=dice.roll)).event
+                    for campaign in (1, 2, -1)
+                ]
+            assert [event.output for event in events] == [{"roll": 1}, {"roll": 2}, {"roll": 3}]
+            assert len({event.key for event in events}) == 3
+
+        run(main())
+
+    @pytest.mark.rule("RU-2", "RU-3")
+    def test_null_and_equal_spellings_are_one_run(self, place: str) -> None:
+        async def main() -> None:
+            dice = Dice()
+            async with oncelog.open(place) as log:
+                runs = Runs(log)
+                spellings: list[dict[str, Any]] = [
+                    {"plan_id": None, "args": None},
+                    {"plan_id": "", "args": {}},
+                    {"plan_id": "", "args": {"left": None}},
+                ]
+                answers = [await runs.execute(**FIELDS | spelling, tool=dice.roll) for spelling in spellings]
+            assert [answer.reused for answer in answers] == [False, True, True]
+            assert dice.rolls == [{}]
+
+        run(main())
+
+    @pytest.mark.rule("RU-4")
+    @pytest.mark.parametrize(
+        ("wrong", "path"),
+        [
+            ({"args": {"x": 1.5}}, r"\$.args_json.x"),
+            ({"args": {"x": object()}}, r"\$.args_json.x"),
+            ({"args": {1: 2}}, r"\$.args_json"),
+            ({"campaign_id": "12"}, r"\$.campaign_id"),
+            ({"event_type": None}, r"\$.event_type"),
+        ],
+    )
+    def test_what_cannot_be_a_key_is_told_by_its_path_and_nothing_runs(self, wrong: dict[str, Any], path: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(":memory:") as log:
+                with pytest.raises(CanonicalError, match=path):
+                    await Runs(log).execute(**FIELDS | wrong, tool=_never)
+
+        run(main())
+
+    @pytest.mark.rule("RU-7")
+    @pytest.mark.parametrize("kind", ["async", "thread"])
+    def test_a_storm_runs_the_tool_once(self, place: str, kind: str) -> None:
+        async def main() -> None:
+            gate, go_on, times = Gate(), threading.Event(), [0]
+
+            async def patient(**_: Any) -> str:
+                times[0] += 1
+                await gate()
+                return "done"
+
+            def threaded(**_: Any) -> str:
+                times[0] += 1
+                gate_reached()
+                go_on.wait()
+                return "done"
+
+            loop = asyncio.get_running_loop()
+
+            def gate_reached() -> None:
+                loop.call_soon_threadsafe(gate.reached.set)
+
+            async with oncelog.open(place) as log:
+                runs = Runs(log)
+                gate.shut()
+                tool = patient if kind == "async" else threaded
+                callers = [asyncio.create_task(runs.execute(**FIELDS, tool=tool)) for _ in range(100)]
+                await gate.reached.wait()
+                gate.open()
+                go_on.set()
+                answers = await asyncio.gather(*callers)
+            assert times == [1]
+            assert [answer.reused for answer in answers].count(False) == 1
+            assert len({answer.event.receipt for answer in answers}) == 1
+
+        run(main())
+
+    @pytest.mark.rule("RU-7")
+    def test_a_tool_that_raises_commits_nothing_and_the_next_call_runs_it(self, place: str) -> None:
+        async def main() -> None:
+            gate = Gate()
+
+            async def failing(**_: Any) -> str:
+                await gate()
+                raise OSError("no dice")
+
+            async with oncelog.open(place) as log:
+                runs = Runs(log)
+                gate.shut()
+                callers = [asyncio.create_task(runs.execute(**FIELDS, tool=failing)) for _ in range(3)]
+                await gate.reached.wait()
+                await turns()
+                gate.open()
+                outcomes = await asyncio.gather(*callers, return_exceptions=True)
+                assert [str(outcome) for outcome in outcomes] == ["no dice"] * 3
+                assert (await log.read(stream=scope_of("runs", 12))).records == []
+                assert not (await runs.execute(**FIELDS, tool=Dice().roll)).reused
+            assert runs.counters == RunCounters(executed=1, failed=1)
+
+        run(main())
+
+    @pytest.mark.rule("RU-7")
+    def test_those_who_waited_elsewhere_get_the_error_too(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            gate = Gate()
+
+            async def failing(**_: Any) -> str:
+                await gate()
+                raise OSError("no dice" * 2000)
+
+            async with oncelog.open(tmp_path / "a.db") as here, oncelog.open(tmp_path / "a.db") as there:
+                gate.shut()
+                first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=failing))
+                await gate.reached.wait()
+                second = asyncio.create_task(Runs(there).execute(**FIELDS, tool=_never))
+                await _until_refused(there)
+                gate.open()
+                with pytest.raises(OSError, match="no dice"):
+                    await first
+                with pytest.raises(RunFailedError, match="OSError: no dice") as raised:
+                    await second
+                assert raised.value.kind == "OSError"
+
+        run(main())
+
+    @pytest.mark.rule("RU-7")
+    def test_who_is_too_slow_loses_its_lease_and_cannot_complete(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            clock, gate = ManualClock(), Gate()
+
+            async def slow(**_: Any) -> str:
+                await gate()
+                return "late"
+
+            path = tmp_path / "a.db"
+            async with oncelog.open(path, clock=clock) as here, oncelog.open(path, clock=clock) as there:
+                gate.shut()
+                first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=slow))
+                await gate.reached.wait()
+                with pytest.raises(InFlightError):
+                    await Runs(there).execute(**FIELDS, tool=_never, in_flight="raise")
+                clock.advance(LEASE_MS)
+                taken_over = await Runs(there).execute(**FIELDS, tool=Dice().roll)
+                assert not taken_over.reused
+                gate.open()
+                with pytest.raises(LeaseLostError):
+                    await first
+                again = await Runs(here).execute(**FIELDS, tool=_never)
+                assert again.event == taken_over.event
+
+        run(main())
+
+    @pytest.mark.rule("RU-7")
+    def test_a_cancelled_caller_of_a_thread_leaves_the_tool_to_end(self, place: str) -> None:
+        async def main() -> None:
+            began, go_on, times = threading.Event(), threading.Event(), [0]
+
+            def slow(**_: Any) -> str:
+                times[0] += 1
+                began.set()
+                go_on.wait()
+                return "done"
+
+            async with oncelog.open(place, clock=ManualClock()) as log:
+                runs = Runs(log)
+                caller = asyncio.create_task(runs.execute(**FIELDS, tool=slow))
+                await until(began.is_set)
+                caller.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await caller
+                with pytest.raises(InFlightError):
+                    await runs.execute(**FIELDS, tool=slow, in_flight="raise")
+                go_on.set()
+                assert (await runs.execute(**FIELDS, tool=slow)).event.output == "done"
+            assert times == [1]
+
+        run(main())
+
+    @pytest.mark.rule("RU-7")
+    def test_a_cancelled_caller_of_an_async_tool_gives_it_up_at_once(self, place: str) -> None:
+        async def main() -> None:
+            gate = Gate()
+
+            async def patient(**_: Any) -> str:
+                await gate()
+                return "done"
+
+            async with oncelog.open(place, clock=ManualClock()) as log:
+                runs = Runs(log)
+                gate.shut()
+                caller = asyncio.create_task(runs.execute(**FIELDS, tool=patient))
+                await gate.reached.wait()
+                caller.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await caller
+                gate.open()
+                assert not (await runs.execute(**FIELDS, tool=patient)).reused
+
+        run(main())
+
+    @pytest.mark.rule("RU-9")
+    def test_the_old_key_is_kept_beside_and_mismatches_are_counted(self, place: str) -> None:
+        async def main() -> None:
+            dice = Dice()
+            async with oncelog.open(place) as log:
+                runs = Runs(log)
+                old = Shadow(execution_request_id="r1", replay_ordinal=0, payload={"roll": 1})
+                other = Shadow(execution_request_id="r2", replay_ordinal=0, payload={"roll": 1})
+                first = await runs.execute(**FIELDS, tool=dice.roll, shadow=old)
+                assert first.event.shadow_key == run_key_v1("plan-7", 12, "tool.execute", "r1", 0, {"roll": 1}).hex()
+                assert runs.counters == RunCounters(executed=1)
+                assert (await runs.execute(**FIELDS, tool=dice.roll, shadow=old)).event == first.event
+                assert runs.counters == RunCounters(executed=1, reused=1)
+                # Look-up is by v2: the old key would have run it again.
+                again = await runs.execute(**FIELDS, tool=dice.roll, shadow=other)
+                assert (again.event, again.reused) == (first.event, True)
+                assert runs.counters == RunCounters(executed=1, reused=2, shadow_mismatches=1)
+                await runs.execute(**FIELDS, tool=dice.roll)
+                assert runs.counters == RunCounters(executed=1, reused=3, shadow_mismatches=1)
+            assert len(dice.rolls) == 1
+
+        run(main())
+
+    @pytest.mark.rule("RU-9")
+    def test_events_without_the_old_key_stay_as_they_are(self, place: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(place) as log:
+                runs = Runs(log)
+                first = await runs.execute(**FIELDS, tool=Dice().roll)
+                shadow = Shadow(execution_request_id="r", replay_ordinal=1, payload={})
+                again = await runs.execute(**FIELDS, tool=_never, shadow=shadow)
+                assert (again.event, again.event.shadow_key) == (first.event, None)
+                assert runs.counters == RunCounters(executed=1, reused=1)
+
+        run(main())
+
+    def test_an_output_that_is_no_json_is_told_and_not_kept(self, place: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(place, clock=ManualClock()) as log:
+                runs = Runs(log)
+                for output in (object(), float("nan"), {1: object()}):
+                    with pytest.raises(ResultError):
+                        await runs.execute(**FIELDS, tool=lambda output=output, **_: output)
+                assert (await runs.execute(**FIELDS, tool=lambda **_: (1, 2.5))).event.output == [1, 2.5]
+
+        run(main())
+
+
+class TestBlockingRuns:
+    @pytest.mark.rule("RU-6", "RU-7")
+    def test_many_threads_run_the_tool_once(self, place: str) -> None:
+        dice, began, go_on = Dice(), threading.Event(), threading.Event()
+
+        def tool(**args: Any) -> dict[str, Any]:
+            began.set()
+            go_on.wait()
+            return dice.roll(**args)
+
+        with oncelog.open_blocking(place) as log, ThreadPoolExecutor(10) as threads:
+            runs = BlockingRuns(log)
+            callers = [threads.submit(lambda: runs.execute(**FIELDS, tool=tool)) for _ in range(10)]
+            began.wait()
+            go_on.set()
+            answers = [caller.result(30) for caller in callers]
+        assert len({answer.event.receipt for answer in answers}) == len(dice.rolls) == 1
+        assert [answer.reused for answer in answers].count(False) == 1
+
+    @pytest.mark.rule("RU-7")
+    def test_a_tool_that_raises_is_run_again(self, place: str) -> None:
+        with oncelog.open_blocking(place, clock=ManualClock()) as log:
+            runs = BlockingRuns(log)
+            with pytest.raises(ZeroDivisionError):
+                runs.execute(**FIELDS, tool=_raising)
+            with pytest.raises(KeyboardInterrupt):
+                runs.execute(**FIELDS, tool=_interrupted)
+            assert not runs.execute(**FIELDS, tool=Dice().roll).reused
+            assert runs.counters == RunCounters(executed=1, failed=1)
+
+    def test_an_async_tool_needs_the_other_twin(self) -> None:
+        with oncelog.open_blocking(":memory:") as log, pytest.raises(TypeError, match="async"):
+            BlockingRuns(log).execute(**FIELDS, tool=Dice().roll_async)
+
+
+def _raising(**_: Any) -> int:
+    return 1 // 0
+
+
+def _interrupted(**_: Any) -> int:
+    raise KeyboardInterrupt
+
+
+def _never(**_: Any) -> int:
+    raise AssertionError("it must not run")
+
+
+async def _until_refused(log: Log) -> None:
+    """Until the log's claim was refused once: from then on it waits for the one that runs."""
+    works = log.works
+    await until(lambda: works.waiting > 0)

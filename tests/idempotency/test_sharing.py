@@ -1,0 +1,372 @@
+"""A function's own rows and the memory of its result are one transaction."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import oncelog
+from crash.processes import started
+from engine.watched import run
+from oncelog import (
+    FOREVER,
+    ConflictError,
+    InFlightError,
+    NotALogError,
+    PolicyError,
+    ResultErasedError,
+    ResultError,
+    SettingsError,
+    StoreUnavailableError,
+    TransactionError,
+    once,
+    share,
+    work_of,
+)
+from oncelog.testing.clock import ManualClock
+
+DAY_MS: Final = 86_400_000
+
+
+class OverdrawnError(Exception):
+    pass
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "app.db"
+    with oncelog.open_blocking(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE accounts (name TEXT PRIMARY KEY, cents INTEGER)")
+        connection.execute("INSERT INTO accounts VALUES ('ada', 100), ('bob', 0)")
+        connection.commit()
+    return path
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+
+
+def transfer_on(connection: sqlite3.Connection, **options: Any) -> Callable[[str, int], int]:
+    """The function that most tests call."""
+    log = share(connection, **({"clock": options.pop("clock")} if "clock" in options else {}))
+
+    @once(log, key=lambda key, _: key, name="transfer", remember=[OverdrawnError], **options)
+    def transfer(key: str, cents: int) -> int:
+        connection.execute("UPDATE accounts SET cents = cents + ? WHERE name = 'bob'", (cents,))
+        connection.execute("UPDATE accounts SET cents = cents - ? WHERE name = 'ada'", (cents,))
+        (left,) = connection.execute("SELECT cents FROM accounts WHERE name = 'ada'").fetchone()
+        if left < 0:
+            raise OverdrawnError(key)
+        if cents == 13:
+            raise KeyError(key)
+        return int(left)
+
+    return transfer
+
+
+def balances(path: Path) -> dict[str, int]:
+    with closing(sqlite3.connect(path)) as connection:
+        return dict(connection.execute("SELECT name, cents FROM accounts"))
+
+
+@pytest.mark.rule("RU-12")
+class TestOneTransaction:
+    def test_a_repeated_call_moves_nothing_and_gives_the_same(self, path: Path, connection: sqlite3.Connection) -> None:
+        transfer = transfer_on(connection)
+        assert [transfer("a", 30), transfer("a", 30), transfer("b", 30)] == [70, 70, 40]
+        assert balances(path) == {"ada": 40, "bob": 60}
+        with closing(sqlite3.connect(path)) as other:
+            assert transfer_on(other)("a", 30) == 70
+        assert not connection.in_transaction
+
+    def test_both_or_neither_where_it_raises(self, path: Path, connection: sqlite3.Connection) -> None:
+        transfer = transfer_on(connection)
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                transfer("a", 13)
+        assert balances(path) == {"ada": 100, "bob": 0}
+        assert not connection.in_transaction
+
+    def test_a_listed_exception_is_kept_without_its_rows(self, path: Path, connection: sqlite3.Connection) -> None:
+        transfer = transfer_on(connection)
+        with pytest.raises(OverdrawnError):
+            transfer("a", 1000)
+        connection.execute("UPDATE accounts SET cents = 5000 WHERE name = 'ada'")
+        connection.commit()
+        with pytest.raises(OverdrawnError):
+            transfer("a", 1000)  # kept, though by now there would be enough
+        assert balances(path) == {"ada": 5000, "bob": 0}
+
+    def test_a_result_that_cannot_be_kept_takes_the_rows_with_it(
+        self, path: Path, connection: sqlite3.Connection
+    ) -> None:
+        @once(share(connection), name="odd", result=int)
+        def odd() -> Any:
+            connection.execute("DELETE FROM accounts")
+            return "text"
+
+        with pytest.raises(ResultError):
+            odd()
+        assert balances(path) == {"ada": 100, "bob": 0}
+
+    @pytest.mark.parametrize("how", ["commit", "with", "COMMIT", "ROLLBACK", "swallowed", "script"])
+    def test_the_function_cannot_end_the_transaction(
+        self, path: Path, connection: sqlite3.Connection, how: str
+    ) -> None:
+        connection.execute("COMMIT" if connection.in_transaction else "SELECT 1")  # prepared, and in its cache
+
+        def end() -> None:
+            if how == "commit":
+                connection.commit()
+            elif how == "with":
+                with connection:
+                    connection.execute("UPDATE accounts SET cents = 0")
+            elif how == "script":
+                connection.executescript("UPDATE accounts SET cents = 1")
+            elif how == "swallowed":
+                with pytest.raises(sqlite3.DatabaseError):
+                    connection.commit()
+            else:
+                connection.execute(how)
+
+        @once(share(connection), name="ending")
+        def ending() -> int:
+            connection.execute("DELETE FROM accounts")
+            end()
+            return 1
+
+        with pytest.raises(TransactionError, match="must not end"):
+            ending()
+        assert not connection.in_transaction
+        assert balances(path) == {"ada": 100, "bob": 0}
+        connection.execute("UPDATE accounts SET cents = 7")
+        connection.commit()  # afterwards the connection is its owner's again
+        assert balances(path) == {"ada": 7, "bob": 7}
+
+    def test_savepoints_are_the_functions_own(self, path: Path, connection: sqlite3.Connection) -> None:
+        @once(share(connection), name="careful")
+        def careful() -> int:
+            connection.execute("UPDATE accounts SET cents = cents + 1")
+            connection.execute("SAVEPOINT mine")
+            connection.execute("DELETE FROM accounts")
+            connection.execute("ROLLBACK TO mine")
+            connection.execute("RELEASE mine")
+            return 1
+
+        assert careful() == careful() == 1
+        assert balances(path) == {"ada": 101, "bob": 1}
+
+    def test_a_transaction_must_not_be_open(self, connection: sqlite3.Connection) -> None:
+        transfer = transfer_on(connection)
+        connection.execute("UPDATE accounts SET cents = 50")
+        with pytest.raises(TransactionError, match="open"):
+            transfer("a", 1)
+        assert connection.in_transaction
+        connection.rollback()
+        assert transfer("a", 1) == 99
+
+    def test_a_call_inside_a_call_is_told(self, path: Path, connection: sqlite3.Connection) -> None:
+        transfer = transfer_on(connection)
+
+        @once(share(connection), name="outer")
+        def outer() -> int:
+            return transfer("a", 1)
+
+        with pytest.raises(TransactionError, match="open"):
+            outer()
+        assert balances(path) == {"ada": 100, "bob": 0}
+
+
+class TestWithTheLogItself:
+    def test_the_log_sees_what_was_committed(self, path: Path, connection: sqlite3.Connection) -> None:
+        async def main() -> None:
+            async with oncelog.open(path) as log:
+                transfer = transfer_on(connection)
+                work = work_of(transfer, "a", 30)
+                assert transfer("a", 30) == 70
+                async with log.follow(stream=work.scope) as records:
+                    record = await anext(aiter(records))
+                    assert (record.key, record.sequence) == (b"a", 1)
+                    transfer("b", 30)
+                    assert (await anext(aiter(records))).key == b"b"
+                assert (await log.lookup(b"a", policy=work.policy, scope=work.scope)).record == record
+
+        run(main())
+
+    def test_the_same_function_by_both_ways_runs_once(self, path: Path, connection: sqlite3.Connection) -> None:
+        times = []
+
+        def work(number: int) -> int:
+            times.append(number)
+            return number
+
+        with oncelog.open_blocking(path) as log:
+            shared, leased = once(share(connection), name="work")(work), once(log, name="work")(work)
+            for number in range(50):
+                pair = (shared, leased) if number % 2 else (leased, shared)
+                assert [one(number) for one in pair] == [number, number]
+        assert times == list(range(50))
+
+    def test_work_under_a_lease_is_in_the_way(self, path: Path, connection: sqlite3.Connection) -> None:
+        async def main() -> None:
+            async with oncelog.open(path) as log:
+                inside, go_on = asyncio.Event(), asyncio.Event()
+
+                @once(log, name="work")
+                async def leased() -> int:
+                    inside.set()
+                    await go_on.wait()
+                    return 1
+
+                @once(share(connection), name="work")
+                def shared() -> int:
+                    return 2
+
+                first = asyncio.create_task(leased())
+                await inside.wait()
+                with pytest.raises(InFlightError):
+                    shared()
+                go_on.set()
+                assert await first == shared() == 1
+
+        run(main())
+
+    def test_conflicts_erasures_and_retention(self, path: Path, connection: sqlite3.Connection) -> None:
+        clock = ManualClock()
+        transfer = transfer_on(connection, clock=clock)
+        assert transfer("a", 30) == 70
+        with pytest.raises(ConflictError):
+            transfer("a", 31)
+        clock.advance(DAY_MS // 2)
+        with oncelog.open_blocking(path, clock=clock) as log:
+            log.confirm_clock()
+            work = work_of(transfer, "a", 30)
+            assert transfer("a", 30) == 70
+            log.erase(key=work.key, policy=work.policy, scope=work.scope)
+            with pytest.raises(ResultErasedError):
+                transfer("a", 30)
+            clock.advance(DAY_MS // 2)
+            log.confirm_clock()
+        assert transfer("a", 30) == 40  # forgotten
+        with pytest.raises(PolicyError):
+            transfer_on(connection, retention=FOREVER)("a", 30)
+
+    def test_more_keys_than_a_segment_has(self, path: Path, connection: sqlite3.Connection) -> None:
+        """The key index of a guest follows what others seal and merge, and seals itself."""
+        from oncelog.stores.sqlite import guest  # noqa: PLC0415
+
+        calls = []
+
+        @once(share(connection), name="work")
+        def work(number: int) -> int:
+            calls.append(number)
+            return number
+
+        (file,) = [one for one in guest._files.values() if one.writing.file.epoch == _epoch(path)]
+        file.writing.seal_keys = 20
+        for number in range(150):
+            assert work(number) == number
+            if number % 40 == 0:
+                with oncelog.open_blocking(path) as log:
+                    log.submit_many([_event(number * 100 + one) for one in range(30)])
+        for number in range(150):
+            assert work(number) == number
+        assert calls == list(range(150))
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT count(*) FROM oncelog_key_segments").fetchone()[0] > 0
+        with started(str(Path(__file__).with_name("verify_worker.py")), str(path)) as process:
+            assert process.wait() == 0
+
+
+def _event(number: int) -> oncelog.Submission:
+    return oncelog.event(f"00000000-0000-4000-8000-{number:012}", {"type": "x"}, ["p"])
+
+
+def _epoch(path: Path) -> str:
+    with oncelog.open_blocking(path) as log:
+        return log.epoch
+
+
+class TestConnections:
+    def test_rows_may_be_made_into_anything(self, connection: sqlite3.Connection) -> None:
+        connection.row_factory = lambda cursor, row: dict(zip([one[0] for one in cursor.description], row, strict=True))
+
+        @once(share(connection), name="work")
+        def work() -> int:
+            row = connection.execute("SELECT cents FROM accounts WHERE name = 'ada'").fetchone()
+            return int(row["cents"])
+
+        assert work() == work() == 100
+
+    @pytest.mark.parametrize("isolation_level", [None, "DEFERRED", "EXCLUSIVE"])
+    def test_any_isolation_level(self, path: Path, isolation_level: Any) -> None:
+        with closing(sqlite3.connect(path, isolation_level=isolation_level)) as connection:
+            transfer = transfer_on(connection)
+            assert [transfer("a", 30), transfer("a", 30)] == [70, 70]
+        assert balances(path) == {"ada": 70, "bob": 30}
+
+    def test_one_connection_a_thread(self, path: Path) -> None:
+        left: list[int] = []
+        errors: list[BaseException] = []
+
+        def caller(number: int) -> None:
+            try:
+                with closing(sqlite3.connect(path, timeout=60)) as connection:
+                    transfer = transfer_on(connection)
+                    left.extend(transfer(f"{number % 2} {step}", 1) for step in range(10))
+            except BaseException as error:  # noqa: BLE001 - told to the test
+                errors.append(error)
+
+        threads = [threading.Thread(target=caller, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert balances(path) == {"ada": 80, "bob": 20}
+        assert sorted(set(left)) == list(range(80, 100))
+
+    def test_what_is_no_log_is_told(self, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(NotALogError):
+            share(connection)
+        with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+            connection.execute("CREATE TABLE t (x)")
+            with pytest.raises(NotALogError):
+                share(connection)
+        with pytest.raises(TypeError, match="sqlite3"):
+            share("app.db")  # type: ignore[arg-type]
+
+    def test_a_connection_that_does_not_sync_is_told(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA synchronous = NORMAL")
+        with pytest.raises(SettingsError, match="synchronous"):
+            share(connection)
+
+    def test_a_text_factory_is_told(self, connection: sqlite3.Connection) -> None:
+        connection.text_factory = bytes
+        with pytest.raises(SettingsError, match="text_factory"):
+            share(connection)
+
+    def test_a_lock_that_is_not_given_is_told(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as holder, closing(sqlite3.connect(path, timeout=0)) as connection:
+            transfer = transfer_on(connection)
+            holder.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailableError, match="locked"):
+                transfer("a", 30)
+            holder.rollback()
+            assert transfer("a", 30) == 70
+
+    def test_async_functions_need_a_log_of_their_own(self, connection: sqlite3.Connection) -> None:
+        async def work() -> int:
+            return 1
+
+        with pytest.raises(TypeError, match="async"):
+            once(share(connection), name="work")(work)
