@@ -134,7 +134,7 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
                 count=first,
                 baseline_count=firsts,
                 target_ratio=5,
-                rounds=6,
+                rounds=12,
             )
             yield Measurement(
                 "replay",
@@ -144,7 +144,7 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
                 agree=partial(_did, replays, again),
                 count=replays,
                 baseline_count=again,
-                rounds=6,
+                rounds=12,
             )
 
 

@@ -116,7 +116,7 @@ def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
 
 def _differs(lease: Lease, item: Claim | Submission) -> bool:
     """Whether the work under way is for another write, and the policy refuses that."""
-    return item.policy.on_reuse is OnReuse.REFUSE and lease.fingerprint != item.fingerprint
+    return lease.fingerprint != item.fingerprint and item.policy.on_reuse is OnReuse.REFUSE
 
 
 def _put(identity: KeyIdentity, lease: Lease, lane: LaneDesk, desk: Desk) -> None:

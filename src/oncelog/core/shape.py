@@ -40,7 +40,7 @@ from oncelog.core.values import (
     Submission,
 )
 
-_NAMES: Final = ("scope", "actor", "client", "holder")
+_NAMES: Final = ("scope", "actor", "client")
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
 
 
@@ -70,7 +70,9 @@ def _malformed_submission(submission: Submission) -> Refused | None:
     partitions = submission.partitions
     if type(partitions) is not tuple:
         return _refused("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
-    refused = _malformed_names(partitions, submission.scope, submission.actor, submission.client, submission.holder)
+    refused = _malformed_names(partitions, submission.scope, submission.actor, submission.client)
+    if refused is None and submission.holder:  # apart: there is another one for every lease
+        refused = _malformed_name("holder", submission.holder)
     if refused is None and (policy.client_sequence or submission.client_sequence):
         refused = _malformed_sequence(submission, policy)
     if refused is None and (key or not policy.client_sequence):
@@ -208,6 +210,8 @@ def _malformed_key(key: bytes, policy: Policy) -> Refused | None:
 
 
 def _malformed_name(field: str, name: str) -> Refused | None:
+    if type(name) is not str:
+        return _refused(field, f"must be a text, not {type(name).__name__}")
     return _malformed_text(field, name, NAME_CHARACTERS_MAX) if name else _refused(field, "must be named")
 
 

@@ -9,8 +9,10 @@ again, with growing pauses: a lease says nothing when it ends.
 """
 
 import asyncio
+import itertools
 import logging
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -55,8 +57,8 @@ logger: Final = logging.getLogger("oncelog.work")
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
 """Between two looks at work that another process does."""
-RENEWALS: Final = 3
-"""So many times a lease is renewed in the time that it lasts."""
+ROUNDS: Final = 4
+"""So many rounds of renewals there are in the time that a lease lasts."""
 
 KIND_CHARACTERS_MAX: Final = 200
 """Of the name of an error, as those in other processes are told it."""
@@ -83,26 +85,51 @@ class Work(Struct, frozen=True, kw_only=True):
 class Holding:
     """The right to do a piece of work, until it is completed, failed or given back."""
 
-    def __init__(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_outcome", "fence", "holder", "is_lost", "work")
+
+    def __init__(self, work: Work, holder: str) -> None:
         self.work = work
-        self.holder = secrets.token_hex(16)
+        self.holder = holder
         self.fence = 0
         self.is_lost = False
         """Another caller has taken over; what this one does is for nothing."""
-        self.outcome: asyncio.Future[Result | None] = loop.create_future()
+        self._outcome: asyncio.Future[Result | None] | None = None
+
+    async def outcome(self) -> Result | None:
         """For those who wait in this process: None if nothing came of it and the next one may try."""
-        self.renewal: asyncio.TimerHandle | None = None
+        if self._outcome is None:
+            self._outcome = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._outcome)
 
     def settle(self, outcome: Result | None) -> None:
         """Tells those who wait."""
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
+        if self._outcome is not None and not self._outcome.done():
+            self._outcome.set_result(outcome)
 
     def fail(self, error: BaseException) -> None:
         """The same with an error, which those who wait get as their own."""
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
-            self.outcome.exception()  # looked at: it is no fault if nobody waits
+        if self._outcome is not None and not self._outcome.done():
+            self._outcome.set_exception(error)
+            self._outcome.exception()  # looked at: it is no fault if they have all gone
+
+
+class _Leases:
+    """Those of one length that are held here. They are renewed in rounds, by one timer for all of them.
+
+    A lease is renewed from the second round on that finds it: when a fourth to a half of its time is over.
+    """
+
+    def __init__(self) -> None:
+        self.young: set[Holding] = set()
+        self.old: set[Holding] = set()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def __contains__(self, holding: Holding) -> bool:
+        return holding in self.young or holding in self.old
+
+    def discard(self, holding: Holding) -> None:
+        self.young.discard(holding)
+        self.old.discard(holding)
 
 
 class Works:
@@ -113,9 +140,13 @@ class Works:
         self._store = store
         self._results = results
         self._keep = keep
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._name = secrets.token_hex(16)
+        """Holders of leases are known by this and a number: nobody else can name one."""
+        self._numbers = itertools.count(1)
         self._here: dict[KeyIdentity, Holding] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._holdings: set[Holding] = set()
+        self._leases: defaultdict[int, _Leases] = defaultdict(_Leases)
         self._is_closing = False
         self.waiting = 0
         """How many wait right now for work that another process does, those who wait with them not counted."""
@@ -127,6 +158,8 @@ class Works:
 
     async def begin(self, work: Work) -> Result | Holding:
         """The result if there is one, else the right to do the work: then end it by one of the three below.
+
+        It asks the store: whoever can, asks `recall` first.
 
         Raises ConflictError, InFlightError, RunFailedError, ResultErasedError and BusyError; if the caller who was
         waited for did the work in this process and failed, the very error of it.
@@ -164,10 +197,12 @@ class Works:
         self._is_closing = True
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for holding in self._holdings:
-            _stop_renewing(holding)
-            holding.fail(ClosedError("the log was closed while the work was being done"))
-        self._holdings.clear()
+        for leases in self._leases.values():
+            if leases.timer is not None:
+                leases.timer.cancel()
+            for holding in leases.young | leases.old:
+                holding.fail(ClosedError("the log was closed while the work was being done"))
+        self._leases.clear()
         self._here.clear()
 
     # --- beginning
@@ -175,16 +210,13 @@ class Works:
     async def _begin(self, work: Work) -> Result | Holding:
         identity = _identity(work)
         while True:
-            recalled = self.recall(work)
-            if recalled is not None:
-                return recalled
             here = self._here.get(identity)
             if here is not None and work.waits and here.work.fingerprint == work.fingerprint:
-                result = await asyncio.shield(here.outcome)
+                result = await here.outcome()
                 if result is not None:
                     return result
                 continue
-            holding = Holding(work, asyncio.get_running_loop())
+            holding = Holding(work, f"{self._name}-{next(self._numbers)}")
             self._here.setdefault(identity, holding)
             try:
                 return await self._claim(holding, identity)
@@ -207,8 +239,7 @@ class Works:
             verdict = await self._claimed(holding, waited_for)
             if isinstance(verdict, Granted):
                 holding.fence = verdict.fence
-                self._holdings.add(holding)
-                self._renew_later(holding)
+                self._hold(holding)
                 return holding
             if isinstance(verdict, Replayed):
                 result = await self._read(work.policy, verdict)
@@ -315,18 +346,18 @@ class Works:
 
     async def _submitted(self, submission: Submission, lease_ms: int) -> Verdict:
         """The work is done and would be lost: so it is tried for as long as the lease lasts at most."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + lease_ms / 1000
+        clock = self._found_loop().time
+        deadline = clock() + lease_ms / 1000
         pause_s = PAUSE_S_MIN
         while True:
             try:
                 verdict = await self._submit(submission)
             except (StoreUnavailableError, ClockJumpedError) as error:
-                if self._is_closing or loop.time() + pause_s > deadline:
+                if self._is_closing or clock() + pause_s > deadline:
                     raise
                 logger.warning("a result could not be committed and is tried again: %s", error)
             else:
-                if not _is_busy(verdict) or loop.time() + pause_s > deadline:
+                if not _is_busy(verdict) or clock() + pause_s > deadline:
                     return verdict
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
@@ -341,7 +372,7 @@ class Works:
             fence=holding.fence,
             failure=None if error is None else failure_of(error),
         )
-        _stop_renewing(holding)
+        self._leases[work.lease_ms].discard(holding)
         try:
             await self._submit(release)
         except OncelogError as trouble:
@@ -350,8 +381,7 @@ class Works:
             self._end(holding, None, error)
 
     def _end(self, holding: Holding, result: Result | None, error: BaseException | None = None) -> None:
-        _stop_renewing(holding)
-        self._holdings.discard(holding)
+        self._leases[holding.work.lease_ms].discard(holding)
         self._leave(holding)
         if error is None:
             holding.settle(result)
@@ -365,13 +395,23 @@ class Works:
 
     # --- renewing
 
-    def _renew_later(self, holding: Holding) -> None:
-        delay_s = holding.work.lease_ms / 1000 / RENEWALS
-        holding.renewal = asyncio.get_running_loop().call_later(delay_s, self._renew_soon, holding)
+    def _hold(self, holding: Holding) -> None:
+        leases = self._leases[holding.work.lease_ms]
+        leases.young.add(holding)
+        if leases.timer is None:
+            self._renew_later(leases, holding.work.lease_ms)
 
-    def _renew_soon(self, holding: Holding) -> None:
-        if holding in self._holdings:
+    def _renew_later(self, leases: _Leases, lease_ms: int) -> None:
+        leases.timer = self._found_loop().call_later(lease_ms / 1000 / ROUNDS, self._renew_old, leases, lease_ms)
+
+    def _renew_old(self, leases: _Leases, lease_ms: int) -> None:
+        for holding in leases.old:
             self._task(self._renew(holding))
+        leases.old |= leases.young
+        leases.young.clear()
+        leases.timer = None
+        if leases.old:
+            self._renew_later(leases, lease_ms)
 
     async def _renew(self, holding: Holding) -> None:
         work = holding.work
@@ -389,17 +429,22 @@ class Works:
             logger.warning("a lease could not be renewed and is tried again: %s", error)
         else:
             if isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST:
-                holding.is_lost = holding in self._holdings
+                leases = self._leases[work.lease_ms]
+                holding.is_lost = holding in leases
                 if holding.is_lost:
+                    leases.discard(holding)
                     logger.warning("a lease was lost while its work was being done: %s", verdict.message)
-                return
-        if holding in self._holdings:
-            self._renew_later(holding)
+
+    def _found_loop(self) -> asyncio.AbstractEventLoop:
+        """A log is used by one event loop. Asking for it costs a system call, so it is asked once."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     # --- tasks that go on though their caller does not
 
     def _task(self, coroutine: Awaitable[T]) -> "asyncio.Task[T]":
-        task = asyncio.get_running_loop().create_task(_awaited(coroutine))
+        task = self._found_loop().create_task(_awaited(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
@@ -420,12 +465,6 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 
 def _identity(work: Work) -> KeyIdentity:
     return (work.policy.name, work.scope, "", work.key)
-
-
-def _stop_renewing(holding: Holding) -> None:
-    if holding.renewal is not None:
-        holding.renewal.cancel()
-        holding.renewal = None
 
 
 def _is_busy(verdict: Verdict) -> bool:

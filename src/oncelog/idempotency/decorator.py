@@ -118,9 +118,14 @@ class _Calls(Struct, frozen=True, kw_only=True):
         )
 
     def _stream(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-        """A stream of the function's own, so that its results are numbered 1, 2, 3… and mix with nothing else."""
-        scope = self.scope(*args, **kwargs) if callable(self.scope) else self.scope
-        return scope_of("once", self.name) if scope is None else scope_of("once", self.name, scope)
+        scope = self.scope
+        return _stream(self.name, scope(*args, **kwargs) if callable(scope) else scope)
+
+
+@functools.lru_cache(maxsize=1024)
+def _stream(name: str, scope: str | None) -> str:
+    """A stream of the function's own, so that its results are numbered 1, 2, 3… and mix with nothing else."""
+    return scope_of("once", name) if scope is None else scope_of("once", name, scope)
 
 
 def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[], AnyLog]) -> Callable[..., Any]:
@@ -136,7 +141,7 @@ def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[
         if not isinstance(begun, Holding):
             return encoding.outcome(begun.body)
         try:
-            body = encoding.returned(await function(*args, **kwargs))
+            body, value = encoding.returned(await function(*args, **kwargs))
         except remember as error:
             await works.complete(begun, encoding.raised(error))
             raise
@@ -147,7 +152,7 @@ def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[
             await works.give_back(begun)
             raise
         await works.complete(begun, body)
-        return encoding.outcome(body)
+        return value
 
     return called
 
@@ -168,7 +173,7 @@ def _blocking(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callabl
         if not isinstance(begun, Holding):
             return encoding.outcome(begun.body)
         try:
-            body = encoding.returned(function(*args, **kwargs))
+            body, value = encoding.returned(function(*args, **kwargs))
         except remember as error:
             works.complete(begun, encoding.raised(error))
             raise
@@ -179,7 +184,7 @@ def _blocking(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callabl
             works.give_back(begun)
             raise
         works.complete(begun, body)
-        return encoding.outcome(body)
+        return value
 
     return called
 
@@ -192,7 +197,7 @@ def _in_transaction(function: Callable[[], Any], log: SharedLog, work: Work, cal
         if body is None:
             try:
                 with shared.function():
-                    body = encoding.returned(function())
+                    body, _ = encoding.returned(function())
             except calls.remember as error:
                 raised, body = error, encoding.raised(error)
             shared.complete(body)

@@ -37,14 +37,17 @@ class Encoding:
         self._decoder = msgspec.json.Decoder(_Kept[self._type])  # type: ignore[name-defined]
         self._remembered = {_kind(error): error for error in remembered}
 
-    def returned(self, value: Any) -> bytes:
-        """The body for a value. Raises ResultError if it is not what the function says it returns."""
+    def returned(self, value: Any) -> tuple[bytes, Any]:
+        """The body for a value, and the value as everybody will get it.
+
+        Raises ResultError if it is not what the function says it returns.
+        """
         try:
             body = msgspec.json.encode(_Kept(value))
-            self._decoder.decode(body)
+            kept = self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise ResultError(f"the result cannot be kept as {self._type}: {error}") from error
-        return body
+        return body, kept.result
 
     def raised(self, error: Exception) -> bytes:
         """The body for a listed exception."""
