@@ -100,9 +100,12 @@ def settle(submission: Submission, desk: Desk) -> None:
 
 def _lease(identity: KeyIdentity, lane: LaneDesk, desk: Desk) -> Lease | None:
     lease = desk.leases.get(identity)
-    if lease is None or lane.log_time_ms > lease.until_ms + LEASE_MEMORY_MS:
-        return None
-    return lease
+    return None if lease is None or is_forgotten(lease, lane.log_time_ms) else lease
+
+
+def is_forgotten(lease: Lease, log_time_ms: int) -> bool:
+    """True once an ended lease counts as absent."""
+    return log_time_ms > lease.until_ms + LEASE_MEMORY_MS
 
 
 def _is_running(lease: Lease, lane: LaneDesk) -> bool:

@@ -4,7 +4,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from oncelog.core.limits import LEASE_MEMORY_MS
+from oncelog.core.leases import is_forgotten
 from oncelog.core.policy import Forget, Policy
 from oncelog.core.values import Lease, Receipt, Record
 from oncelog.stores.protocol import Standing
@@ -45,7 +45,7 @@ def outcome_of(policy: Policy, standing: Standing) -> Outcome:
             return Outcome(Status.COMMITTED, f"committed as {place}{erased}", record, receipt, lease)
         forgotten = _forgotten(policy)
         return Outcome(Status.FORGOTTEN, f"committed as {place}{erased}, {forgotten}", record, receipt, lease)
-    if lease is not None and log_time_ms <= lease.until_ms + LEASE_MEMORY_MS:
+    if lease is not None and not is_forgotten(lease, log_time_ms):
         return Outcome(Status.LEASED, _lease_in_words(lease, log_time_ms), lease=lease)
     return Outcome(
         Status.UNKNOWN, "no record: it was never committed here, or it was refused, and that leaves nothing behind"

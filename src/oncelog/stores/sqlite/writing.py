@@ -32,6 +32,7 @@ from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position
 from oncelog.stores.sqlite.reading import partitions_text
 from oncelog.stores.sqlite.statements import SQL, Insert
+from oncelog.stores.sqlite.sweeping import Sweep
 
 ERASURE_BYTES: Final = 20
 """By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
@@ -82,6 +83,7 @@ class Writing:
         self._draw = draw
         self._jump_ms_max = jump_ms_max
         self.seal_keys = seal_keys
+        self._sweep = Sweep()
 
     def commit(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
         """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`."""
@@ -99,6 +101,7 @@ class Writing:
         self._save(connection, decided)
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
+        self._sweep(connection, state.commits, state.heads)
         connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
         return decided
 

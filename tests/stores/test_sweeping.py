@@ -1,0 +1,107 @@
+"""What log time has made absent goes from the disk, and nothing else does."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_DEFAULT
+from oncelog.core.operations import SetEntity
+from oncelog.core.policy import BUILT_IN
+from oncelog.core.values import Committed, Granted, Request, Settings
+from oncelog.stores.sqlite.session import Session
+from oncelog.stores.sqlite.sweeping import SWEEP_COMMITS, SWEEP_ROWS
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.writes import DAY_MS, claim, event, transaction
+from stores.sessions import QuickDriver
+
+ROWS: Final = SWEEP_ROWS + 50
+"""More than one slice."""
+
+
+class Swept:
+    """A log whose commits can be counted on to sweep."""
+
+    def __init__(self, session: Session, clock: ManualClock) -> None:
+        self.session = session
+        self.clock = clock
+        self._numbers = itertools.count(100_000)
+
+    def commit(self, *items: Any) -> set[type]:
+        return {type(verdict) for verdict in self.session.commit([Request(items)], None).verdicts[0]}
+
+    def sweep(self) -> None:
+        """Commits often enough for every slice to be looked at, and then again."""
+        for _ in range(SWEEP_COMMITS * 2 * (ROWS // SWEEP_ROWS + 2)):
+            self.commit(event(next(self._numbers)))
+
+    def rows(self, table: str) -> int:
+        return int(self.session.connection.execute(f"SELECT count(*) FROM oncelog_{table}").fetchone()[0])  # noqa: S608
+
+    def later(self, ms: int) -> None:
+        self.clock.advance(ms)
+        self.session.confirm_clock()
+
+
+@contextmanager
+def swept(path: Path) -> Iterator[Swept]:
+    clock = ManualClock()
+    session = Session(str(path), QuickDriver(), clock, bytes, 600_000)
+    session.open(Settings(lanes=1, eviction_interval=10))
+    session.declare(BUILT_IN)
+    try:
+        yield Swept(session, clock)
+    finally:
+        session.close()
+
+
+@pytest.mark.rule("CO-17")
+def test_ended_leases_go_when_they_are_forgotten(tmp_path: Path) -> None:
+    with swept(tmp_path / "log.db") as log:
+        assert log.commit(*[claim(number, "holder") for number in range(ROWS)]) == {Granted}
+        log.later(LEASE_MS_DEFAULT + LEASE_MEMORY_MS)
+        log.commit(claim(ROWS, "holder"))  # brings the lane to this time
+        log.sweep()
+        assert log.rows("leases") == ROWS + 1
+        log.later(1)
+        log.commit(claim(ROWS + 1, "holder"))
+        log.sweep()
+        assert log.rows("leases") == 2
+
+
+@pytest.mark.rule("CO-17")
+def test_clients_go_when_they_have_been_evicted(tmp_path: Path) -> None:
+    with swept(tmp_path / "log.db") as log:
+        assert log.commit(*[transaction(number, 1, client=f"c{number}") for number in range(1, ROWS + 1)]) == {
+            Committed
+        }
+        log.later(DAY_MS)
+        log.commit(*[transaction(ROWS + number, number, client="busy") for number in range(1, 21)])
+        log.sweep()
+        assert log.rows("clients") == ROWS + 1  # exactly a day old at the last eviction is not too old
+        log.later(1)
+        log.commit(*[transaction(ROWS + 20 + number, 20 + number, client="busy") for number in range(1, 21)])
+        log.sweep()
+        assert log.rows("clients") == 1
+        assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # it begins anew, as it would have
+
+
+@pytest.mark.rule("CO-17")
+def test_entities_go_when_they_have_expired(tmp_path: Path) -> None:
+    with swept(tmp_path / "log.db") as log:
+        end_ms = log.clock.wall_ms() + 1000
+        operations = [
+            SetEntity(f"entity {number}", b"x", expires_at_ms=end_ms if number % 2 else None) for number in range(ROWS)
+        ]
+        log.commit(transaction(1, 1, *operations))
+        log.later(999)
+        log.commit(transaction(2, 2))
+        log.sweep()
+        assert log.rows("entities") == ROWS
+        log.later(1)
+        log.commit(transaction(3, 3))
+        log.sweep()
+        assert log.rows("entities") == ROWS // 2
