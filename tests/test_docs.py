@@ -111,8 +111,17 @@ def test_every_option_of_a_command_is_documented() -> None:
 
 def test_the_policy_of_the_readme_can_be_declared() -> None:
     namespace: dict[str, object] = {}
-    exec(blocks("python")[1], namespace)  # noqa: S102 - it is our own page
+    (program,) = [block for block in blocks("python") if "Policy(" in block]
+    exec(program, namespace)  # noqa: S102 - it is our own page
     assert isinstance(namespace["payments"], Policy)
+
+
+def test_the_function_of_the_readme_runs_once(tmp_path: Path) -> None:
+    (program,) = [block for block in blocks("python") if "@oncelog.once" in block]
+    (tmp_path / "shop.py").write_text(program)
+    answers = "{'charged': 4200}\n" * 2
+    assert run(sys.executable, "shop.py", cwd=tmp_path) == f"charging 4200\n{answers}"
+    assert run(sys.executable, "shop.py", cwd=tmp_path) == answers
 
 
 def test_the_commands_of_the_readme_print_what_it_shows() -> None:
