@@ -1,6 +1,7 @@
 """The committer: natural group commit, equal writes in flight, a full queue, and stores that fail."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -512,6 +513,30 @@ def test_a_request_that_is_no_request_fails_alone() -> None:
             assert [committed(outcomes[index]).position for index in (0, 2)] == [1, 2]  # type: ignore[arg-type]
 
     run(main())
+
+
+def test_a_store_that_fails_again_and_again_is_logged_once_and_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async def fail(_: object) -> None:
+            raise StoreUnavailableError("the disk is full")
+
+        async with WatchedLog() as log:
+            log.store.before_commit = fail
+            for number in range(1, 4):
+                with pytest.raises(StoreUnavailableError):
+                    await log.submit(event(number))
+            log.store.before_commit = nothing
+            await log.submit(event(1))
+            await log.submit(event(2))
+
+    with caplog.at_level(logging.WARNING, "oncelog.engine"):
+        run(main())
+    assert [record.message for record in caplog.records] == [
+        "a batch of 1 requests was not committed: the disk is full",
+        "batches are committed again, after 3 that were not",
+    ]
 
 
 @pytest.mark.rule("CO-16", "CO-33")

@@ -103,6 +103,8 @@ class Committer:
         self._asked_bytes = 0
         self._joined = 0
         self._batch_ms = 0.0
+        self._failed_batches = 0
+        """In a row, for one reason that is the store's: it is logged once, and when it is over."""
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
@@ -298,7 +300,9 @@ class Committer:
         try:
             decided = await self._store.commit(_requests_of([waiting.asked for waiting in batch]), self._validate)
         except (StoreError, ClosedError) as error:
-            logger.warning("a batch of %d requests was not committed: %s", len(batch), error)
+            level = logging.DEBUG if self._failed_batches else logging.WARNING
+            logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
+            self._failed_batches += 1
             self._fail(batch, error)
         except ClockJumpedError as error:
             await self._commit_known(batch, error)
@@ -351,6 +355,9 @@ class Committer:
     # --- answers
 
     def _settle(self, batch: Sequence[_Waiting], decided: Decided) -> None:
+        if self._failed_batches:
+            logger.warning("batches are committed again, after %d that were not", self._failed_batches)
+            self._failed_batches = 0
         self._cache.put_all(decided)
         in_flight = self._in_flight
         may_keep = decided.erasures >= self._cache.erasures

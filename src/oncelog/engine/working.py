@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -146,10 +145,16 @@ class Works:
         self._numbers = itertools.count(1)
         self._here: dict[KeyIdentity, Holding] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leases: defaultdict[int, _Leases] = defaultdict(_Leases)
+        self._leases: dict[int, _Leases] = {}
+        """By their length."""
         self._is_closing = False
         self.waiting = 0
         """How many wait right now for work that another process does, those who wait with them not counted."""
+
+    @property
+    def leases(self) -> int:
+        """How many are held here right now."""
+        return sum(len(leases.young) + len(leases.old) for leases in self._leases.values())
 
     def recall(self, work: Work) -> Result | None:
         """The result, if it is in memory. Of another write under the same key nothing is said here."""
@@ -372,7 +377,7 @@ class Works:
             fence=holding.fence,
             failure=None if error is None else failure_of(error),
         )
-        self._leases[work.lease_ms].discard(holding)
+        self._hold_no_more(holding)
         try:
             await self._submit(release)
         except OncelogError as trouble:
@@ -381,7 +386,7 @@ class Works:
             self._end(holding, None, error)
 
     def _end(self, holding: Holding, result: Result | None, error: BaseException | None = None) -> None:
-        self._leases[holding.work.lease_ms].discard(holding)
+        self._hold_no_more(holding)
         self._leave(holding)
         if error is None:
             holding.settle(result)
@@ -396,10 +401,20 @@ class Works:
     # --- renewing
 
     def _hold(self, holding: Holding) -> None:
-        leases = self._leases[holding.work.lease_ms]
+        lease_ms = holding.work.lease_ms
+        leases = self._leases.get(lease_ms)
+        if leases is None:
+            leases = self._leases[lease_ms] = _Leases()
+            self._renew_later(leases, lease_ms)
         leases.young.add(holding)
-        if leases.timer is None:
-            self._renew_later(leases, holding.work.lease_ms)
+
+    def _hold_no_more(self, holding: Holding) -> bool:
+        """False if it was not held any more."""
+        leases = self._leases.get(holding.work.lease_ms)
+        if leases is None or holding not in leases:
+            return False
+        leases.discard(holding)
+        return True
 
     def _renew_later(self, leases: _Leases, lease_ms: int) -> None:
         leases.timer = self._found_loop().call_later(lease_ms / 1000 / ROUNDS, self._renew_old, leases, lease_ms)
@@ -409,9 +424,10 @@ class Works:
             self._task(self._renew(holding))
         leases.old |= leases.young
         leases.young.clear()
-        leases.timer = None
         if leases.old:
             self._renew_later(leases, lease_ms)
+        else:
+            del self._leases[lease_ms]
 
     async def _renew(self, holding: Holding) -> None:
         work = holding.work
@@ -429,10 +445,8 @@ class Works:
             logger.warning("a lease could not be renewed and is tried again: %s", error)
         else:
             if isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST:
-                leases = self._leases[work.lease_ms]
-                holding.is_lost = holding in leases
+                holding.is_lost = self._hold_no_more(holding)
                 if holding.is_lost:
-                    leases.discard(holding)
                     logger.warning("a lease was lost while its work was being done: %s", verdict.message)
 
     def _found_loop(self) -> asyncio.AbstractEventLoop:
