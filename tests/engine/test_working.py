@@ -8,9 +8,10 @@ import pytest
 
 from engine.watched import WatchedLog, nothing, run, until
 from oncelog.core.policy import RUNS
-from oncelog.core.values import Claim, Release, Renew, Request, Submission
+from oncelog.core.values import Claim, Granted, Release, Renew, Request, Submission
+from oncelog.engine.results import Result
 from oncelog.engine.working import Holding, Work
-from oncelog.errors import BusyError, ClosedError, StoreUnavailableError
+from oncelog.errors import BusyError, ClosedError, LeaseLostError, StoreUnavailableError
 from oncelog.stores.protocol import Decided
 from oncelog.testing.contract.writes import event, key
 
@@ -112,12 +113,13 @@ def test_a_lease_that_cannot_be_given_back_ends_by_itself(caplog: pytest.LogCapt
                 raise StoreUnavailableError("the disk is full")
 
         async with WatchedLog() as log:
-            holding = await holding_of(log)
+            brief = Work(policy=RUNS, scope="campaign/1", key=key(5), fingerprint=b"f", lease_ms=10)
+            holding = await holding_of(log, brief)
             log.store.before_commit = fail
             await log.works.give_back(holding)
             assert "will end by itself" in caplog.text
-            log.clock.advance(WORK.lease_ms)
-            await holding_of(log)
+            log.clock.advance(brief.lease_ms)
+            await holding_of(log, brief)
 
     with caplog.at_level(logging.WARNING, "oncelog.work"):
         run(main())
@@ -188,5 +190,74 @@ def test_claims_are_not_repeated_for_those_who_wait_here() -> None:
             assert await asyncio.gather(*waiting) == [result] * 50
             claims = [item for batch in log.store.batches for item in batch if isinstance(item, Claim)]
             assert len(claims) == 1
+
+    run(main())
+
+
+@pytest.mark.rule("RU-7")
+def test_who_waits_here_is_told_when_the_lease_was_lost() -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            brief = Work(policy=RUNS, scope="campaign/1", key=key(4), fingerprint=b"f", lease_ms=4)
+            holding = await holding_of(log, brief)
+            waiting = asyncio.ensure_future(log.works.begin(brief))
+            await asyncio.sleep(0)
+            # Another process takes over, as far as the log can tell.
+            log.clock.advance(brief.lease_ms)
+            taken_over = await log.submit(
+                Claim(policy=RUNS, scope="campaign/1", key=key(4), fingerprint=b"f", holder="other")
+            )
+            assert isinstance(taken_over, Granted)
+            await until(lambda: holding.is_lost)
+            done = Submission(
+                policy=RUNS,
+                scope="campaign/1",
+                key=key(4),
+                fingerprint=b"f",
+                body=b"done",
+                holder="other",
+                fence=taken_over.fence,
+            )
+            await log.submit(done)
+            result = await waiting
+            assert isinstance(result, Result)
+            assert result.body == b"done"
+            with pytest.raises(LeaseLostError):
+                await log.works.complete(holding, b"done")  # though it says the same
+
+    run(main())
+
+
+def test_a_claim_that_was_cancelled_before_the_log_is_closed_is_given_back() -> None:
+    async def main() -> None:
+        log = WatchedLog()
+        async with log:
+            log.hold_commits()
+            claiming = asyncio.ensure_future(log.works.begin(WORK))
+            await log.gate.reached.wait()
+            claiming.cancel()
+            await asyncio.gather(claiming, return_exceptions=True)
+            closing = asyncio.ensure_future(log.close())
+            await asyncio.sleep(0)
+            log.gate.open()
+            await closing
+        assert [type(item) for batch in log.store.batches for item in batch] == [Claim, Claim, Release]
+
+    run(main())
+
+
+def test_a_lease_is_given_back_when_the_queue_has_room_again() -> None:
+    async def main() -> None:
+        async with WatchedLog(queue_items_max=1) as log:
+            holding = await holding_of(log)
+            log.hold_commits()
+            (writing,) = log.submitting(event(1))
+            await log.gate.reached.wait()
+            giving = asyncio.ensure_future(log.works.give_back(holding))
+            await asyncio.sleep(0)
+            log.gate.open()
+            await giving
+            await writing
+            await holding_of(log)  # at once: the clock stands still
 
     run(main())

@@ -55,6 +55,16 @@ class Invoice:
     lines: list[tuple[str, int]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Refund:
+    cents: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    cents: int
+
+
 class Node(msgspec.Struct):
     children: "list[Node]"
 
@@ -219,6 +229,71 @@ class TestAnAsyncFunction:
                 with pytest.raises(LookupError, match="class 'object'"):
                     await odd()
             assert calls.times == 1
+
+        run(main())
+
+    @pytest.mark.parametrize("remember", [(), (ValueError,)])
+    def test_an_error_whose_text_has_no_form_leaves_no_lease(self, place: str, remember: Any) -> None:
+        class OddError(ValueError):
+            def __str__(self) -> str:
+                return "\ud800"
+
+        async def main() -> None:
+            log, calls = oncelog.open(place, clock=ManualClock()), Counted()
+
+            @once(log, name="work", remember=remember)
+            async def work() -> int:
+                calls.times += 1
+                raise OddError(object())
+
+            async with log:
+                for _ in range(2):
+                    with pytest.raises(ValueError):
+                        await work()
+                assert log.works.leases == 0
+            assert calls.times == (1 if remember else 2)
+
+        run(main())
+
+    def test_an_error_that_cannot_even_be_printed_leaves_no_lease(self, place: str) -> None:
+        class UnprintableError(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError
+
+        async def main() -> None:
+            async with oncelog.open(place, clock=ManualClock()) as log:
+
+                @once(log, name="work")
+                async def work() -> int:
+                    raise UnprintableError
+
+                for _ in range(2):
+                    with pytest.raises(UnprintableError):
+                        await work()
+
+        run(main())
+
+    def test_stop_iteration_is_an_error_like_others(self, place: str) -> None:
+        """No future takes it, and those who wait must not wait for ever."""
+
+        async def main() -> None:
+            gate = Gate()
+            nothing: list[int] = []
+            async with oncelog.open(place) as log:
+
+                @once(log, name="work")
+                async def work() -> int:
+                    await gate()
+                    return next(iter(nothing))
+
+                gate.shut()
+                callers = [asyncio.create_task(work()) for _ in range(3)]
+                await gate.reached.wait()
+                await turns()
+                gate.open()
+                outcomes = await asyncio.gather(*callers, return_exceptions=True)
+                assert {type(outcome) for outcome in outcomes} == {RuntimeError}
+                assert log.works.leases == 0
 
         run(main())
 
@@ -393,6 +468,20 @@ class TestAnAsyncFunction:
             async with log:
                 assert [await work(user, "k") for user in ("a", "b", "a", "b")] == ["a", "b", "a", "b"]
             assert calls.times == 2
+
+        run(main())
+
+    def test_arguments_of_two_classes_are_two_calls(self, place: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(place) as log:
+
+                @once(log, name="book")
+                async def book(entry: Any) -> str:
+                    return type(entry).__name__
+
+                calls: list[Any] = [Refund(5), Charge(5), [Refund(5)], [Charge(5)], {"a": 1}, Node([]), Refund(5)]
+                given = [await book(call) for call in calls]
+            assert given == ["Refund", "Charge", "list", "list", "dict", "Node", "Refund"]
 
         run(main())
 
@@ -599,6 +688,29 @@ class TestABlockingFunction:
                 work()
             assert work() == 2
 
+    def test_interrupted_with_the_lease_on_its_way_it_is_given_back(self, place: str) -> None:
+        log = oncelog.open_blocking(place, clock=ManualClock())
+
+        @once(log, name="work")
+        def work() -> int:
+            return 1
+
+        with log:
+            works = log.works
+            begin = works._portal.call
+            interrupts = [KeyboardInterrupt()]
+
+            def call(function: Any, *arguments: Any) -> Any:
+                outcome = begin(function, *arguments)
+                if interrupts:
+                    raise interrupts.pop()
+                return outcome
+
+            works._portal.call = call  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                work()
+            assert work() == 1  # would wait for ever: the clock stands still
+
     def test_methods_take_self_out_of_the_key(self, place: str) -> None:
         log = oncelog.open_blocking(place)
 
@@ -646,12 +758,8 @@ class TestDecorating:
         work.__annotations__["return"] = kind
         once(oncelog.open_blocking(":memory:"), name="work")(work)
 
-    def test_a_type_that_is_recursive(self) -> None:
-        class Node(msgspec.Struct):
-            children: "list[Node]" = []
-
-        Node.__annotations__["children"] = list[Node]
-        once(oncelog.open_blocking(":memory:"), name="work", result=list[int])(sync_int)
+    def test_a_type_that_contains_itself(self) -> None:
+        once(oncelog.open_blocking(":memory:"), name="work", result=Node)(sync_int)
 
     def test_a_function_without_annotation(self) -> None:
         def work():  # type: ignore[no-untyped-def]

@@ -301,6 +301,45 @@ class TestRuns:
         run(main())
 
     @pytest.mark.rule("RU-7")
+    def test_a_log_that_is_closed_meanwhile_keeps_the_result_of_a_thread(self, tmp_path: Path) -> None:
+        began, go_on = threading.Event(), threading.Event()
+
+        def slow(**_: Any) -> str:
+            began.set()
+            go_on.wait()
+            return "done"
+
+        async def main() -> None:
+            async with oncelog.open(tmp_path / "app.db") as log:
+                caller = asyncio.create_task(Runs(log).execute(**FIELDS, tool=slow))
+                await until(began.is_set)
+                caller.cancel()
+                await asyncio.gather(caller, return_exceptions=True)
+                closing = asyncio.create_task(log.close())
+                await turns()
+                go_on.set()
+                await closing
+            async with oncelog.open(tmp_path / "app.db") as log:
+                assert (await Runs(log).execute(**FIELDS, tool=_never)).event.output == "done"
+
+        run(main())
+
+    def test_a_tool_that_stops_an_iteration_is_one_that_failed(self, place: str) -> None:
+        def stopping(**_: Any) -> int:
+            return next(iter(nothing))
+
+        nothing: list[int] = []
+
+        async def main() -> None:
+            async with oncelog.open(place, clock=ManualClock()) as log:
+                for _ in range(2):
+                    with pytest.raises(RuntimeError):
+                        await Runs(log).execute(**FIELDS, tool=stopping)
+                assert log.works.leases == 0
+
+        run(main())
+
+    @pytest.mark.rule("RU-7")
     def test_a_cancelled_caller_of_an_async_tool_gives_it_up_at_once(self, place: str) -> None:
         async def main() -> None:
             gate = Gate()

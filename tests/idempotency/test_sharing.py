@@ -1,6 +1,7 @@
 """A function's own rows and the memory of its result are one transaction."""
 
 import asyncio
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -152,6 +153,33 @@ class TestOneTransaction:
         connection.commit()  # afterwards the connection is its owner's again
         assert balances(path) == {"ada": 7, "bob": 7}
 
+    @pytest.mark.parametrize("isolation_level", [None, ""])
+    @pytest.mark.parametrize("goes_on", [False, True])
+    def test_where_sqlite_rolls_back_by_itself_nothing_is_kept(
+        self, path: Path, isolation_level: Any, goes_on: bool
+    ) -> None:
+        """No COMMIT or ROLLBACK is asked for by this: the authorizer does not see it."""
+        with closing(sqlite3.connect(path, isolation_level=isolation_level)) as connection:
+
+            @once(share(connection), name="rolling", remember=[sqlite3.IntegrityError])
+            def rolling() -> int:
+                connection.execute("UPDATE accounts SET cents = 1")
+                try:
+                    connection.execute("INSERT OR ROLLBACK INTO accounts VALUES ('ada', 1)")
+                except sqlite3.IntegrityError:
+                    if not goes_on:
+                        raise
+                connection.execute("INSERT INTO accounts VALUES ('eve', 1000000)")
+                return 1
+
+            for _ in range(2):
+                with pytest.raises(TransactionError, match="rolled"):
+                    rolling()
+                assert not connection.in_transaction
+        assert balances(path) == {"ada": 100, "bob": 0}
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT count(*) FROM oncelog_records").fetchone() == (0,)
+
     def test_savepoints_are_the_functions_own(self, path: Path, connection: sqlite3.Connection) -> None:
         @once(share(connection), name="careful")
         def careful() -> int:
@@ -262,17 +290,15 @@ class TestWithTheLogItself:
 
     def test_more_keys_than_a_segment_has(self, path: Path, connection: sqlite3.Connection) -> None:
         """The key index of a guest follows what others seal and merge, and seals itself."""
-        from oncelog.stores.sqlite import guest  # noqa: PLC0415
-
         calls = []
+        log = share(connection)
 
-        @once(share(connection), name="work")
+        @once(log, name="work")
         def work(number: int) -> int:
             calls.append(number)
             return number
 
-        (file,) = [one for one in guest._files.values() if one.writing.file.epoch == _epoch(path)]
-        file.writing.seal_keys = 20
+        log._guest._file.writing.seal_keys = 20
         for number in range(150):
             assert work(number) == number
             if number % 40 == 0:
@@ -289,11 +315,6 @@ class TestWithTheLogItself:
 
 def _event(number: int) -> oncelog.Submission:
     return oncelog.event(f"00000000-0000-4000-8000-{number:012}", {"type": "x"}, ["p"])
-
-
-def _epoch(path: Path) -> str:
-    with oncelog.open_blocking(path) as log:
-        return log.epoch
 
 
 class TestConnections:
@@ -349,6 +370,60 @@ class TestConnections:
         connection.execute("PRAGMA synchronous = NORMAL")
         with pytest.raises(SettingsError, match="synchronous"):
             share(connection)
+
+    def test_a_connection_that_stops_to_sync_is_told(self, path: Path, connection: sqlite3.Connection) -> None:
+        transfer = transfer_on(connection)
+        connection.execute("PRAGMA synchronous = OFF")
+        with pytest.raises(SettingsError, match="synchronous"):
+            transfer("a", 30)
+        assert balances(path) == {"ada": 100, "bob": 0}
+
+    def test_a_file_that_was_moved_away_is_told(self, path: Path, connection: sqlite3.Connection) -> None:
+        transfer = transfer_on(connection)
+        path.rename(path.with_name("moved.db"))
+        with pytest.raises(StoreUnavailableError, match="removed or replaced"):
+            transfer("a", 30)
+
+    def test_another_file_in_the_same_place_is_another_memory(self, tmp_path: Path) -> None:
+        """Same name, same inode, same epoch: a template that is copied over it, as tests do."""
+        template, path = tmp_path / "template.db", tmp_path / "copy.db"
+        with oncelog.open_blocking(template):
+            pass
+        ran = []
+
+        def call(key: str) -> None:
+            with closing(sqlite3.connect(path)) as connection:
+
+                @once(share(connection), name="work")
+                def work(key: str) -> int:
+                    ran.append(key)
+                    return 1
+
+                work(key)
+
+        shutil.copyfile(template, path)
+        for key in "abc":
+            call(key)
+        shutil.copyfile(template, path)
+        with oncelog.open_blocking(path) as log:
+            for key in "uvwxyz":
+
+                @once(log, name="work")
+                def work(key: str) -> int:
+                    ran.append(key)
+                    return 1
+
+                work(key)
+        for key in "uvwxyz":
+            call(key)
+        assert "".join(ran) == "abcuvwxyz"
+
+    def test_threads_wait_as_long_as_the_connection_does(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as holder, closing(sqlite3.connect(path, timeout=0.001)) as connection:
+            transfer = transfer_on(connection)
+            with share(holder)._guest.transaction(), pytest.raises(StoreUnavailableError, match="another thread"):
+                transfer("a", 30)
+            assert transfer("a", 30) == 70
 
     def test_a_text_factory_is_told(self, connection: sqlite3.Connection) -> None:
         connection.text_factory = bytes

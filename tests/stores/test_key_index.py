@@ -186,6 +186,28 @@ def test_an_error_at_any_statement_loses_no_key_and_the_work_goes_on(
     assert failures > 300
 
 
+@pytest.mark.rule("CO-10", "CO-16")
+def test_an_error_that_is_not_sqlites_leaves_nothing_prepared_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the index had staged must not be confirmed by the next commit that changes nothing."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    path = tmp_path / "log.db"
+    with session_on(path, 8) as session, session_on(path, 8) as other:
+        assert are_new(commit(session, 1))
+        with monkeypatch.context() as patched:
+            patched.setattr(KeyIndex, "maintain", fail)
+            with pytest.raises(MemoryError):
+                commit(session, 2)
+        assert are_known(commit(session, 1))
+        assert are_new(commit(other, 3))
+        assert are_known(commit(session, 3))
+        assert are_new(commit(session, 2))
+
+
 def check_known_or_not_at_all(path: Path, number: int, batch: tuple[int, ...]) -> None:
     with session_on(path, 2) as fresh:
         remembered = fresh.remembered([key_identity(write(known)) for known in range(number)])

@@ -105,3 +105,24 @@ def test_entities_go_when_they_have_expired(tmp_path: Path) -> None:
         log.commit(transaction(3, 3))
         log.sweep()
         assert log.rows("entities") == ROWS // 2
+
+
+def test_a_policy_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
+    """Of a newer version, say. Who does not understand it leaves its rows alone."""
+    with swept(tmp_path / "log.db") as log:
+        log.commit(transaction(1, 1, client="c1"))
+        log.session.connection.execute("UPDATE oncelog_policies SET declaration = '{}' WHERE name = 'ledger'")
+        log.later(2 * DAY_MS)
+        log.commit(*[transaction(10 + number, number, client="busy") for number in range(1, 21)])
+        log.sweep()
+        assert log.rows("clients") == 2
+
+
+def test_it_keeps_up_with_large_batches(tmp_path: Path) -> None:
+    with swept(tmp_path / "log.db") as log:
+        for start in range(0, 40 * ROWS, ROWS):
+            log.commit(*[claim(start + number, "holder") for number in range(ROWS)])
+        log.later(LEASE_MS_DEFAULT + LEASE_MEMORY_MS + 1)
+        for start in range(40 * ROWS, 120 * ROWS, ROWS):
+            log.commit(*[claim(start + number, "holder") for number in range(ROWS)])
+        assert log.rows("leases") == 80 * ROWS

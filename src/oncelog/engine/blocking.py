@@ -9,7 +9,7 @@ Any number of threads may share one; their writes meet in the same group commits
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, Self
+from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
 from oncelog.core.policy import EVENTS, Policy
@@ -25,6 +25,7 @@ from oncelog.portal import Portal
 from oncelog.stores.protocol import Consumer
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class BlockingLog:
@@ -203,7 +204,18 @@ class BlockingWorks:
 
     def begin(self, work: Work) -> Result | Holding:
         """As `Works.begin`."""
-        return self._portal.call(self._works.begin, work)
+        begun: list[Result | Holding] = []
+
+        async def begin() -> Result | Holding:
+            begun.append(await self._works.begin(work))
+            return begun[0]
+
+        try:
+            return self._portal.call(begin)
+        except BaseException:
+            if begun and isinstance(begun[0], Holding):  # interrupted with the lease on its way
+                self.give_back(begun[0])
+            raise
 
     def complete(self, holding: Holding, body: bytes) -> Result:
         """As `Works.complete`."""
@@ -212,6 +224,18 @@ class BlockingWorks:
     def fail(self, holding: Holding, error: BaseException) -> None:
         """As `Works.fail`."""
         self._portal.call(self._works.fail, holding, error)
+
+    def carry_out(self, holding: Holding, call: Callable[[], tuple[bytes, T]]) -> tuple[Result, T]:
+        """As `Works.carry_out`: on the caller's own thread."""
+        try:
+            body, value = call()
+        except Exception as error:
+            self.fail(holding, error)
+            raise
+        except BaseException:
+            self.give_back(holding)
+            raise
+        return self.complete(holding, body), value
 
     def give_back(self, holding: Holding) -> None:
         """As `Works.give_back`."""

@@ -84,7 +84,7 @@ class Log:
         self._tailers = Tailers(store, self._limits)
         self._committer = Committer(store, self._cache, self._clock, self._limits, validate, self._committed)
         self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
-        self._works = Works(self.submit, store, self._results, self._keep_result)
+        self._works = Works(self._submit_work, store, self._results, self._keep_result)
         self._looking: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_open = False
@@ -162,6 +162,15 @@ class Log:
         Raises StoreUnavailableError when the disk fails, and ClockJumpedError: submit again under the same identity.
         """
         if not self._knows(item):
+            await self._declare(item)
+        outcome = self._committer.submit(item)
+        return await outcome if isinstance(outcome, asyncio.Future) else outcome
+
+    async def _submit_work(self, item: Item) -> Verdict:
+        """As `submit`, also while the log is being closed: what was begun is to be ended."""
+        if not self._was_opened:
+            self._demand_open()
+        if not self._is_known(item):
             await self._declare(item)
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
@@ -378,8 +387,11 @@ class Log:
             raise ClosedError("the log is not open; use it inside `async with oncelog.open(…)`")
 
     def _knows(self, item: Item) -> bool:
-        """Whether the item's policy, if it has one, is the one that the log knows by its name."""
         self._demand_open()
+        return self._is_known(item)
+
+    def _is_known(self, item: Item) -> bool:
+        """Whether the item's policy, if it has one, is the one that the log knows by its name."""
         policy: Policy | None = getattr(item, "policy", None)
         if policy is None:
             return True
@@ -448,14 +460,17 @@ class Log:
 
     async def _look_for_erasures(self) -> None:
         """Answers in memory do not know what another process has erased, nor how far it has brought the log's time."""
+        level = logging.WARNING
         while self._is_open:
             await asyncio.sleep(ERASURES_LOOK_MS / 1000)
             try:
                 erasures = await self._store.erasures()
                 heads = await self._store.heads()
             except Exception:  # those who submit are told; here the next look will do
-                logger.warning("the log could not be looked at for erasures", exc_info=True)
+                logger.log(level, "the log could not be looked at for erasures", exc_info=True)
+                level = logging.DEBUG  # said once an outage
                 continue
+            level = logging.WARNING
             newest_ms = max((head.log_time_ms for head in heads.values()), default=0)
             self._cache.log_time_ms = max(self._cache.log_time_ms, newest_ms)
             self._results.advance(newest_ms)

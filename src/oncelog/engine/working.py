@@ -59,6 +59,8 @@ PAUSE_S_MAX: Final = 0.1
 ROUNDS: Final = 4
 """So many rounds of renewals there are in the time that a lease lasts."""
 
+RELEASE_WAIT_S: Final = 1.0
+"""So long a caller waits for its lease to be given back. It is tried for as long as the lease lasts."""
 KIND_CHARACTERS_MAX: Final = 200
 """Of the name of an error, as those in other processes are told it."""
 
@@ -108,6 +110,8 @@ class Holding:
     def fail(self, error: BaseException) -> None:
         """The same with an error, which those who wait get as their own."""
         if self._outcome is not None and not self._outcome.done():
+            if isinstance(error, StopIteration):  # which no future takes
+                error = RuntimeError(f"the work raised {error!r}")
             self._outcome.set_exception(error)
             self._outcome.exception()  # looked at: it is no fault if they have all gone
 
@@ -169,6 +173,8 @@ class Works:
         Raises ConflictError, InFlightError, RunFailedError, ResultErasedError and BusyError; if the caller who was
         waited for did the work in this process and failed, the very error of it.
         """
+        if self._is_closing:
+            raise ClosedError("the log is closed")
         if work.wait_ms is None:
             return await self._begin(work)
         limit = asyncio.timeout(work.wait_ms / 1000)
@@ -191,14 +197,26 @@ class Works:
 
     async def fail(self, holding: Holding, error: BaseException) -> None:
         """The work failed: those who wait are told, and the next caller does it again."""
-        await self.kept(self._release(holding, error))
+        await self._released(holding, error)
+
+    async def carry_out(self, holding: Holding, call: Callable[[], Awaitable[tuple[bytes, T]]]) -> tuple[Result, T]:
+        """Does the work and ends it. `call` gives the body to keep, and whatever its caller wants to have beside it."""
+        try:
+            body, value = await call()
+        except Exception as error:
+            await self.fail(holding, error)
+            raise
+        except BaseException:  # cancelled, interrupted
+            await self.give_back(holding)
+            raise
+        return await self.complete(holding, body), value
 
     async def give_back(self, holding: Holding) -> None:
         """Nothing came of it, and nobody is to blame: one of those who wait takes over."""
-        await self.kept(self._release(holding, None))
+        await self._released(holding, None)
 
     async def close(self) -> None:
-        """Ends what is under way. Work that is still being done loses its lease when that ends."""
+        """Waits for results that are being kept. Work that is still being done loses its lease when that ends."""
         self._is_closing = True
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -317,7 +335,7 @@ class Works:
         )
         generation = self._results.generation
         try:
-            verdict = await self._submitted(submission, work.lease_ms)
+            verdict = await self._insisted(submission, work.lease_ms)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -344,28 +362,34 @@ class Works:
         except BaseException:
             self._end(holding, None)
             raise
-        if result.body != body:
+        if holding.is_lost or result.body != body:
             self._end(holding, result)
             raise _lost()
         return result
 
-    async def _submitted(self, submission: Submission, lease_ms: int) -> Verdict:
-        """The work is done and would be lost: so it is tried for as long as the lease lasts at most."""
+    async def _insisted(self, item: Submission | Release, patience_ms: int) -> Verdict:
+        """The work has been done, and would be lost or waited for in vain: so this is tried again for a while."""
         clock = self._found_loop().time
-        deadline = clock() + lease_ms / 1000
+        deadline = clock() + patience_ms / 1000
         pause_s = PAUSE_S_MIN
+        level = logging.WARNING
         while True:
             try:
-                verdict = await self._submit(submission)
+                verdict = await self._submit(item)
             except (StoreUnavailableError, ClockJumpedError) as error:
                 if self._is_closing or clock() + pause_s > deadline:
                     raise
-                logger.warning("a result could not be committed and is tried again: %s", error)
+                logger.log(level, "the end of a piece of work was not committed and is tried again: %s", error)
+                level = logging.DEBUG  # said once
             else:
                 if not _is_busy(verdict) or clock() + pause_s > deadline:
                     return verdict
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _released(self, holding: Holding, error: BaseException | None) -> None:
+        """Goes on though its caller does not, who waits for it for a moment only."""
+        await asyncio.wait([self._task(self._release(holding, error))], timeout=RELEASE_WAIT_S)
 
     async def _release(self, holding: Holding, error: BaseException | None) -> None:
         work = holding.work
@@ -379,7 +403,9 @@ class Works:
         )
         self._hold_no_more(holding)
         try:
-            await self._submit(release)
+            verdict = await self._insisted(release, work.lease_ms)
+            if isinstance(verdict, Refused):
+                logger.warning("a lease could not be given back and will end by itself: %s", verdict.message)
         except OncelogError as trouble:
             logger.warning("a lease could not be given back and will end by itself: %s", trouble)
         finally:
@@ -442,11 +468,13 @@ class Works:
         try:
             verdict = await self._submit(renew)
         except OncelogError as error:
-            logger.warning("a lease could not be renewed and is tried again: %s", error)
+            logger.debug("a lease could not be renewed and is tried again: %s", error)  # the committer has said so
         else:
             if isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST:
                 holding.is_lost = self._hold_no_more(holding)
                 if holding.is_lost:
+                    self._leave(holding)
+                    holding.settle(None)  # those who wait here had better ask who took over
                     logger.warning("a lease was lost while its work was being done: %s", verdict.message)
 
     def _found_loop(self) -> asyncio.AbstractEventLoop:
@@ -516,10 +544,14 @@ class _Failure(Struct):
 
 
 def failure_of(error: BaseException) -> bytes:
-    """What those in other processes are told of an error."""
-    message = str(error)
+    """What those in other processes are told of an error. Whatever it is, it has a form."""
+    try:
+        message = str(error).encode("utf-8", "replace").decode()
+    except Exception:  # noqa: BLE001 - it is the application's
+        message = "its text cannot be made"
+    kind = type(error).__name__[:KIND_CHARACTERS_MAX].encode("utf-8", "replace").decode()
     while True:
-        failure = msgspec.json.encode(_Failure(type(error).__name__[:KIND_CHARACTERS_MAX], message))
+        failure = msgspec.json.encode(_Failure(kind, message))
         if len(failure) <= FAILURE_BYTES_MAX:
             return failure
         message = message[: len(message) * 3 // 4]

@@ -249,8 +249,8 @@ class IdempotencyMiddleware:
             own = self._own = loop.create_task(open_log(path, policies=[self._policy]).__aenter__())
         try:
             return await asyncio.shield(own)  # a client that goes away does not take it from the others
-        except OncelogError:
-            if self._own is own:
+        except BaseException:
+            if self._own is own and own.done():
                 self._own = None  # the next request tries again
             raise
 

@@ -1,5 +1,6 @@
 """What identifies a call: the function's name, and its arguments in canonical form."""
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -101,10 +102,23 @@ class Arguments:
 
     def _canonical_form(self, values: dict[str, Any]) -> bytes:
         try:
-            plain = msgspec.to_builtins(values, order="deterministic", str_keys=True)
+            plain = msgspec.to_builtins(_tagged(values), order="deterministic", str_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
             raise _unfit(values) from error
         return canonical_at(json_arrays(plain), "$")
+
+
+def _tagged(value: Any) -> Any:
+    """Objects with the name of their class: `Refund(5)` is not `Charge(5)`, though both are `{"cents": 5}` in JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _tagged(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {type(value).__name__: fields}
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _tagged(getattr(value, name)) for name in value.__struct_fields__}
+        return {type(value).__name__: fields}
+    if isinstance(value, dict):
+        return {key: _tagged(one) for key, one in value.items()}
+    return [_tagged(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def json_arrays(value: Any) -> Any:

@@ -23,7 +23,7 @@ from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.log import Log
 from oncelog.engine.working import Holding, Work
 from oncelog.idempotency.calls import KEY_BYTES, Arguments, Key, key_bytes, name_of, policy_of
-from oncelog.idempotency.encoding import NO_RESULT, Encoding, is_async
+from oncelog.idempotency.encoding import NO_RESULT, Encoding, Raised, is_async
 from oncelog.idempotency.sharing import SharedLog
 
 P = ParamSpec("P")
@@ -131,28 +131,23 @@ def _stream(name: str, scope: str | None) -> str:
 def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[], AnyLog]) -> Callable[..., Any]:
     if isinstance(log, BlockingLog | SharedLog):
         raise TypeError(f"{function.__qualname__} is async: give it a log of `oncelog.open`, and no other")
-    encoding, remember = calls.encoding, calls.remember
+    encoding = calls.encoding
 
     @functools.wraps(function)
     async def called(*args: Any, **kwargs: Any) -> Any:
+        async def call() -> tuple[bytes, Any]:
+            try:
+                return encoding.returned(await function(*args, **kwargs))
+            except calls.remember as error:
+                return encoding.raised(error)
+
         work = calls.work(args, kwargs)
         works = _log(log, Log, function).works
         begun = works.recall(work) or await works.begin(work)
         if not isinstance(begun, Holding):
             return encoding.outcome(begun.body)
-        try:
-            body, value = encoding.returned(await function(*args, **kwargs))
-        except remember as error:
-            await works.complete(begun, encoding.raised(error))
-            raise
-        except Exception as error:
-            await works.fail(begun, error)
-            raise
-        except BaseException:
-            await works.give_back(begun)
-            raise
-        await works.complete(begun, body)
-        return value
+        _, value = await works.carry_out(begun, call)
+        return _given(value)
 
     return called
 
@@ -160,10 +155,16 @@ def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[
 def _blocking(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[], AnyLog]) -> Callable[..., Any]:
     if isinstance(log, Log):
         raise TypeError(f"{function.__qualname__} is not async: give it a log of `oncelog.open_blocking`")
-    encoding, remember = calls.encoding, calls.remember
+    encoding = calls.encoding
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        def call() -> tuple[bytes, Any]:
+            try:
+                return encoding.returned(function(*args, **kwargs))
+            except calls.remember as error:
+                return encoding.raised(error)
+
         work = calls.work(args, kwargs)
         given = log() if not isinstance(log, BlockingLog | SharedLog) and callable(log) else log
         if isinstance(given, SharedLog):
@@ -172,38 +173,31 @@ def _blocking(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callabl
         begun = works.recall(work) or works.begin(work)
         if not isinstance(begun, Holding):
             return encoding.outcome(begun.body)
-        try:
-            body, value = encoding.returned(function(*args, **kwargs))
-        except remember as error:
-            works.complete(begun, encoding.raised(error))
-            raise
-        except Exception as error:
-            works.fail(begun, error)
-            raise
-        except BaseException:
-            works.give_back(begun)
-            raise
-        works.complete(begun, body)
-        return value
+        _, value = works.carry_out(begun, call)
+        return _given(value)
 
     return called
 
 
+def _given(value: Any) -> Any:
+    if isinstance(value, Raised):
+        raise value.error
+    return value
+
+
 def _in_transaction(function: Callable[[], Any], log: SharedLog, work: Work, calls: _Calls) -> Any:
     encoding = calls.encoding
-    raised: Exception | None = None
     with log.transaction(work) as shared:
-        body = shared.result
-        if body is None:
+        if shared.result is not None:
+            value = encoding.outcome(shared.result)
+        else:
             try:
                 with shared.function():
-                    body, _ = encoding.returned(function())
+                    body, value = encoding.returned(function())
             except calls.remember as error:
-                raised, body = error, encoding.raised(error)
+                body, value = encoding.raised(error)
             shared.complete(body)
-    if raised is not None:
-        raise raised
-    return encoding.outcome(body)
+    return _given(value)
 
 
 L = TypeVar("L", Log, BlockingLog)

@@ -23,6 +23,12 @@ class _Raised(Struct):
     attributes: dict[str, Any] = {}
 
 
+class Raised(Struct, frozen=True):
+    """Stands for the value of a call that raised a listed exception."""
+
+    error: Exception
+
+
 class _Kept(Struct, Generic[R], omit_defaults=True):
     result: R | UnsetType = UNSET
     raised: _Raised | None = None
@@ -49,14 +55,15 @@ class Encoding:
             raise ResultError(f"the result cannot be kept as {self._type}: {error}") from error
         return body, kept.result
 
-    def raised(self, error: Exception) -> bytes:
-        """The body for a listed exception."""
+    def raised(self, error: Exception) -> tuple[bytes, Raised]:
+        """The body for a listed exception. One that no JSON can hold is kept by its text."""
         kind = next(kind for kind, listed in self._remembered.items() if isinstance(error, listed))
-        raised = _Raised(kind, list(error.args), dict(vars(error)))
         try:
-            return msgspec.json.encode(_Kept(raised=raised))
+            raised = _Raised(kind, list(error.args), dict(vars(error)))
+            return msgspec.json.encode(_Kept(raised=raised)), Raised(error)
         except (TypeError, ValueError, RecursionError):
-            return msgspec.json.encode(_Kept(raised=_Raised(kind, [str(error)])))
+            text = str(error).encode("utf-8", "replace").decode()
+            return msgspec.json.encode(_Kept(raised=_Raised(kind, [text]))), Raised(error)
 
     def outcome(self, body: bytes) -> Any:
         """Gives the value, or raises the exception."""

@@ -13,7 +13,9 @@ The six fields decide which run it is, and nothing else does (RU-5). Events of a
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -95,6 +97,7 @@ class _Runs:
 
     def __init__(self) -> None:
         self._counters = RunCounters()
+        self._lock = threading.Lock()
 
     @property
     def counters(self) -> RunCounters:
@@ -102,9 +105,18 @@ class _Runs:
         return self._counters
 
     def _count(self, **counted: int) -> None:
-        old = self._counters
-        new = {name: getattr(old, name) + number for name, number in counted.items()}
-        self._counters = msgspec.structs.replace(old, **new)
+        with self._lock:
+            old = self._counters
+            new = {name: getattr(old, name) + number for name, number in counted.items()}
+            self._counters = msgspec.structs.replace(old, **new)
+
+    @contextmanager
+    def _counting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._count(failed=1)
+            raise
 
     def _ended(self, asked: _Asked, result: Result, *, reused: bool) -> Run:
         event = _event(asked.work, result)
@@ -155,22 +167,21 @@ class Runs(_Runs):
 
     async def _carry_out(self, asked: _Asked, holding: Holding) -> Run:
         tool, args = asked.tool, asked.args
-        try:
+
+        async def call() -> tuple[bytes, None]:
             if inspect.iscoroutinefunction(tool):
                 output = await tool(**args)
             else:
-                output = await asyncio.to_thread(tool, **args)
+                output, error = await asyncio.to_thread(_tried, tool, args)
+                if error is not None:
+                    raise error
                 if inspect.isawaitable(output):
                     output = await output
-            body = _body(asked.event, output)
-        except Exception as error:
-            self._count(failed=1)
-            await self._works.fail(holding, error)
-            raise
-        except BaseException:
-            await self._works.give_back(holding)
-            raise
-        return self._ended(asked, await self._works.complete(holding, body), reused=False)
+            return _body(asked.event, output), None
+
+        with self._counting_failures():
+            result, _ = await self._works.carry_out(holding, call)
+        return self._ended(asked, result, reused=False)
 
 
 class BlockingRuns(_Runs):
@@ -204,16 +215,17 @@ class BlockingRuns(_Runs):
         begun = works.recall(asked.work) or works.begin(asked.work)
         if not isinstance(begun, Holding):
             return self._ended(asked, begun, reused=True)
-        try:
-            body = _body(asked.event, tool(**asked.args))
-        except Exception as error:
-            self._count(failed=1)
-            works.fail(begun, error)
-            raise
-        except BaseException:
-            works.give_back(begun)
-            raise
-        return self._ended(asked, works.complete(begun, body), reused=False)
+        with self._counting_failures():
+            result, _ = works.carry_out(begun, lambda: (_body(asked.event, tool(**asked.args)), None))
+        return self._ended(asked, result, reused=False)
+
+
+def _tried(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+    """On a thread. What it raises is brought back as a value: there are exceptions that no future takes."""
+    try:
+        return tool(**args), None
+    except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+        return None, error
 
 
 # --- what is asked for -------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ between. The caller's function must not end the transaction: SQLite's authorizer
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -19,11 +20,13 @@ from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavai
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.stores.protocol import Query
 from oncelog.stores.sqlite import reading
-from oncelog.stores.sqlite.files import BUSY_TIMEOUT_MS, SqliteDriver, demand_log_by_its_id, look, translated
+from oncelog.stores.sqlite.files import LogFile, SqliteDriver, demand_log_by_its_id, look, translated
 from oncelog.stores.sqlite.writing import Writing
 
 _FULL: Final = 2
 _SAVEPOINT: Final = "oncelog_guest"
+_ROOT: Final = "SELECT root FROM oncelog_blocks WHERE lane = ? AND height = ?"
+_NEWEST_ROOT: Final = "SELECT lane, height, root FROM oncelog_blocks ORDER BY lane DESC, height DESC LIMIT 1"
 _LOOK_MS: Final = 1
 """Tells the decision that a new write is not taken: it is only asked about."""
 
@@ -56,10 +59,18 @@ class _File:
     def __init__(self, writing: Writing) -> None:
         self.writing = writing
         self.lock = threading.Lock()
+        self.tip: tuple[int, int, bytes] | None = None
+        """Lane, height and root of a block that the memory of the file has seen. Salts make every root another one."""
 
 
-_files: dict[tuple[object, str, int], _File] = {}
-_files_lock: Final = threading.Lock()
+@lru_cache(maxsize=16)
+def _file_of(file: LogFile, mark: Hashable, process: int, clock: Any) -> _File:  # noqa: ARG001 - which file it is
+    """For the files that were used last: what is not here any more is made anew, at the cost of some reading."""
+    return _File(Writing(file, clock, os.urandom, JUMP_MS_MAX))
+
+
+_file_lock: Final = threading.Lock()
+_CLOCK: Final = SystemClock()
 
 
 class Guest:
@@ -70,6 +81,7 @@ class Guest:
             raise TypeError(f"a connection of sqlite3 is shared, not {type(connection).__name__}")
         if connection.text_factory is not str:
             raise SettingsError("the connection's text_factory must be str")
+        self._tip: tuple[int, int, bytes] | None = None
         self._own = connection
         self._connection = _Borrowed(connection)
         self._path = ""
@@ -78,39 +90,62 @@ class Guest:
             if not self._path:
                 raise NotALogError("the connection is not to a file, so it is not to a log")
             demand_log_by_its_id(self._connection, self._path)
-        if self._connection.execute("PRAGMA synchronous").fetchone()[0] < _FULL:
-            raise SettingsError(
-                "the connection must be on PRAGMA synchronous = FULL: what is not synced can be lost with the power"
-            )
-        with self._translating():
+            self._mark = SqliteDriver().mark(self._path)
             file = look(self._connection, self._path)
-        place = (SqliteDriver().mark(self._path), file.epoch, os.getpid())  # the memory of a fork is not ours
-        with _files_lock:
-            clock = clock or SystemClock()
-            self._file = _files.setdefault(place, _File(Writing(file, clock, os.urandom, JUMP_MS_MAX)))
+        self._demand_synced()
+        its_clock: Any = clock or _CLOCK
+        with _file_lock:  # the memory of a fork is not ours
+            self._file = _file_of(file, self._mark, os.getpid(), its_clock)
 
     @contextmanager
     def transaction(self) -> Iterator["Guest"]:
         """Holds the write lock inside, and commits at the end; rolls back if anything is raised."""
         if self._own.in_transaction:
             raise TransactionError("a transaction is open on this connection: commit it or roll it back before")
-        if not self._file.lock.acquire(timeout=BUSY_TIMEOUT_MS / 1000):
-            raise StoreUnavailableError(f"{self._path}: another thread holds the log's write lock; try again")
+        if SqliteDriver().mark(self._path) != self._mark:
+            raise StoreUnavailableError(f"{self._path} has been removed or replaced since the connection was opened")
+        self._demand_synced()
         writing = self._file.writing
+        self._lock()
         try:
             with self._translating():
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._forget_another_history()
             yield self
             with self._translating():
                 self._connection.execute("COMMIT")
             writing.confirm()
+            self._file.tip = self._tip
         except BaseException:
+            self._own.set_authorizer(None)
             writing.roll_back()
             if self._connection.in_transaction:
-                self._own.rollback()
+                self._connection.execute("ROLLBACK")
             raise
         finally:
             self._file.lock.release()
+
+    def _forget_another_history(self) -> None:
+        """Between two calls nobody may have had the file open, and another one may have been copied into it."""
+        tip = self._file.tip
+        if tip is not None:
+            row = self._connection.execute(_ROOT, tip[:2]).fetchone()
+            if row is None or row[0] != tip[2]:
+                self._file.writing.index = None
+                tip = None
+        self._tip = tip or self._connection.execute(_NEWEST_ROOT).fetchone()
+
+    def _lock(self) -> None:
+        """Waits as long as the connection waits for other processes."""
+        (timeout_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
+        if not self._file.lock.acquire(timeout=timeout_ms / 1000):
+            raise StoreUnavailableError(f"{self._path}: another thread holds the log's write lock; try again")
+
+    def _demand_synced(self) -> None:
+        if self._connection.execute("PRAGMA synchronous").fetchone()[0] < _FULL:
+            raise SettingsError(
+                "the connection must be on PRAGMA synchronous = FULL: what is not synced can be lost with the power"
+            )
 
     @contextmanager
     def not_ended(self) -> Iterator[None]:
@@ -122,47 +157,55 @@ class Guest:
 
         def authorize(action: int, *_: object) -> int:
             nonlocal refused
-            if action != sqlite3.SQLITE_TRANSACTION:
+            # Where SQLite has rolled back by itself (OR ROLLBACK), what comes next would be durable on its own.
+            if action != sqlite3.SQLITE_TRANSACTION and self._own.in_transaction:
                 return sqlite3.SQLITE_OK
             refused = True
             return sqlite3.SQLITE_DENY
 
         self._connection.execute(f"SAVEPOINT {_SAVEPOINT}")
-        self._own.set_authorizer(authorize)
         try:
+            self._own.set_authorizer(authorize)
             yield
         except BaseException as error:
             self._own.set_authorizer(None)
-            if self._own.in_transaction:
-                self._connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
+            if not self._connection.in_transaction:
+                raise _rolled_back() from error
+            self._connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
             if refused and isinstance(error, sqlite3.DatabaseError):
                 raise _ended() from error
             raise
         finally:
             self._own.set_authorizer(None)
+        if not self._connection.in_transaction:
+            raise _rolled_back()
         if refused:
             raise _ended()
-        if not self._connection.in_transaction:
-            raise TransactionError("SQLite has rolled the transaction back while the function ran: nothing was kept")
         self._connection.execute(f"RELEASE {_SAVEPOINT}")
 
     # --- inside a transaction
 
     def declare(self, policy: Policy) -> None:
         """Keeps the policy's declaration. Raises PolicyError for another of its name."""
+        self._demand_transaction()
         with self._translating():
             self._file.writing.declare(self._connection, [policy])
 
     def look(self, submission: Submission) -> Verdict:
         """What would become of it, with RATE_LIMITED if it is new and nothing stands in its way."""
         asked = replace(submission, retry_after_ms=_LOOK_MS)
+        self._demand_transaction()
         with self._translating():
             return self._file.writing.commit(self._connection, [Request((asked,))], None).verdicts[0][0]
 
     def commit(self, submission: Submission) -> Verdict:
         """Decides it. It is durable when the transaction has ended."""
+        self._demand_transaction()
         with self._translating():
-            return self._file.writing.commit(self._connection, [Request((submission,))], None).verdicts[0][0]
+            decided = self._file.writing.commit(self._connection, [Request((submission,))], None)
+        for block in decided.sealed.blocks:
+            self._tip = (block.lane, block.height, block.root)
+        return decided.verdicts[0][0]
 
     def record(self, receipt: Receipt) -> Record:
         """The record at a place."""
@@ -170,6 +213,10 @@ class Guest:
         with self._translating():
             file = self._file.writing.file
             return reading.read(self._connection, query, file.settings.lanes, file.epoch).records[0]
+
+    def _demand_transaction(self) -> None:
+        if not self._connection.in_transaction:
+            raise _rolled_back()
 
     @contextmanager
     def _translating(self) -> Iterator[None]:
@@ -182,6 +229,13 @@ class Guest:
             if ours is error:
                 raise
             raise ours from error
+
+
+def _rolled_back() -> TransactionError:
+    return TransactionError(
+        "SQLite rolled the transaction back while the function ran (OR ROLLBACK, RAISE(ROLLBACK), a full disk): it was "
+        "not kept, and is to be called again"
+    )
 
 
 def _ended() -> TransactionError:

@@ -191,6 +191,11 @@ class KeyIndex:
         self._next = _Next(dict(self._jobs), list(self._segments), dict(positions))
 
     @property
+    def commits(self) -> int:
+        """How many of the log's commits it knows."""
+        return self._commits
+
+    @property
     def is_staged(self) -> bool:
         """There is something that waits for `confirm`."""
         return self._next is not None

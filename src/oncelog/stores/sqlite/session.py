@@ -76,9 +76,17 @@ class Session:
         with self._translating("; submit again under the same identity"):
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
-                decided = self.writing.commit(connection, batch, validate)
+                decided = self._committed(connection, batch, validate)
             self.writing.confirm()
             return decided
+
+    def _committed(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
+        try:
+            return self.writing.commit(connection, batch, validate)
+        except BaseException:
+            # Whatever it was, and if it was not SQLite: what the index had prepared must not be confirmed later.
+            self.writing.roll_back()
+            raise
 
     # --- other uses of the writer
 

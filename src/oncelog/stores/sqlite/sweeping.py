@@ -5,6 +5,7 @@ It counts as absent from the moment that the core says so, whether or not its ro
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -12,14 +13,15 @@ import msgspec
 from oncelog.core.leases import is_forgotten
 from oncelog.core.operations import Entity
 from oncelog.core.policy import Policy
-from oncelog.core.values import ClientEntry, LaneHead, Lease
+from oncelog.core.values import Changes, ClientEntry, LaneHead, Lease
+from oncelog.errors import PolicyError
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.tables import TABLES, Table
 
 SWEEP_COMMITS: Final = 16
 """One commit of so many looks at a slice."""
 SWEEP_ROWS: Final = 128
-"""Of each table: more than so many commits of one write can have added."""
+"""Of each table, or twice as many as have been written to it since: so it keeps up."""
 
 _POLICY: Final = msgspec.json.Decoder(Policy)
 _SWEPT: Final = [table for table in TABLES if table.name in ("leases", "clients", "entities")]
@@ -30,27 +32,31 @@ class Sweep:
 
     def __init__(self) -> None:
         self._cursors: dict[str, tuple[Any, ...]] = {}
+        self._written = dict.fromkeys((table.name for table in _SWEPT), 0)
 
-    def __call__(self, connection: Any, commits: int, heads: Mapping[int, LaneHead]) -> None:
+    def __call__(self, connection: Any, commits: int, heads: Mapping[int, LaneHead], changes: Changes) -> None:
         """In a commit's transaction, by the heads from before it and the number of commits there have been."""
+        for table in _SWEPT:
+            self._written[table.name] += len(getattr(changes, table.name))
         if commits % SWEEP_COMMITS:
             return
         is_absent = _Absence(connection, heads)
         for table in _SWEPT:
-            self._sweep(connection, table, is_absent)
+            self._sweep(connection, table, max(SWEEP_ROWS, 2 * self._written[table.name]), is_absent)
+            self._written[table.name] = 0
 
-    def _sweep(self, connection: Any, table: Table, is_absent: "_Absence") -> None:
+    def _sweep(self, connection: Any, table: Table, rows_max: int, is_absent: "_Absence") -> None:
         keys = ("lane", *table.keys)
         columns = ", ".join((*keys, *table.values))
         after = self._cursors.get(table.name)
         where = f"WHERE ({', '.join(keys)}) > ({', '.join('?' * len(keys))})" if after else ""
         statement = f"SELECT {columns} FROM oncelog_{table.name} {where} ORDER BY {', '.join(keys)} LIMIT ?"  # noqa: S608
-        rows = connection.execute(statement, (*(after or ()), SWEEP_ROWS)).fetchall()
+        rows = connection.execute(statement, (*(after or ()), rows_max)).fetchall()
         width = len(keys)
         absent = [row[:width] for row in rows if is_absent(row[:width], table.value_of(row[width:]))]
         if absent:
             connection.executemany(table.delete_sql, absent)
-        self._cursors[table.name] = rows[-1][:width] if len(rows) == SWEEP_ROWS else ()
+        self._cursors[table.name] = rows[-1][:width] if len(rows) == rows_max else ()
 
 
 class _Absence:
@@ -72,8 +78,10 @@ class _Absence:
 
     def _is_client_forgotten(self, key: tuple[Any, ...], entry: ClientEntry, head: LaneHead) -> bool:
         if self._policies is None:
-            rows = self._connection.execute(SQL["policies"]).fetchall()
-            self._policies = {name: _POLICY.decode(declaration) for name, declaration in rows}
+            self._policies = {}
+            for name, declaration in self._connection.execute(SQL["policies"]).fetchall():
+                with suppress(msgspec.MsgspecError, PolicyError):  # of a newer version, which will know what to do
+                    self._policies[name] = _POLICY.decode(declaration)
         policy = self._policies.get(key[1])
         if policy is None:
             return False

@@ -86,7 +86,11 @@ class Writing:
         self._sweep = Sweep()
 
     def commit(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
-        """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`."""
+        """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`.
+
+        If it raises, or the transaction comes to nothing, the caller calls `roll_back`.
+        """
+        self.roll_back()
         state = self.state(connection)
         index = self.caught_up(connection, state)
         mark, jumped = self.proposed(state)
@@ -99,9 +103,9 @@ class Writing:
         if jumped is not None:
             raise jumped
         self._save(connection, decided)
+        self._sweep(connection, state.commits, state.heads, decided.changes)
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
-        self._sweep(connection, state.commits, state.heads)
         connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
         return decided
 
@@ -138,6 +142,8 @@ class Writing:
 
     def caught_up(self, connection: Any, state: State) -> KeyIndex:
         """The key index, with all that others have committed."""
+        if self.index is not None and state.commits < self.index.commits:
+            self.index = None  # another file has been put in the place of this one
         if self.index is None:
             index = KeyIndex(self.file.index_secret, self.seal_keys)
             index.catch_up(connection, state.commits, state.lanes)
