@@ -58,6 +58,9 @@ def test_the_programs_of_the_page_run(number: int, tmp_path: Path) -> None:
 SCRIPT: Final = """
 import oncelog
 
+class Declined(Exception):
+    pass
+
 log = oncelog.open_blocking("app.db")
 
 @oncelog.once(log)
@@ -65,9 +68,18 @@ def work() -> int:
     print("ran", flush=True)
     return 1
 
+@oncelog.once(log, remember=[Declined])
+def decline() -> int:
+    print("declined", flush=True)
+    raise Declined
+
 def main() -> None:
     with log:
         work()
+        try:
+            decline()
+        except Declined:
+            pass
 
 if __name__ == "__main__":
     main()
@@ -79,7 +91,7 @@ def test_a_function_has_one_name_however_its_module_is_started(tmp_path: Path) -
     package.mkdir()
     (package / "__init__.py").touch()
     (tmp_path / "job.py").write_text(SCRIPT)
-    assert told("job.py", cwd=tmp_path) == "ran\n"
+    assert told("job.py", cwd=tmp_path) == "ran\ndeclined\n"
     assert told("-m", "job", cwd=tmp_path) == ""
     assert told("-c", "import job; job.main()", cwd=tmp_path) == ""
     spawning = "import job, multiprocessing as m\nif __name__ == '__main__':\n"
@@ -87,5 +99,5 @@ def test_a_function_has_one_name_however_its_module_is_started(tmp_path: Path) -
     (tmp_path / "spawning.py").write_text(spawning)
     assert told("spawning.py", cwd=tmp_path) == ""
     (package / "__main__.py").write_text(SCRIPT)
-    assert told("-m", "jobs", cwd=tmp_path) == "ran\n"  # another module, another function
+    assert told("-m", "jobs", cwd=tmp_path) == "ran\ndeclined\n"  # another module, another function
     assert told("-m", "jobs", cwd=tmp_path) == ""

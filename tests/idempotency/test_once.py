@@ -3,9 +3,11 @@
 import asyncio
 import dataclasses
 import datetime as dt
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -26,6 +28,7 @@ from oncelog import (
     ResultErasedError,
     ResultError,
     Status,
+    WorkError,
     kept_for,
     once,
     work_of,
@@ -485,6 +488,78 @@ class TestAnAsyncFunction:
 
         run(main())
 
+    def test_what_looks_alike_in_json_is_not_alike(self, place: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(place) as log:
+
+                @once(log, name="look")
+                async def look(value: Any) -> str:
+                    return repr(value)
+
+                id_ = UUID(int=1)
+                day = dt.date(2026, 1, 1)
+                values: list[Any] = [b"abc", "YWJj", Decimal("1.0"), "1.0", 1, id_, str(id_), day, day.isoformat()]
+                values += [{1, 2}, [1, 2], frozenset({1, 2}), 2**60, str(2**60), 2**70, True, "True", None]
+                assert [await look(value) for value in values] == [repr(value) for value in values]
+                assert await look((1, 2)) == "[1, 2]"  # but for tuples, which JSON has none of
+
+        run(main())
+
+    def test_a_call_of_itself_is_told(self, place: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(place) as log:
+
+                @once(log, name="work")
+                async def work(number: int) -> int:
+                    return number if number == 2 else await work(2 if number == 0 else number)
+
+                assert await work(0) == 2
+                with pytest.raises(WorkError, match="itself"):
+                    await work(1)
+                assert log.works.leases == 0
+
+        run(main())
+
+    def test_the_wait_has_a_limit_but_not_the_claim(self, place: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(place) as log:
+
+                @once(log, name="work", wait_s=0.001)
+                async def work(number: int) -> int:
+                    return number
+
+                assert [await work(number) for number in range(20)] == list(range(20))
+
+        run(main())
+
+    def test_listed_exceptions_that_cannot_be_made_again_are_told(self, place: str) -> None:
+        class StubbornError(Exception):
+            def __new__(cls, *_: Any, needed: int) -> "StubbornError":
+                return super().__new__(cls)
+
+            def __init__(self, *, needed: int) -> None:
+                super().__init__(needed)
+
+        async def main() -> None:
+            calls = Counted()
+            async with oncelog.open(place) as log:
+
+                @once(log, name="work", remember=[StubbornError, ExceptionGroup])
+                async def work(kind: str) -> int:
+                    calls.times += 1
+                    if kind == "stubborn":
+                        raise StubbornError(needed=1)
+                    raise ExceptionGroup("several", [ValueError(1)])
+
+                for kind, first in (("stubborn", StubbornError), ("group", ExceptionGroup)):
+                    with pytest.raises(first):
+                        await work(kind)
+                    with pytest.raises(ResultError, match="cannot be made again"):
+                        await work(kind)
+            assert calls.times == 2
+
+        run(main())
+
     def test_two_functions_do_not_share_their_keys(self, place: str) -> None:
         async def main() -> None:
             log = oncelog.open(place)
@@ -774,6 +849,20 @@ class TestDecorating:
         with pytest.raises(TypeError, match="is not async"):
             once(oncelog.open(":memory:"))(sync_int)
 
+    def test_what_is_no_function(self) -> None:
+        log = oncelog.open_blocking(":memory:")
+        with pytest.raises(TypeError, match="functions"):
+            once(log, name="work")(functools.partial(sync_int))
+        with pytest.raises(TypeError, match=r"@oncelog.once\(log\)"):
+            once(lambda number: number)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="takes a log"):
+            once("app.db")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("scope", [5, b"x", lambda: None])
+    def test_scopes_that_are_no_texts(self, scope: Any) -> None:
+        with pytest.raises(TypeError, match="scope"):
+            work_of(once(oncelog.open_blocking(":memory:"), scope=scope)(sync_int))
+
     def test_generators(self) -> None:
         def numbers() -> Any:
             yield 1
@@ -809,6 +898,14 @@ class TestDecorating:
             ({"wait_s": True}, "wait_s"),
             ({"remember": [3]}, "remember"),
             ({"remember": [KeyboardInterrupt]}, "remember"),
+            ({"remember": ValueError}, "remember"),
+            ({"ignore": "nobody"}, "ignore"),
+            ({"key": "k"}, "key"),
+            ({"name": 5}, "name"),
+            ({"name": ""}, "name"),
+            ({"name": "x" * 300}, "name"),
+            ({"name": "a\0"}, "name"),
+            ({"name": "\ud800"}, "name"),
         ],
     )
     def test_options_out_of_range(self, options: dict[str, Any], said: str) -> None:
@@ -823,13 +920,16 @@ class TestDecorating:
             raise AssertionError
 
         with log:
-            for bad in (object(), {1: {2: object()}}, float("nan"), 2**70, "\ud800"):
+            for bad in (object(), {1: 2}, {"a": {2: "b"}}, {"a": [object()]}, float("nan"), "\ud800", {b"a", 1.5j}):
                 with pytest.raises(CanonicalError, match=r"\$.*bad"):
                     work(1, bad)
             with pytest.raises(TypeError, match="missing"):
                 work(1)  # type: ignore[call-arg]
 
-    @pytest.mark.parametrize(("key", "said"), [("", "1 to 255"), ("x" * 256, "1 to 255"), (3, "text"), (None, "text")])
+    @pytest.mark.parametrize(
+        ("key", "said"),
+        [("", "1 to 255"), ("x" * 256, "1 to 255"), (3, "text"), (None, "text"), ("\ud800", "surrogates")],
+    )
     def test_keys_that_are_none(self, key: Any, said: str) -> None:
         log = oncelog.open_blocking(":memory:")
         with log, pytest.raises((ValueError, TypeError), match=said):

@@ -162,6 +162,20 @@ class TestRuns:
 
         run(main())
 
+    @pytest.mark.rule("RU-4", "RU-6")
+    def test_integers_of_64_bits_are_kept(self, place: str) -> None:
+        async def main() -> None:
+            async with oncelog.open(place) as log:
+                fields = FIELDS | {"args": {"sides": 2**63 - 1}, "campaign_id": 2**70}
+                for reused in (False, True):
+                    answer = await Runs(log).execute(**fields, tool=lambda sides: {"got": sides, "half": 0.5})
+                    assert answer.reused is reused
+                    assert answer.event.args == {"sides": 2**63 - 1}
+                    assert answer.event.output == {"got": 2**63 - 1, "half": 0.5}
+                    assert answer.event.campaign_id == 2**70
+
+        run(main())
+
     @pytest.mark.rule("RU-7")
     @pytest.mark.parametrize("kind", ["async", "thread"])
     def test_a_storm_runs_the_tool_once(self, place: str, kind: str) -> None:

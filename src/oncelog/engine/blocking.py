@@ -19,7 +19,7 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
 from oncelog.engine.results import Result
-from oncelog.engine.working import Holding, Work, Works
+from oncelog.engine.working import Holding, Work, Works, doing, done_here
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
 from oncelog.stores.protocol import Consumer
@@ -200,13 +200,17 @@ class BlockingWorks:
 
     def recall(self, work: Work) -> Result | None:
         """As `Works.recall`: on the caller's own thread."""
+        if self._portal.is_elsewhere:  # a fork, in which somebody may hold the memory's lock for ever
+            raise _closed()
         return self._works.recall(work)
 
     def begin(self, work: Work) -> Result | Holding:
         """As `Works.begin`."""
         begun: list[Result | Holding] = []
+        here = doing.get()
 
         async def begin() -> Result | Holding:
+            doing.set(here)  # on the loop's thread nobody knows what the caller's is doing
             begun.append(await self._works.begin(work))
             return begun[0]
 
@@ -228,7 +232,8 @@ class BlockingWorks:
     def carry_out(self, holding: Holding, call: Callable[[], tuple[bytes, T]]) -> tuple[Result, T]:
         """As `Works.carry_out`: on the caller's own thread."""
         try:
-            body, value = call()
+            with done_here(holding):
+                body, value = call()
         except Exception as error:
             self.fail(holding, error)
             raise

@@ -12,7 +12,9 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -116,6 +118,20 @@ class Holding:
             self._outcome.exception()  # looked at: it is no fault if they have all gone
 
 
+doing: Final[ContextVar[tuple[KeyIdentity, ...]]] = ContextVar("doing", default=())
+"""What is being done in this task or thread: it must not wait for itself."""
+
+
+@contextmanager
+def done_here(holding: Holding) -> Iterator[None]:
+    """Around the work itself."""
+    token = doing.set((*doing.get(), _identity(holding.work)))
+    try:
+        yield
+    finally:
+        doing.reset(token)
+
+
 class _Leases:
     """Those of one length that are held here. They are renewed in rounds, by one timer for all of them.
 
@@ -175,16 +191,11 @@ class Works:
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
-        if work.wait_ms is None:
-            return await self._begin(work)
-        limit = asyncio.timeout(work.wait_ms / 1000)
-        try:
-            async with limit:
-                return await self._begin(work)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise  # the very error of the work that was waited for
-            raise InFlightError(f"another caller still works on it after {work.wait_ms} ms", 0) from error
+        identity = _identity(work)
+        if identity in doing.get():
+            raise WorkError("the work calls itself with its own key, and would wait for itself")
+        deadline = None if work.wait_ms is None else self._found_loop().time() + work.wait_ms / 1000
+        return await self._begin(work, identity, deadline)
 
     async def complete(self, holding: Holding, body: bytes) -> Result:
         """Commits what the work said. Raises LeaseLostError if another caller has taken over."""
@@ -202,7 +213,8 @@ class Works:
     async def carry_out(self, holding: Holding, call: Callable[[], Awaitable[tuple[bytes, T]]]) -> tuple[Result, T]:
         """Does the work and ends it. `call` gives the body to keep, and whatever its caller wants to have beside it."""
         try:
-            body, value = await call()
+            with done_here(holding):
+                body, value = await call()
         except Exception as error:
             await self.fail(holding, error)
             raise
@@ -230,19 +242,18 @@ class Works:
 
     # --- beginning
 
-    async def _begin(self, work: Work) -> Result | Holding:
-        identity = _identity(work)
+    async def _begin(self, work: Work, identity: KeyIdentity, deadline: float | None) -> Result | Holding:
         while True:
             here = self._here.get(identity)
             if here is not None and work.waits and here.work.fingerprint == work.fingerprint:
-                result = await here.outcome()
+                result = await self._outcome(here, deadline)
                 if result is not None:
                     return result
                 continue
             holding = Holding(work, f"{self._name}-{next(self._numbers)}")
             self._here.setdefault(identity, holding)
             try:
-                return await self._claim(holding, identity)
+                return await self._claim(holding, identity, deadline)
             except RunFailedError as error:
                 self._leave(holding)
                 holding.fail(error)
@@ -253,7 +264,19 @@ class Works:
                 holding.settle(None)
                 raise
 
-    async def _claim(self, holding: Holding, identity: KeyIdentity) -> Result | Holding:
+    async def _outcome(self, here: Holding, deadline: float | None) -> Result | None:
+        if deadline is None:
+            return await here.outcome()
+        limit = asyncio.timeout_at(deadline)
+        try:
+            async with limit:
+                return await here.outcome()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the very error of the work that was waited for
+            raise _still_in_flight() from error
+
+    async def _claim(self, holding: Holding, identity: KeyIdentity, deadline: float | None) -> Result | Holding:
         work = holding.work
         pause_s = PAUSE_S_MIN
         waited_for = 0
@@ -275,12 +298,20 @@ class Works:
             if not work.waits:
                 raise InFlightError("another caller works on it", verdict.retry_after_ms)
             waited_for = verdict.current
-            self.waiting += 1
-            try:
-                await asyncio.sleep(min(pause_s, max(verdict.retry_after_ms, 1) / 1000))
-            finally:
-                self.waiting -= 1
+            await self._pause(min(pause_s, max(verdict.retry_after_ms, 1) / 1000), deadline)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _pause(self, pause_s: float, deadline: float | None) -> None:
+        if deadline is not None:
+            left_s = deadline - self._found_loop().time()
+            if left_s <= 0:
+                raise _still_in_flight()
+            pause_s = min(pause_s, left_s)
+        self.waiting += 1
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            self.waiting -= 1
 
     async def _claimed(self, holding: Holding, waited_for: int) -> Verdict:
         work = holding.work
@@ -532,6 +563,10 @@ def refusal(verdict: Verdict) -> WorkError:
             return ResultError(verdict.message)
         case _:
             return WorkError(verdict.message)
+
+
+def _still_in_flight() -> InFlightError:
+    return InFlightError("another caller still works on it")
 
 
 def _lost() -> LeaseLostError:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from oncelog.core.canonical import canonical_at
+from oncelog.core.canonical import canonical, canonical_at
 from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Order, Policy, Retention
 from oncelog.errors import CanonicalError
 
@@ -19,9 +20,19 @@ KEY_BYTES: Final = 16
 """Of a key that is made from arguments."""
 
 Key = bytes | str | UUID
+NAME_MAX: Final = 256
+"""Characters of a function's name: it is part of its stream's."""
+_EXACT_MAX: Final = 2**53 - 1
 _MAIN: Final = ("__main__", "__mp_main__")
 """What a script's own module is called, the second by the workers of multiprocessing."""
 _NO_NAME: Final = re.compile(r"[^a-z0-9_.-]+")
+
+
+def checked_name(name: object) -> str:
+    """A name that was given. Raises ValueError for one that no log could keep."""
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable():
+        raise ValueError(f"name must be a text of 1 to {NAME_MAX} printable characters, not {name!r}"[:200])
+    return name
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -34,16 +45,18 @@ def name_of(function: Callable[..., Any]) -> str:
         raise ValueError(
             f"{name} is inside of another function, so its name could be another's too: give it one with name=…"
         )
-    return f"{_main_module(function) if module in _MAIN else module}.{name}"
+    return f"{module_name(module)}.{name}"
 
 
-def _main_module(function: Callable[..., Any]) -> str:
-    """What a script is called when another program imports it: both mean the same functions."""
-    names: Mapping[str, Any] = getattr(inspect.unwrap(function), "__globals__", {})
-    spec = names.get("__spec__")
+def module_name(module: str) -> str:
+    """What a script is called when another program imports it: both mean the same functions and exceptions."""
+    if module not in _MAIN:
+        return module
+    main = sys.modules.get(module)
+    spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
-    return Path(names.get("__file__") or "__main__").stem
+    return Path(getattr(main, "__file__", None) or "__main__").stem
 
 
 def policy_of(kind: str, name: str, retention: Retention) -> Policy:
@@ -67,6 +80,8 @@ class Arguments:
     """The arguments of a function's calls, as one canonical text."""
 
     def __init__(self, function: Callable[..., Any], ignore: Sequence[str]) -> None:
+        if isinstance(ignore, str):
+            raise TypeError("ignore is a list of parameters, not the name of one")
         self._signature = inspect.signature(function)
         self._ignore = frozenset(ignore)
         unknown = self._ignore - self._signature.parameters.keys()
@@ -101,24 +116,45 @@ class Arguments:
         return dict(bound.arguments)
 
     def _canonical_form(self, values: dict[str, Any]) -> bytes:
-        try:
-            plain = msgspec.to_builtins(_tagged(values), order="deterministic", str_keys=True)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise _unfit(values) from error
-        return canonical_at(json_arrays(plain), "$")
+        """Raises CanonicalError that names the argument at fault."""
+        forms = {}
+        for name, value in values.items():
+            try:
+                forms[name] = json_arrays(_tagged(value))
+            except CanonicalError as error:
+                raise CanonicalError(f"$.{name}", error.reason) from error
+            except (TypeError, ValueError, RecursionError) as error:
+                reason = f"has no canonical form: {error}; if it says nothing about the call, name it in ignore=…"
+                raise CanonicalError(f"$.{name}", reason) from error
+        return canonical_at(forms, "$")
+
+
+_PLAIN: Final = (str, float, bool, type(None))
 
 
 def _tagged(value: Any) -> Any:
-    """Objects with the name of their class: `Refund(5)` is not `Charge(5)`, though both are `{"cents": 5}` in JSON."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _tagged(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {type(value).__name__: fields}
-    if isinstance(value, msgspec.Struct):
-        fields = {name: _tagged(getattr(value, name)) for name in value.__struct_fields__}
-        return {type(value).__name__: fields}
+    """What JSON has no form for, with the name of its class: `Refund(5)` is not `Charge(5)`, nor `b"YQ=="` its text."""
+    if isinstance(value, list | tuple):
+        return [_tagged(one) for one in value]
     if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a dict has keys that are not texts")
         return {key: _tagged(one) for key, one in value.items()}
-    return [_tagged(one) for one in value] if isinstance(value, list | tuple) else value
+    if type(value) in _PLAIN or (type(value) is int and abs(value) <= _EXACT_MAX):
+        return value
+    return {type(value).__name__: _said(value)}
+
+
+def _said(value: Any) -> Any:
+    if type(value) is int:
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _tagged(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {name: _tagged(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, set | frozenset):
+        return sorted((_tagged(one) for one in value), key=canonical)
+    return msgspec.to_builtins(value)
 
 
 def json_arrays(value: Any) -> Any:
@@ -128,20 +164,12 @@ def json_arrays(value: Any) -> Any:
     return [json_arrays(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _unfit(values: Mapping[str, Any]) -> CanonicalError:
-    """Names the argument at fault."""
-    for name, value in values.items():
-        try:
-            msgspec.to_builtins(value, order="deterministic", str_keys=True)
-        except (TypeError, ValueError, RecursionError) as error:
-            reason = f"cannot be part of the key: {error}; name it in ignore=…, or give a key=…"
-            return CanonicalError(f"$.{name}", reason)
-    return CanonicalError("$", "cannot be part of the key")
-
-
 def key_bytes(key: object) -> bytes:
     """A key that the caller chose: a text is its UTF-8 bytes, a UUID its 16."""
-    raw = key.bytes if isinstance(key, UUID) else key.encode() if isinstance(key, str) else key
+    try:
+        raw = key.bytes if isinstance(key, UUID) else key.encode() if isinstance(key, str) else key
+    except UnicodeEncodeError as error:
+        raise ValueError("a key must not have lone surrogates") from error
     if not isinstance(raw, bytes):
         raise TypeError(f"a key is a text, bytes or a UUID, not {type(key).__name__}")
     if not 1 <= len(raw) <= KEY_BYTES_MAX:

@@ -10,6 +10,7 @@ process and after whatever restart, until it is forgotten. Callers at the same m
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final, Literal, ParamSpec, TypeVar
@@ -22,7 +23,7 @@ from oncelog.core.policy import Policy, Retention, kept_for
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.log import Log
 from oncelog.engine.working import Holding, Work
-from oncelog.idempotency.calls import KEY_BYTES, Arguments, Key, key_bytes, name_of, policy_of
+from oncelog.idempotency.calls import KEY_BYTES, Arguments, Key, checked_name, key_bytes, name_of, policy_of
 from oncelog.idempotency.encoding import NO_RESULT, Encoding, Raised, is_async
 from oncelog.idempotency.sharing import SharedLog
 
@@ -59,11 +60,16 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
     """
     if in_flight not in ("wait", "raise"):
         raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
+    _demand_log(log)
+    if key is not None and not callable(key):
+        raise TypeError(f"key is a function of the arguments that gives one, not {type(key).__name__}")
     lease_ms = milliseconds("lease_s", lease_s)
     wait_ms = None if wait_s is None else milliseconds("wait_s", wait_s)
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        its_name = name_of(function) if name is None else name
+        if not inspect.isroutine(function):
+            raise TypeError(f"once decorates functions and methods, not {type(function).__name__}")
+        its_name = name_of(function) if name is None else checked_name(name)
         calls = _Calls(
             policy=policy_of("once", its_name, retention),
             arguments=Arguments(function, ignore),
@@ -81,6 +87,16 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
         return wrapped  # type: ignore[no-any-return]
 
     return decorated
+
+
+def _demand_log(log: object) -> None:
+    if isinstance(log, Log | BlockingLog | SharedLog):
+        return
+    if not callable(log):
+        raise TypeError(f"once takes a log, or a function that gives it, not {type(log).__name__}")
+    needed = [one for one in inspect.signature(log).parameters.values() if one.default is one.empty]
+    if any(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in needed):
+        raise TypeError("once needs the log: @oncelog.once(log), not @oncelog.once")
 
 
 def work_of(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Work:
@@ -118,8 +134,10 @@ class _Calls(Struct, frozen=True, kw_only=True):
         )
 
     def _stream(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-        scope = self.scope
-        return _stream(self.name, scope(*args, **kwargs) if callable(scope) else scope)
+        scope = self.scope(*args, **kwargs) if callable(self.scope) else self.scope
+        if self.scope is not None and not isinstance(scope, str):
+            raise TypeError(f"scope must be a text, not {type(scope).__name__}")
+        return _stream(self.name, scope)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from oncelog.errors import CorruptError, ResultError
+from oncelog.idempotency.calls import module_name
 
 R = TypeVar("R")
 
@@ -41,6 +42,8 @@ class Encoding:
         self._type = _result_type(function) if result is _NO_RESULT else result
         _demand_json(self._type, function)
         self._decoder = msgspec.json.Decoder(_Kept[self._type])  # type: ignore[name-defined]
+        if isinstance(remembered, type):
+            raise TypeError("remember is a list of exceptions, not one of them")
         self._remembered = {_kind(error): error for error in remembered}
 
     def returned(self, value: Any) -> tuple[bytes, Any]:
@@ -53,6 +56,8 @@ class Encoding:
             kept = self._decoder.decode(body)
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise ResultError(f"the result cannot be kept as {self._type}: {error}") from error
+        if kept.result is UNSET:
+            raise ResultError("the result is UNSET, which stands for none")
         return body, kept.result
 
     def raised(self, error: Exception) -> tuple[bytes, Raised]:
@@ -84,18 +89,25 @@ class Encoding:
         listed = self._remembered.get(raised.kind)
         if listed is None:
             raise ResultError(f"the call raised {raised.kind}, which is no longer listed in remember=…")
-        # Not by its own initialiser, which may want other arguments than those that an exception keeps.
+        raise _made_again(listed, raised)
+
+
+def _made_again(listed: type[Exception], raised: _Raised) -> Exception:
+    """Not by its own initialiser, which may want other arguments than those that an exception keeps."""
+    try:
         error = listed.__new__(listed, *raised.arguments)
         error.args = tuple(raised.arguments)
         for name, value in raised.attributes.items():
             setattr(error, name, value)
-        raise error
+    except Exception as trouble:  # noqa: BLE001 - whatever the class has against it
+        return ResultError(f"the call raised {raised.kind}({raised.arguments}), which cannot be made again: {trouble}")
+    return error
 
 
 def _kind(error: type[Exception]) -> str:
     if not (isinstance(error, type) and issubclass(error, Exception)):
         raise TypeError(f"remember lists exceptions, and {error!r} is none")
-    return f"{error.__module__}.{error.__qualname__}"
+    return f"{module_name(error.__module__)}.{error.__qualname__}"
 
 
 def _result_type(function: Callable[..., Any]) -> Any:
@@ -119,8 +131,23 @@ def _demand_json(kind: Any, function: Callable[..., Any]) -> None:
     if unfit is not None:
         raise TypeError(
             f"{function.__qualname__} returns {kind}, and {unfit.__qualname__} cannot be kept as JSON: "
-            "return a dataclass, a msgspec.Struct or plain values"
+            "return a dataclass, a msgspec.Struct or plain values, in dicts by texts or numbers"
         )
+
+
+_NO_KEYS: Final = (
+    msgspec.inspect.ListType,
+    msgspec.inspect.SetType,
+    msgspec.inspect.FrozenSetType,
+    msgspec.inspect.VarTupleType,
+    msgspec.inspect.TupleType,
+    msgspec.inspect.DictType,
+    msgspec.inspect.StructType,
+    msgspec.inspect.DataclassType,
+    msgspec.inspect.TypedDictType,
+    msgspec.inspect.NamedTupleType,
+)
+"""What cannot be the key of a JSON object."""
 
 
 def _custom_types(info: Any, seen: set[int]) -> Iterator[type]:
@@ -130,6 +157,8 @@ def _custom_types(info: Any, seen: set[int]) -> Iterator[type]:
     seen.add(id(info))
     if isinstance(info, msgspec.inspect.CustomType):
         yield info.cls
+    elif isinstance(info, msgspec.inspect.DictType) and isinstance(info.key_type, _NO_KEYS):
+        yield dict
     elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
         for name in info.__struct_fields__:
             yield from _custom_types(getattr(info, name), seen)

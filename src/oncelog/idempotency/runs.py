@@ -12,6 +12,7 @@ The six fields decide which run it is, and nothing else does (RU-5). Events of a
 
 import asyncio
 import inspect
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from oncelog.core.canonical import JsonValue, canonical_args, canonical_at
+from oncelog.core.canonical import JsonValue, canonical_args
 from oncelog.core.identity import object_field, run_key, run_key_v1, scope_of
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
@@ -29,7 +30,7 @@ from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.log import Log
 from oncelog.engine.results import Result
 from oncelog.engine.working import Holding, Work
-from oncelog.errors import CanonicalError, ResultError
+from oncelog.errors import ResultError
 from oncelog.idempotency.calls import json_arrays
 from oncelog.idempotency.decorator import InFlight, milliseconds
 
@@ -284,17 +285,24 @@ def _asked(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, waiting:
 
 # --- what is kept ------------------------------------------------------------------------------------
 
-_LEFT_OUT: Final = ("key", "ordinal", "receipt")
-"""What the record says by itself."""
-
 
 def _body(event: RunEvent, output: Any) -> bytes:
-    """The event as it is committed, in canonical form."""
+    """The event as it is committed. Arguments may have integers of 64 bits, and so may what the tool returned."""
     try:
-        plain = msgspec.to_builtins(msgspec.structs.replace(event, output=output), order="deterministic", str_keys=True)
-        return canonical_at({name: json_arrays(one) for name, one in plain.items() if name not in _LEFT_OUT}, "$")
-    except (CanonicalError, TypeError, ValueError, RecursionError) as error:
+        plain = json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
+        said = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(f"what the tool returned cannot be kept as JSON: {error}") from error
+    return b'{"args":%b,"campaign_id":%d,"output":%b,"plan_id":%b,"ruleset_version":%b,%b"tool_name":%b,"type":%b}' % (
+        canonical_args(event.args),
+        event.campaign_id,
+        said,
+        msgspec.json.encode(event.plan_id),
+        msgspec.json.encode(event.ruleset_version),
+        b'"shadow_key":%b,' % msgspec.json.encode(event.shadow_key) if event.shadow_key else b"",
+        msgspec.json.encode(event.tool_name),
+        msgspec.json.encode(event.type),
+    )
 
 
 def _event(work: Work, result: Result) -> RunEvent:
