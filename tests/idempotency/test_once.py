@@ -534,8 +534,8 @@ class TestAnAsyncFunction:
 
     def test_listed_exceptions_that_cannot_be_made_again_are_told(self, place: str) -> None:
         class StubbornError(Exception):
-            def __new__(cls, *_: Any, needed: int) -> "StubbornError":
-                return super().__new__(cls)
+            def __new__(cls, *, needed: int) -> "StubbornError":
+                return super().__new__(cls, needed)
 
             def __init__(self, *, needed: int) -> None:
                 super().__init__(needed)
@@ -763,7 +763,9 @@ class TestABlockingFunction:
                 work()
             assert work() == 2
 
-    def test_interrupted_with_the_lease_on_its_way_it_is_given_back(self, place: str) -> None:
+    def test_interrupted_with_the_lease_on_its_way_it_is_given_back(
+        self, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         log = oncelog.open_blocking(place, clock=ManualClock())
 
         @once(log, name="work")
@@ -781,7 +783,7 @@ class TestABlockingFunction:
                     raise interrupts.pop()
                 return outcome
 
-            works._portal.call = call  # type: ignore[method-assign]
+            monkeypatch.setattr(works._portal, "call", call)
             with pytest.raises(KeyboardInterrupt):
                 work()
             assert work() == 1  # would wait for ever: the clock stands still
@@ -854,7 +856,7 @@ class TestDecorating:
         with pytest.raises(TypeError, match="functions"):
             once(log, name="work")(functools.partial(sync_int))
         with pytest.raises(TypeError, match=r"@oncelog.once\(log\)"):
-            once(lambda number: number)  # type: ignore[arg-type]
+            once(abs)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="takes a log"):
             once("app.db")  # type: ignore[arg-type]
 

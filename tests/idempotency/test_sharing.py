@@ -302,8 +302,8 @@ class TestWithTheLogItself:
         for number in range(150):
             assert work(number) == number
             if number % 40 == 0:
-                with oncelog.open_blocking(path) as log:
-                    log.submit_many([_event(number * 100 + one) for one in range(30)])
+                with oncelog.open_blocking(path) as own:
+                    own.submit_many([_event(number * 100 + one) for one in range(30)])
         for number in range(150):
             assert work(number) == number
         assert calls == list(range(150))
