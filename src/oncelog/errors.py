@@ -9,6 +9,7 @@ OncelogError
 ├── HistoryChangedError       a cursor of another epoch, or of a log that has been cut
 ├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still good
 ├── ClockJumpedError          the clock jumped forward; commits wait until an operator confirms it
+├── AuthError                 nobody the server knows; says why in the log only
 ├── WorkError                 of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
 │   ├── ConflictError             its key was used for something else
 │   ├── InFlightError             another caller does it right now
@@ -92,6 +93,14 @@ class ClockJumpedError(OncelogError):
         )
         self.ahead_ms = ahead_ms
         self.limit_ms = limit_ms
+
+
+class AuthError(OncelogError):
+    """A credential that is not good. `reason` is for the server's log alone: whoever guesses gets one text for all."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("authentication failed")
+        self.reason = reason
 
 
 class StoreError(OncelogError):

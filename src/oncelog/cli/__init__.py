@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli import backup, clock, head, key, show, stats, verify
+from oncelog.cli import apikey, backup, clock, head, key, show, stats, token, verify
 
 app = typer.Typer(
     name="oncelog",
@@ -33,6 +33,8 @@ app.command()(backup.restore)
 app.command()(show.show)
 app.command()(stats.stats)
 app.command()(clock.clock)
+app.command()(token.token)
+app.add_typer(apikey.app, name="apikey")
 app.add_typer(key.app, name="key")
 
 

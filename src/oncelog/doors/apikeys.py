@@ -1,0 +1,248 @@
+"""API keys: for programs, valid until they are revoked. A file has their hashes; nobody has the keys themselves.
+
+A secret is 32 random bytes. There is nothing to guess that a slow hash would have to protect, so a plain SHA-256 is
+kept: it can be compared at every request, and does not lead back.
+"""
+
+import base64
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue
+from oncelog.core.identity import text_field
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.doors import files
+from oncelog.doors.grants import Grants, grants_of_claim
+from oncelog.doors.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
+from oncelog.doors.principal import Principal, actor_of, client_id_of
+from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
+
+PREFIX: Final = "olk_"
+"""By which a key is told from a token, and found where it should not be."""
+VERSION: Final = 1
+# The last character carries four bits only, so that one secret has one text.
+_TEXT: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
+
+
+class ApiKey(Struct, frozen=True, kw_only=True):
+    """What there is to know about a key. Its secret is not, and its hash stays in the file."""
+
+    id: str
+    client_id: str
+    name: str
+    grants: Grants
+    created_ms: int
+    revoked_ms: int | None = None
+
+
+class Created(Struct, frozen=True):
+    """A new key and its text, which is told this once. Its repr does not."""
+
+    key: ApiKey
+    text: str
+
+    def __repr__(self) -> str:
+        return f"Created({self.key!r})"
+
+
+class _Kept(Struct, frozen=True):
+    """A key as the file has it."""
+
+    key: ApiKey
+    hash: bytes
+
+
+class _InFile(Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    secret_sha256: str
+    client_id: str
+    name: str
+    grants: dict[str, list[str]]
+    created_ms: int
+    revoked_ms: int | None
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    keys: list[_InFile]
+
+
+Keys = Mapping[str, _Kept]
+"""By id."""
+_NOBODY_HASH: Final = secrets.token_bytes(32)
+"""Compared with for an id that nobody has, so that it takes as long as one that somebody has."""
+
+
+class ApiKeys:
+    """The keys of a file. It knows none before the first `reload`."""
+
+    def __init__(self, path: str | Path, now_ms: Callable[[], int]) -> None:
+        self._path = Path(path)
+        self._now_ms = now_ms
+        self._keys: Keys = {}
+
+    # --- who has come --------------------------------------------------------------------------------
+
+    def principal_of(self, text: str) -> Principal:
+        """Whose key that is. Raises AuthError if it is nobody's, or was revoked."""
+        parts = _TEXT.fullmatch(text)
+        if parts is None:
+            raise AuthError("API key: malformed")
+        kept = self._keys.get(parts[1])
+        hashed = sha256(base64.urlsafe_b64decode(parts[2] + "=")).digest()
+        is_right = hmac.compare_digest(hashed, _NOBODY_HASH if kept is None else kept.hash)
+        if kept is None or not is_right:
+            raise AuthError("API key: unknown" if kept is None else f"API key {parts[1]}: another secret")
+        if kept.key.revoked_ms is not None:
+            raise AuthError(f"API key {kept.key.id}: revoked")
+        return _principal(kept.key)
+
+    def current(self, key_id: str) -> Principal | None:
+        """Who has come by that key, with the grants it has now; None if it was revoked or is not there any more."""
+        kept = self._keys.get(key_id)
+        return None if kept is None or kept.key.revoked_ms is not None else _principal(kept.key)
+
+    # --- the file ------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Takes the keys that are in the file now. Raises SettingsError if it is bad, and keeps those it had."""
+        self.use(self.read())
+
+    def read(self) -> Keys:
+        """What is in the file now, for `use`. Raises SettingsError, and changes nothing."""
+        contents = files.read(str(self._path), API_KEYS_FILE_BYTES_MAX)
+        contents.demand_closed_to(files.ANYONE_ELSE_MAY_READ, "API keys")
+        return _keys_in(files.json_of(contents), contents.path)
+
+    def use(self, keys: Keys) -> None:
+        """Knows these from now on."""
+        self._keys = keys
+
+    def list(self) -> Sequence[ApiKey]:
+        """The keys of the file, revoked ones too, the oldest first."""
+        return [kept.key for kept in self.read().values()]
+
+    def create(self, client_id: str, name: str, grants: Grants) -> Created:
+        """Makes a key, and the file if there is none. It is on the disk when this returns its text, and only then.
+
+        Raises CanonicalError for a name that is none, LimitExceededError when the file is full, and SettingsError
+        when it is bad or cannot be written.
+        """
+        client_id = client_id_of(client_id, "$.client_id")
+        name = _name_of(name, "$.name")
+        secret = secrets.token_bytes(API_KEY_SECRET_BYTES)
+        with self._locked() as path:
+            keys = dict(self.read()) if path.exists() else {}
+            if len(keys) >= API_KEYS_MAX:
+                raise LimitExceededError("API_KEYS_MAX", API_KEYS_MAX)
+            id_ = _unused_id(keys)
+            key = ApiKey(id=id_, client_id=client_id, name=name, grants=grants, created_ms=self._now_ms())
+            self._write(path, {**keys, id_: _Kept(key, sha256(secret).digest())})
+        return Created(key, f"{PREFIX}{id_}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}")
+
+    def revoke(self, key_id: str) -> ApiKey | None:
+        """Revokes a key for ever; its entry stays. None if there is none of that id. A second time changes nothing."""
+        with self._locked() as path:
+            keys = self.read()
+            kept = keys.get(key_id)
+            if kept is None or kept.key.revoked_ms is not None:
+                return None if kept is None else kept.key
+            revoked = msgspec.structs.replace(kept.key, revoked_ms=self._now_ms())
+            self._write(path, {**keys, key_id: _Kept(revoked, kept.hash)})
+        return revoked
+
+    @contextmanager
+    def _locked(self) -> Iterator[Path]:
+        """The file itself, where a link leads to it: what replaces the file must not replace the link."""
+        path = self._path.resolve()
+        with files.locked(path):
+            yield path
+
+    def _write(self, path: Path, keys: Keys) -> None:
+        text = _text_of(keys)
+        if len(text) > API_KEYS_FILE_BYTES_MAX:
+            raise LimitExceededError("API_KEYS_FILE_BYTES_MAX", API_KEYS_FILE_BYTES_MAX)
+        files.replace(path, text)
+        self.use(keys)
+
+
+def _principal(key: ApiKey) -> Principal:
+    actor = actor_of("client", key.client_id, "$.client_id")
+    return Principal(actor=actor, client_id=key.client_id, grants=key.grants, key_id=key.id)
+
+
+def _unused_id(keys: Keys) -> str:
+    while (found := secrets.token_hex(API_KEY_ID_BYTES)) in keys:
+        pass
+    return found
+
+
+# --- as it is written -----------------------------------------------------------------------------------
+
+
+def _text_of(keys: Keys) -> bytes:
+    entries = [
+        {
+            "id": kept.key.id,
+            "secret_sha256": kept.hash.hex(),
+            "client_id": kept.key.client_id,
+            "name": kept.key.name,
+            "grants": kept.key.grants.as_claim(),
+            "created_ms": kept.key.created_ms,
+            "revoked_ms": kept.key.revoked_ms,
+        }
+        for kept in keys.values()
+    ]
+    return orjson.dumps({"version": VERSION, "keys": entries}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _keys_in(value: JsonValue, path: str) -> Keys:
+    try:
+        return _keys(msgspec.convert(value, _File))
+    except (msgspec.ValidationError, CanonicalError) as error:
+        raise SettingsError(f"{path} is no file of API keys: {error}") from error
+
+
+def _keys(found: _File) -> Keys:
+    if found.version != VERSION:
+        raise CanonicalError("$.version", f"must be {VERSION}: another Oncelog has written it")
+    if len(found.keys) > API_KEYS_MAX:
+        raise CanonicalError("$.keys", f"must have at most {API_KEYS_MAX} entries")
+    keys: dict[str, _Kept] = {}
+    for index, one in enumerate(found.keys):
+        kept = _kept(one, f"$.keys[{index}]")
+        if keys.setdefault(one.id, kept) is not kept:
+            raise CanonicalError(f"$.keys[{index}].id", "is there twice")
+    return keys
+
+
+def _kept(found: _InFile, path: str) -> _Kept:
+    if re.fullmatch(r"[0-9a-f]{16}", found.id) is None:
+        raise CanonicalError(f"{path}.id", "must be 16 hexadecimal digits")
+    if re.fullmatch(r"[0-9a-f]{64}", found.secret_sha256) is None:
+        raise CanonicalError(f"{path}.secret_sha256", "must be 64 hexadecimal digits")
+    key = ApiKey(
+        id=found.id,
+        client_id=client_id_of(found.client_id, f"{path}.client_id"),
+        name=_name_of(found.name, f"{path}.name"),
+        grants=grants_of_claim(found.grants, f"{path}.grants"),
+        created_ms=found.created_ms,
+        revoked_ms=found.revoked_ms,
+    )
+    return _Kept(key, bytes.fromhex(found.secret_sha256))
+
+
+def _name_of(value: str, path: str) -> str:
+    if not 1 <= len(text_field(value, path)) <= NAME_CHARACTERS_MAX:
+        raise CanonicalError(path, f"must have 1 to {NAME_CHARACTERS_MAX} characters, not {len(value)}")
+    return value

@@ -1,0 +1,101 @@
+"""What an identity may read and write: partitions, by exact name or by prefix."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue, nfc
+from oncelog.core.identity import object_field, text_field
+from oncelog.core.limits import PARTITION_CHARACTERS_MAX
+from oncelog.doors.limits import GRANTS_MAX
+from oncelog.errors import CanonicalError
+
+ANY: Final = "*"
+"""At the end of a grant it stands for anything, nothing too. Elsewhere it is a character like others."""
+
+
+class _Partitions(Struct, frozen=True):
+    """Exact names, and prefixes without their asterisk. Nothing, unless it says so."""
+
+    names: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
+
+    def has(self, partition: str) -> bool:
+        # As it is stored, whatever form it was asked for in: before that, the letter e is a prefix of é.
+        normal = nfc(partition)
+        return normal in self.names or normal.startswith(self.prefixes)
+
+    def texts(self) -> list[str]:
+        return sorted([*self.names, *(prefix + ANY for prefix in self.prefixes)])
+
+
+class Grants(Struct, frozen=True):
+    """The partitions that may be read and those that may be written; neither follows from the other.
+
+    Make one with `granted` or `grants_of_claim`. Partitions are compared in NFC (EV-6), in whatever form they come.
+    """
+
+    readable: _Partitions = _Partitions()
+    writable: _Partitions = _Partitions()
+
+    def may_read(self, partition: str) -> bool:
+        """Whether records of that partition may be read."""
+        return self.readable.has(partition)
+
+    def may_write(self, partition: str) -> bool:
+        """Whether a write may name that partition."""
+        return self.writable.has(partition)
+
+    def as_claim(self) -> dict[str, list[str]]:
+        """`{"read": […], "write": […]}`, each once and in order; `grants_of_claim` makes the same grants of it."""
+        return {"read": self.readable.texts(), "write": self.writable.texts()}
+
+
+def granted(read: Sequence[str] = (), write: Sequence[str] = (), path: str = "$") -> Grants:
+    """Grants of texts: `orders/1` is that partition, `orders/*` all that begin with `orders/`, `*` is everything.
+
+    Raises CanonicalError, with the path of the text that is none.
+    """
+    return Grants(_partitions(read, f"{path}.read"), _partitions(write, f"{path}.write"))
+
+
+def grants_of_claim(value: JsonValue, path: str = "$.grants") -> Grants:
+    """Grants as a token or a file has them: `{"read": […], "write": […]}`; what is left out grants nothing.
+
+    Raises CanonicalError with the path of what is wrong. Another member is refused: it may be one of these, misspelt.
+    """
+    members = object_field(value, path)
+    if not members.keys() <= {"read", "write"}:
+        raise CanonicalError(path, "must have no other members than read and write")
+    for name, texts in members.items():
+        if type(texts) is not list:
+            raise CanonicalError(f"{path}.{name}", "must be an array")
+    return granted(members.get("read", ()), members.get("write", ()), path)
+
+
+def _partitions(texts: Sequence[str], path: str) -> _Partitions:
+    if isinstance(texts, str):
+        raise CanonicalError(path, "must be an array, not a string")
+    if len(texts) > GRANTS_MAX:
+        raise CanonicalError(path, f"must have at most {GRANTS_MAX} entries, not {len(texts)}")
+    names: set[str] = set()
+    prefixes: set[str] = set()
+    for index, text in enumerate(texts):
+        normal = nfc(_plain(text, f"{path}[{index}]"))
+        is_prefix = normal.endswith(ANY)
+        name = normal.removesuffix(ANY) if is_prefix else normal
+        if len(name) > PARTITION_CHARACTERS_MAX or not normal:
+            raise CanonicalError(f"{path}[{index}]", f"must have 1 to {PARTITION_CHARACTERS_MAX} characters")
+        (prefixes if is_prefix else names).add(name)
+    return _Partitions(frozenset(names), tuple(sorted(prefixes)))
+
+
+def _plain(value: JsonValue, path: str) -> str:
+    text = text_field(value, path)
+    if "\0" in text:
+        raise CanonicalError(path, "must not have U+0000")
+    return text
+
+
+EVERYTHING: Final = granted([ANY], [ANY])

@@ -1,0 +1,107 @@
+"""From the text that a client shows to who it is: the part of the server that says whom it serves.
+
+A door calls `authenticate` once for a connection or request, and asks the principal's grants for every partition,
+before anything is looked up (CO-22). What a client is told is the text of `AuthError`, what the log gets its `reason`.
+"""
+
+from typing import ClassVar, Final, Protocol
+
+from oncelog.doors.apikeys import PREFIX, ApiKey, ApiKeys, Created
+from oncelog.doors.grants import EVERYTHING, Grants, granted, grants_of_claim
+from oncelog.doors.principal import Principal
+from oncelog.doors.signing import KeyFile, KeyKind
+from oncelog.doors.tokens import Tokens, TokenSettings
+from oncelog.errors import AuthError, SettingsError
+
+__all__ = [
+    "EVERYTHING",
+    "ApiKey",
+    "ApiKeys",
+    "Authenticates",
+    "Authenticator",
+    "Created",
+    "DevelopmentAuthenticator",
+    "Grants",
+    "KeyFile",
+    "KeyKind",
+    "Principal",
+    "TokenSettings",
+    "Tokens",
+    "granted",
+    "grants_of_claim",
+]
+
+
+class Authenticates(Protocol):
+    """What a door needs to know of identities."""
+
+    is_open: ClassVar[bool]
+    """Whether everybody is let in. Then the server must bind to loopback only, and say so (CO-21)."""
+
+    def authenticate(self, credential: str | None) -> Principal:
+        """Who shows this credential. Raises AuthError if nobody that is known."""
+
+    def current(self, principal: Principal, now_ms: int) -> Principal | None:
+        """The principal with the rights of now; None if their connection must end."""
+
+    def reload(self) -> None:
+        """Takes keys and grants from their files anew. Raises SettingsError, and then keeps all that it had."""
+
+
+class Authenticator:
+    """Knows tokens, API keys or both. Call `reload` before the first use, and when the files have changed."""
+
+    is_open: ClassVar = False
+
+    def __init__(self, tokens: Tokens | None = None, api_keys: ApiKeys | None = None) -> None:
+        if tokens is None and api_keys is None:
+            raise SettingsError("neither tokens nor API keys are configured: nobody could come in")
+        self._tokens = tokens
+        self._api_keys = api_keys
+
+    def authenticate(self, credential: str | None) -> Principal:
+        """As `Authenticates` says. What begins like an API key is one, all else a token."""
+        if not credential:
+            raise AuthError("no credential")
+        known = self._api_keys if credential.startswith(PREFIX) else self._tokens
+        if known is None:
+            raise AuthError("a credential of a kind that is not configured")
+        return known.principal_of(credential)
+
+    def current(self, principal: Principal, now_ms: int) -> Principal | None:
+        """As `Authenticates` says: a token until it expires, an API key until it is revoked."""
+        if principal.has_expired(now_ms):
+            return None
+        if principal.key_id is None:
+            return principal
+        current = None if self._api_keys is None else self._api_keys.current(principal.key_id)
+        return current if current is not None and current.actor == principal.actor else None
+
+    def reload(self) -> None:
+        """As `Authenticates` says: both or neither."""
+        keys = None if self._tokens is None else self._tokens.read()
+        api_keys = None if self._api_keys is None else self._api_keys.read()
+        if self._tokens is not None and keys is not None:
+            self._tokens.use(keys)
+        if self._api_keys is not None and api_keys is not None:
+            self._api_keys.use(api_keys)
+
+
+DEVELOPER: Final = Principal(actor="user:developer", client_id=None, grants=EVERYTHING)
+
+
+class DevelopmentAuthenticator:
+    """Lets everybody do everything, whatever they show. For a server that only its own machine can reach."""
+
+    is_open: ClassVar = True
+
+    def authenticate(self, credential: str | None) -> Principal:  # noqa: ARG002 - that is the point
+        """Always the developer."""
+        return DEVELOPER
+
+    def current(self, principal: Principal, now_ms: int) -> Principal | None:  # noqa: ARG002
+        """As before."""
+        return principal
+
+    def reload(self) -> None:
+        """There is nothing to take."""

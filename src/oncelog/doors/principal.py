@@ -1,0 +1,46 @@
+"""Who has come, once a credential has been checked."""
+
+from msgspec import Struct
+
+from oncelog.core.identity import text_field
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.doors.grants import Grants
+from oncelog.errors import CanonicalError
+
+
+class Principal(Struct, frozen=True, kw_only=True):
+    """Who acts: what the server puts into every record (CO-20), and what they may. It holds no secret."""
+
+    actor: str
+    """`user:{sub}` of a token, `client:{id}` of an API key."""
+    client_id: str | None
+    """The only client that this one may connect as; None leaves the choice."""
+    grants: Grants
+    expires_ms: int | None = None
+    """From when on the token would not be accepted any more, leeway included. None for API keys."""
+    key_id: str | None = None
+    """Of an API key."""
+
+    def has_expired(self, now_ms: int) -> bool:
+        """Whether a connection of theirs must end (CO-23)."""
+        return self.expires_ms is not None and now_ms >= self.expires_ms
+
+    def may_connect_as(self, client_id: str) -> bool:
+        """Whether that is the client they say they are (EV-1)."""
+        return self.client_id is None or self.client_id == client_id
+
+
+def actor_of(kind: str, name: object, path: str) -> str:
+    """`{kind}:{name}`, as long as every store can hold it. Raises CanonicalError with the path if not."""
+    text = text_field(name, path)
+    characters_max = NAME_CHARACTERS_MAX - len(kind) - 1
+    if not 1 <= len(text) <= characters_max:
+        raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
+    if "\0" in text:
+        raise CanonicalError(path, "must not have U+0000")
+    return f"{kind}:{text}"
+
+
+def client_id_of(name: object, path: str) -> str:
+    """A client's id, one that can be an actor too. Raises CanonicalError with the path if it is none."""
+    return actor_of("client", name, path).removeprefix("client:")

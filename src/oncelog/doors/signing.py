@@ -1,0 +1,229 @@
+"""The keys that tokens are signed and verified with, from files.
+
+Every key is for one algorithm, which its own kind decides and nothing that a token says: an RSA key can verify RS256
+and can be nothing to HS256. So a token chooses among the keys of its algorithm, never an algorithm for a key.
+"""
+
+import enum
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from joserfc.errors import JoseError, SecurityWarning
+from joserfc.jwa import JWSAlgModel
+from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from joserfc.jws import CompactSignature, JWSRegistry, extract_compact, serialize_compact, validate_compact
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue
+from oncelog.doors import files
+from oncelog.doors.files import Contents
+from oncelog.doors.limits import (
+    RSA_BITS_MIN,
+    SECRET_BYTES_MIN,
+    TOKEN_CHARACTERS_MAX,
+    TOKEN_HEADER_CHARACTERS_MAX,
+    TOKEN_KEY_FILE_BYTES_MAX,
+    TOKEN_KEYS_MAX,
+    TOKEN_SIGNATURE_CHARACTERS_MAX,
+)
+from oncelog.errors import SettingsError
+
+ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
+_KEY_TYPES: Final[Mapping[str, type[Key]]] = {"oct": OctKey, "RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
+_PEM_TYPES: Final[Sequence[type[Key]]] = (RSAKey, ECKey, OKPKey)
+_REFUSALS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError, SecurityWarning)
+"""What joserfc and cryptography raise for keys and signatures that are none."""
+
+
+class KeyKind(enum.Enum):
+    """What a file of keys is."""
+
+    SECRET = "secret"  # noqa: S105 - a word of the settings
+    """For HS256: its bytes, without the end of the last line."""
+    PEM = "pem"
+    """One public key, or a private one, of which the public part is taken."""
+    JWKS = "jwks"
+    """A JSON Web Key Set, RFC 7517."""
+
+
+class KeyFile(Struct, frozen=True):
+    """Where keys are, and what kind of file that is: it is never guessed."""
+
+    path: str
+    kind: KeyKind
+    key_id: str | None = None
+    """The `kid` of the one key in a secret or PEM file. A key without one is tried for every token."""
+
+
+class SigningKey(Struct, frozen=True):
+    """A key, the one algorithm that it is for, and the name that tokens know it by."""
+
+    algorithm: str
+    key_id: str | None
+    key: Key
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self.algorithm!r}, {self.key_id!r})"
+
+    def sign(self, payload: bytes) -> str:
+        """A token of these claims. Raises SettingsError if the key is a public one."""
+        header = {"typ": "JWT", "alg": self.algorithm}
+        if self.key_id is not None:
+            header["kid"] = self.key_id
+        try:
+            return serialize_compact(header, payload, self.key, registry=_REGISTRY)
+        except _REFUSALS:
+            pass
+        raise SettingsError("the key cannot sign: it has no private part, or is not for signatures")
+
+    def has_signed(self, signature: CompactSignature) -> bool:
+        """Whether the signature is this key's."""
+        try:
+            return validate_compact(signature, self.key, registry=_REGISTRY)
+        except _REFUSALS:
+            return False
+
+
+class _Registry(JWSRegistry):
+    """Joserfc's algorithms: these four, with limits of our own, and no warning that EdDSA has a newer name."""
+
+    max_header_length = TOKEN_HEADER_CHARACTERS_MAX
+    max_payload_length = TOKEN_CHARACTERS_MAX
+    max_signature_length = TOKEN_SIGNATURE_CHARACTERS_MAX
+
+    def get_alg(self, name: str) -> JWSAlgModel:
+        """The algorithm of that name."""
+        if name not in ALGORITHMS:
+            raise ValueError("not one of our algorithms")
+        return self.algorithms[name]
+
+
+# Parameters of a header that nobody here knows have no part in anything (RFC 7515, 4): `crit` is refused by our caller.
+_REGISTRY: Final = _Registry(algorithms=ALGORITHMS, strict_check_header=False)
+
+
+def opened(token: str) -> CompactSignature | None:
+    """The three parts of a token, nothing in them believed yet; None if it has not this form."""
+    try:
+        return extract_compact(token.encode("ascii"), registry=_REGISTRY)
+    except (*_REFUSALS, RecursionError):
+        return None
+
+
+# --- from files --------------------------------------------------------------------------------------
+
+
+def keys_of(sources: Iterable[KeyFile], algorithms: Sequence[str]) -> list[SigningKey]:
+    """All keys of the files that are for one of these algorithms.
+
+    Raises SettingsError, which names the file, for one that is not as it should be, or has no such key at all.
+    """
+    found: list[SigningKey] = []
+    for source in sources:
+        contents = files.read(source.path, TOKEN_KEY_FILE_BYTES_MAX)
+        match source.kind:
+            case KeyKind.SECRET:
+                keys = [_of_secret(contents, source.key_id)]
+            case KeyKind.PEM:
+                keys = [_of_pem(contents, source.key_id)]
+            case KeyKind.JWKS:
+                keys = _of_key_set(contents)
+        usable = [key for key in keys if key.algorithm in algorithms]
+        if not usable:
+            raise SettingsError(f"{source.path} has no key for {' or '.join(algorithms)}")
+        found += usable
+    if len(found) > TOKEN_KEYS_MAX:
+        raise SettingsError(f"there are {len(found)} keys for tokens, and at most {TOKEN_KEYS_MAX} are taken")
+    _demand_each_once(found)
+    return found
+
+
+def _demand_each_once(keys: Iterable[SigningKey]) -> None:
+    seen = set()
+    for key in keys:
+        name = (key.algorithm, key.key_id)
+        if key.key_id is not None and name in seen:
+            raise SettingsError(f"two keys for {key.algorithm} have the id {key.key_id!r}")
+        seen.add(name)
+
+
+def _of_secret(contents: Contents, key_id: str | None) -> SigningKey:
+    contents.demand_closed_to(files.OTHERS_MAY_READ, "a secret")
+    secret = contents.data.removesuffix(b"\n").removesuffix(b"\r")
+    if len(secret) < SECRET_BYTES_MIN:
+        raise SettingsError(f"{contents.path}: a secret must have at least {SECRET_BYTES_MIN} bytes")
+    key = _imported(OctKey, secret)
+    if key is None:
+        raise SettingsError(f"{contents.path} is a key of another kind: as a secret everybody would know it")
+    return SigningKey("HS256", key_id, key)
+
+
+def _of_pem(contents: Contents, key_id: str | None) -> SigningKey:
+    contents.demand_closed_to(files.OTHERS_MAY_CHANGE, "keys")
+    if b"PRIVATE KEY-----" in contents.data:
+        contents.demand_closed_to(files.OTHERS_MAY_READ, "a private key")
+    if contents.data.count(b"-----BEGIN ") != 1:
+        raise SettingsError(f"{contents.path} must have one key in PEM form; name several files for several keys")
+    for key_type in _PEM_TYPES:
+        key = _imported(key_type, contents.data)
+        algorithm = None if key is None else _algorithm_of(key)
+        if key is not None and algorithm is not None:
+            return SigningKey(algorithm, key_id, key)
+    raise SettingsError(
+        f"{contents.path} is no key in PEM form that tokens can be verified with: an RSA key of {RSA_BITS_MIN} bits or "
+        "more, an EC key on P-256 or an Ed25519 key, not encrypted"
+    )
+
+
+def _of_key_set(contents: Contents) -> list[SigningKey]:
+    contents.demand_closed_to(files.OTHERS_MAY_CHANGE, "keys")
+    value = files.json_of(contents)
+    members = value.get("keys") if type(value) is dict else None
+    if type(members) is not list or not all(type(member) is dict for member in members):
+        raise SettingsError(f'{contents.path} is no key set: it must be {{"keys": [{{…}}, …]}}')
+    if any("d" in member or "k" in member for member in members):
+        contents.demand_closed_to(files.OTHERS_MAY_READ, "a secret or a private key")
+    found = [_of_member(contents.path, index, member) for index, member in enumerate(members)]
+    return [key for key in found if key is not None]
+
+
+def _of_member(path: str, index: int, member: Mapping[str, JsonValue]) -> SigningKey | None:
+    """The key; None for one that is for other purposes than ours, which a set may have."""
+    key_type = _KEY_TYPES.get(str(member.get("kty")))
+    if key_type is None or member.get("use", "sig") != "sig":
+        return None
+    where = f"{path}: keys[{index}]"
+    key = _imported(key_type, dict(member))
+    if key is None:
+        raise SettingsError(f"{where} is no good {key_type.key_type} key")
+    if isinstance(key, OctKey) and len(key.raw_value) < SECRET_BYTES_MIN:
+        raise SettingsError(f"{where}: a secret must have at least {SECRET_BYTES_MIN} bytes")
+    algorithm = _algorithm_of(key)
+    if algorithm is None or key.alg not in (None, algorithm):
+        return None
+    if not key.kid:
+        raise SettingsError(f"{where} has no kid: tokens choose a key of a set by its id")
+    return SigningKey(algorithm, key.kid, key)
+
+
+def _imported(key_type: type[Key], value: bytes | dict[str, JsonValue]) -> Key | None:
+    """None for what is no such key, or one that joserfc warns of: too short, or a public key in a secret's place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SecurityWarning)
+        try:
+            return key_type.import_key(value)
+        except _REFUSALS:
+            return None
+
+
+def _algorithm_of(key: Key) -> str | None:
+    match key:
+        case OctKey():
+            return "HS256"
+        case RSAKey():
+            return "RS256"
+        case ECKey():
+            return "ES256" if key.curve_name == "P-256" else None
+        case OKPKey():
+            return "EdDSA" if key.curve_name == "Ed25519" else None

@@ -1,0 +1,230 @@
+"""Tokens: JWTs that say who has come and what they may (CO-21).
+
+The signature is checked by joserfc, the rest here: only what it covers is read, all of it has limits, and what is
+wrong with a token is for the log alone.
+"""
+
+import base64
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import orjson
+from joserfc.jws import CompactSignature
+from msgspec import Struct
+
+from oncelog.core.canonical import JsonValue, parse
+from oncelog.core.identity import object_field, required
+from oncelog.doors import signing
+from oncelog.doors.grants import Grants, grants_of_claim
+from oncelog.doors.limits import LEEWAY_MS_DEFAULT, LEEWAY_MS_MAX, TOKEN_CHARACTERS_MAX, TOKEN_TIME_S_MAX
+from oncelog.doors.principal import Principal, actor_of, client_id_of
+from oncelog.doors.signing import ALGORITHMS, KeyFile, SigningKey
+from oncelog.errors import AuthError, CanonicalError, SettingsError
+
+NowMs = Callable[[], int]
+"""Milliseconds since 1970."""
+_REGISTERED: Final = frozenset({"iss", "sub", "aud", "exp", "nbf", "iat", "jti", "client_id"})
+
+
+class TokenSettings(Struct, frozen=True, kw_only=True):
+    """Which tokens are believed."""
+
+    algorithms: tuple[str, ...]
+    """One or several of HS256, RS256, ES256 and EdDSA. A token of another one is refused, whatever keys there are."""
+    key_files: tuple[KeyFile, ...]
+    issuer: str | None = None
+    """What `iss` must be. None: anything."""
+    audiences: tuple[str, ...] = ()
+    """One of them must be in `aud`. Empty: anything."""
+    leeway_ms: int = LEEWAY_MS_DEFAULT
+    """How far the issuer's clock may be from ours."""
+    grants_claim: str = "grants"
+    token_characters_max: int = TOKEN_CHARACTERS_MAX
+
+    def __post_init__(self) -> None:
+        if not self.algorithms or not set(self.algorithms) <= set(ALGORITHMS):
+            raise SettingsError(f"algorithms must be one or more of {', '.join(ALGORITHMS)}")
+        if not self.key_files:
+            raise SettingsError("key_files must name at least one file")
+        if not 0 <= self.leeway_ms <= LEEWAY_MS_MAX:
+            raise SettingsError(f"leeway_ms must be from 0 to {LEEWAY_MS_MAX}, not {self.leeway_ms}")
+        if not self.grants_claim or self.grants_claim in _REGISTERED:
+            raise SettingsError(f"grants_claim must be the name of a claim of its own, not {self.grants_claim!r}")
+        if not 1 <= self.token_characters_max <= TOKEN_CHARACTERS_MAX:
+            raise SettingsError(f"token_characters_max must be from 1 to {TOKEN_CHARACTERS_MAX}")
+
+
+Keys = Mapping[str, list[SigningKey]]
+"""By algorithm."""
+
+
+class Tokens:
+    """Verifies tokens. It knows no key before the first `reload`."""
+
+    def __init__(self, settings: TokenSettings, now_ms: NowMs) -> None:
+        self._settings = settings
+        self._now_ms = now_ms
+        self._keys: Keys = {}
+
+    def reload(self) -> None:
+        """Takes the keys that are in the files now. Raises SettingsError if one is bad, and keeps those it had."""
+        self.use(self.read())
+
+    def read(self) -> Keys:
+        """What is in the files now, for `use`. Raises SettingsError, and changes nothing."""
+        keys: dict[str, list[SigningKey]] = defaultdict(list)
+        for key in signing.keys_of(self._settings.key_files, self._settings.algorithms):
+            keys[key.algorithm].append(key)
+        return dict(keys)
+
+    def use(self, keys: Keys) -> None:
+        """Verifies with these from now on. A token that is being verified is so with all of the old ones or the new."""
+        self._keys = keys
+
+    def principal_of(self, token: str) -> Principal:
+        """Who the token is of. Raises AuthError if it is not good, or not any more."""
+        payload = self._signed_payload(token)
+        claims = _strictly_parsed(payload)
+        if type(claims) is not dict:
+            raise AuthError("token: its claims are no JSON object, or one of them is there twice")
+        try:
+            return self._principal(claims)
+        except CanonicalError as error:
+            reason = f"token: claim {error}"
+        raise AuthError(reason)
+
+    # --- the signature -------------------------------------------------------------------------------
+
+    def _signed_payload(self, token: str) -> bytes:
+        if len(token) > self._settings.token_characters_max:
+            raise AuthError(f"token: longer than {self._settings.token_characters_max} characters")
+        signature = signing.opened(token)
+        if signature is None:
+            raise AuthError("token: malformed")
+        # Of a parameter that is there twice joserfc sees the last one, and somebody else may have seen the first.
+        header = _strictly_parsed(_decoded(signature.segments["header"]))
+        if type(header) is not dict:
+            raise AuthError("token: its header is no JSON object, or a parameter is there twice")
+        if "crit" in header or "b64" in header:
+            raise AuthError("token: its header wants something that is not supported")
+        for key in self._candidates(header.get("alg"), header.get("kid")):
+            if key.has_signed(signature):
+                return _payload(signature)
+        raise AuthError("token: its signature is none of a key that it may be of")
+
+    def _candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
+        if type(algorithm) is not str or algorithm not in self._settings.algorithms:
+            raise AuthError("token: its algorithm is not one of those configured")
+        found = [key for key in self._keys.get(algorithm, []) if key.key_id is None or key.key_id == key_id]
+        if not found:
+            raise AuthError("token: no key has its kid" if key_id is not None else "token: no kid")
+        return found
+
+    # --- the claims ----------------------------------------------------------------------------------
+
+    def _principal(self, claims: Mapping[str, JsonValue]) -> Principal:
+        expires_ms = self._checked_times(claims)
+        self._demand_issuer(claims)
+        self._demand_audience(claims)
+        client_id = client_id_of(claims["client_id"], "$.client_id") if "client_id" in claims else None
+        name = self._settings.grants_claim
+        return Principal(
+            actor=actor_of("user", required(claims, "sub"), "$.sub"),
+            client_id=client_id,
+            grants=grants_of_claim(claims[name], f"$.{name}") if name in claims else Grants(),
+            expires_ms=expires_ms,
+        )
+
+    def _checked_times(self, claims: Mapping[str, JsonValue]) -> int:
+        """From when on the token is not good any more."""
+        now_ms, leeway_ms = self._now_ms(), self._settings.leeway_ms
+        expires_ms = _time_ms(required(claims, "exp"), "$.exp") + leeway_ms
+        if now_ms >= expires_ms:
+            raise AuthError("token: expired")
+        for name in ("nbf", "iat"):
+            if name in claims and now_ms < _time_ms(claims[name], f"$.{name}") - leeway_ms:
+                raise AuthError(f"token: its {name} is yet to come")
+        return expires_ms
+
+    def _demand_issuer(self, claims: Mapping[str, JsonValue]) -> None:
+        issuer = self._settings.issuer
+        if issuer is not None and claims.get("iss") != issuer:
+            raise AuthError("token: of another issuer")
+
+    def _demand_audience(self, claims: Mapping[str, JsonValue]) -> None:
+        accepted = self._settings.audiences
+        if not accepted:
+            return
+        said = claims.get("aud")
+        audiences = said if type(said) is list else [said]
+        if not any(type(one) is str and one in accepted for one in audiences):
+            raise AuthError("token: for another audience")
+
+
+def _time_ms(value: JsonValue, path: str) -> int:
+    """A NumericDate: seconds since 1970, maybe with a fraction."""
+    if type(value) not in (int, float):
+        raise CanonicalError(path, "must be a number")
+    if not 0 <= value <= TOKEN_TIME_S_MAX:  # which no infinity is
+        raise CanonicalError(path, "must be seconds since 1970, before the year 10000")
+    milliseconds: int = math.floor(value * 1000)
+    return milliseconds
+
+
+def _payload(signature: CompactSignature) -> bytes:
+    """What is signed, and not what joserfc may have made of it."""
+    return _decoded(signature.segments["payload"])
+
+
+def _decoded(segment: bytes) -> bytes:
+    """Base64url that joserfc has found to be in its one form."""
+    return base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
+
+
+def _strictly_parsed(text: bytes) -> JsonValue:
+    """None for what is no JSON, or has a member twice: whatever was met on the way holds the text, and ends here."""
+    try:
+        return parse(text)
+    except CanonicalError:
+        return None
+
+
+# --- making one ---------------------------------------------------------------------------------------
+
+
+class Claims(Struct, frozen=True, kw_only=True):
+    """What a token is to say, for `issued`."""
+
+    subject: str
+    grants: Grants
+    issued_ms: int
+    expires_ms: int
+    client_id: str | None = None
+    issuer: str | None = None
+    audience: str | None = None
+    grants_claim: str = "grants"
+
+
+def issued(claims: Claims, key: SigningKey) -> str:
+    """A token that `Tokens` accepts, for development and tests. Raises CanonicalError for what none may say."""
+    actor_of("user", claims.subject, "$.sub")
+    if claims.client_id is not None:
+        client_id_of(claims.client_id, "$.client_id")
+    said = {
+        "sub": claims.subject,
+        "iat": claims.issued_ms // 1000,
+        "exp": claims.expires_ms // 1000,
+        claims.grants_claim: claims.grants.as_claim(),
+        "client_id": claims.client_id,
+        "iss": claims.issuer,
+        "aud": claims.audience,
+    }
+    _time_ms(said["exp"], "$.exp")
+    token = key.sign(orjson.dumps(object_field({name: one for name, one in said.items() if one is not None}, "$")))
+    if len(token) > TOKEN_CHARACTERS_MAX:
+        raise CanonicalError(
+            "$", f"the token has {len(token)} characters, and at most {TOKEN_CHARACTERS_MAX} are taken"
+        )
+    return token

@@ -1,0 +1,226 @@
+"""`oncelog token` and `oncelog apikey`, and the page about both."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from doors import material
+from doors.material import ALGORITHMS, SetClock, key_of
+from oncelog.cli import app
+from oncelog.doors import limits
+from oncelog.doors.apikeys import ApiKeys
+from oncelog.doors.grants import granted
+from oncelog.doors.signing import KeyFile, KeyKind
+from oncelog.doors.tokens import Tokens, TokenSettings
+from oncelog.errors import AuthError
+from oncelog.stores.clock import SystemClock
+
+RUNNER: Final = CliRunner()
+ROOT: Final = Path(__file__).parent.parent.parent
+PAGE: Final = (ROOT / "docs/identity.md").read_text(encoding="utf-8")
+GRANTED: Final = ("--read", "orders/*", "--read", "a", "--write", "orders/1")
+
+
+def run(*arguments: str | Path) -> str:
+    done = RUNNER.invoke(app, [str(one) for one in arguments])
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout.removesuffix("\n")
+
+
+def refusal(*arguments: str | Path, status: int = 2) -> str:
+    done = RUNNER.invoke(app, [str(one) for one in arguments])
+    assert (done.exit_code, done.stdout) == (status, "")
+    return done.stderr
+
+
+def private_key(directory: Path, algorithm: str) -> Path:
+    key = key_of(algorithm)
+    data = material.SECRET + b"0\n" if algorithm == "HS256" else key.as_pem(private=True)  # type: ignore[union-attr]
+    return material.written(directory / "private", data)
+
+
+def known(source: KeyFile, algorithm: str, **settings: Any) -> Tokens:
+    tokens = Tokens(TokenSettings(algorithms=(algorithm,), key_files=(source,), **settings), SystemClock().wall_ms)
+    tokens.reload()
+    return tokens
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_token_is_believed(tmp_path: Path, algorithm: str) -> None:
+    key = private_key(tmp_path, algorithm)
+    before_ms = SystemClock().wall_ms()
+    told = run(
+        *("token", "--key", key, "--alg", algorithm, "--sub", "ada", *GRANTED, "--expires", "15m"),
+        *("--client-id", "laptop", "--issuer", "me", "--audience", "logs"),
+    )
+    tokens = known(material.key_file(tmp_path, algorithm), algorithm, issuer="me", audiences=("logs",), leeway_ms=0)
+    found = tokens.principal_of(told)
+    assert (found.actor, found.client_id, found.grants) == (
+        "user:ada",
+        "laptop",
+        granted(["orders/*", "a"], ["orders/1"]),
+    )
+    assert found.expires_ms is not None
+    assert 899_000 <= found.expires_ms - before_ms < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(None, 3600), ("90s", 90), ("2m", 120), ("3h", 10_800), ("30d", 2_592_000)]
+)
+def test_how_long_it_is_good(tmp_path: Path, text: str | None, seconds: int) -> None:
+    key = private_key(tmp_path, "HS256")
+    told = run("token", "--key", key, "--alg", "HS256", "--sub", "a", *(() if text is None else ("--expires", text)))
+    expires_ms = known(KeyFile(str(key), KeyKind.SECRET), "HS256", leeway_ms=0).principal_of(told).expires_ms
+    assert expires_ms is not None
+    assert -2000 < expires_ms - SystemClock().wall_ms() - seconds * 1000 <= 0
+
+
+def test_a_key_of_a_set_is_chosen_by_its_id(tmp_path: Path) -> None:
+    members = [{**key_of("ES256", number).as_dict(private=True), "kid": f"k{number}"} for number in range(2)]
+    source = material.key_set(tmp_path / "set.json", *members)
+    told = run("token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k1")
+    assert known(source, "ES256").principal_of(told).actor == "user:a"
+    only_first = material.key_set(tmp_path / "first.json", members[0])
+    with pytest.raises(AuthError):
+        known(only_first, "ES256").principal_of(told)
+    assert "no key of the id 'k2'" in refusal(
+        "token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (("--expires", "soon"), "no duration"),
+        (("--expires", "1w"), "no duration"),
+        (("--expires", "-1h"), "no duration"),
+        (("--expires", "999999999d"), "$.exp"),
+        (("--sub", ""), "$.sub"),
+        (("--client-id", ""), "$.client_id"),
+        (("--read", ""), "$.read[0]"),
+        (("--write", "x" * 300), "$.write[0]"),
+        (("--alg", "none"), "--alg"),
+        (("--alg", "RS256"), "PEM form"),
+    ],
+)
+def test_what_cannot_be_signed(tmp_path: Path, wrong: tuple[str, str], says: str) -> None:
+    key = private_key(tmp_path, "HS256")
+    said = refusal("token", "--key", key, "--alg", "HS256", "--sub", "a", *wrong)
+    assert says in said
+    assert material.SECRET.decode() not in said
+
+
+def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+    key = private_key(tmp_path, "HS256")
+    key.chmod(0o644)
+    assert "chmod 600" in refusal("token", "--key", key, "--alg", "HS256", "--sub", "a")
+    assert "No such file" in refusal("token", "--key", tmp_path / "none", "--alg", "HS256", "--sub", "a")
+
+
+def test_other_commands_do_not_wait_for_cryptography() -> None:
+    program = "import sys, oncelog.cli; sys.exit('joserfc' in sys.modules or 'cryptography' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603
+
+
+# --- API keys ----------------------------------------------------------------------------------------
+
+
+def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    text = run("apikey", "create", path, "--client-id", "billing", "--name", "nightly bills", *GRANTED)
+    keys = ApiKeys(path, SetClock())
+    keys.reload()
+    found = keys.principal_of(text)
+    assert (found.actor, found.grants) == ("client:billing", granted(["orders/*", "a"], ["orders/1"]))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    line = run("apikey", "list", path)
+    assert re.fullmatch(
+        rf"{found.key_id}  client 'billing', 'nightly bills', created .* UTC, active; "
+        r"read 'a', 'orders/\*'; write 'orders/1'",
+        line,
+    )
+    assert text[-43:] not in line
+    revoked = run("apikey", "revoke", path, str(found.key_id))
+    assert " revoked 2" in revoked
+    assert run("apikey", "revoke", path, str(found.key_id)) == revoked
+    assert run("apikey", "list", path) == revoked
+    keys.reload()
+    with pytest.raises(AuthError):
+        keys.principal_of(text)
+
+
+def test_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    made = json.loads(run("apikey", "create", path, "--client-id", "é", "--name", "n", "--json"))
+    text = made.pop("key")
+    assert made == {
+        "id": text[4:20],
+        "client_id": "é",
+        "name": "n",
+        "grants": {"read": [], "write": []},
+        "created_ms": made["created_ms"],
+        "revoked_ms": None,
+    }
+    listed = run("apikey", "list", path, "--json")
+    assert json.loads(listed) == [made]
+    assert "sha256" not in listed
+    assert "read nothing; write nothing" in run("apikey", "list", path)
+
+
+def test_what_cannot_be_done(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    assert "No such file" in refusal("apikey", "list", path)
+    assert "No such file" in refusal("apikey", "revoke", path, "0" * 16)
+    assert "$.client_id" in refusal("apikey", "create", path, "--client-id", "", "--name", "n")
+    assert "$.read[0]" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", "--read", "")
+    run("apikey", "create", path, "--client-id", "a", "--name", "n")
+    assert "no key of that id" in refusal("apikey", "revoke", path, "0" * 16, status=1)
+    path.chmod(0o640)
+    assert "chmod 600" in refusal("apikey", "list", path)
+    assert "chmod 600" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n")
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("oncelog.doors.files.os.fsync", full)
+    path = tmp_path / "keys.json"
+    assert "No space left" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", status=74)
+    assert not path.exists()
+
+
+# --- the page ----------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page(tmp_path: Path) -> None:
+    commands = re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 10
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
+    subprocess.run(  # noqa: S603
+        ["/bin/bash", "-eu", "-c", "\n".join(commands)], check=True, cwd=tmp_path, env=environment, capture_output=True
+    )
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    told = subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True)  # noqa: S603
+    assert told.stdout == shown
+    tokens = known(KeyFile(str(tmp_path / "public.pem"), KeyKind.PEM), "EdDSA", audiences=("logs",))
+    assert tokens.principal_of((tmp_path / "token-eddsa.txt").read_text().strip()).actor == "user:ada"
+
+
+def test_the_limits_of_the_page() -> None:
+    for number in (
+        *(limits.GRANTS_MAX, limits.TOKEN_KEYS_MAX, limits.SECRET_BYTES_MIN, limits.RSA_BITS_MIN),
+        *(limits.LEEWAY_MS_DEFAULT // 1000, limits.LEEWAY_MS_MAX // 60_000),
+    ):
+        assert re.search(rf"\b{number}\b", PAGE), number
+    for number in (limits.TOKEN_CHARACTERS_MAX, limits.API_KEYS_MAX):
+        assert f"{number:,}" in PAGE

@@ -1,0 +1,22 @@
+"""Makes API keys in a file and revokes every second one, as fast as it can: FILE NAME COUNT."""
+
+import sys
+
+from oncelog.doors.apikeys import ApiKeys
+from oncelog.doors.grants import granted
+
+
+def main(path: str, name: str, count: str) -> None:
+    keys = ApiKeys(path, lambda: 1)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    for number in range(int(count)):
+        created = keys.create(name, f"{name} {number}", granted([f"{name}/*"]))
+        if number % 2:
+            keys.revoke(created.key.id)
+        sys.stdout.write(f"{created.text}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

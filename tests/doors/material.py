@@ -1,0 +1,115 @@
+"""Keys, claims and tokens for tests. Tokens are made by hand here, so that they can be wrong in any way."""
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from joserfc.jws import JWSRegistry
+
+from oncelog.doors.signing import KeyFile, KeyKind
+from oncelog.doors.tokens import Tokens, TokenSettings
+
+NOW_MS: Final = 1_800_000_000_000
+NOW_S: Final = NOW_MS // 1000
+SECRET: Final = b"a secret of thirty-two bytes or so"
+GRANTS: Final = {"read": ["orders/*"], "write": ["orders/1"]}
+CLAIMS: Final[Mapping[str, Any]] = {"sub": "ada", "exp": NOW_S + 3600, "grants": GRANTS}
+ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
+
+
+def key_of(algorithm: str, number: int = 0) -> Key:
+    """A key for the algorithm; another number, another key."""
+    return _key_of(algorithm, number)
+
+
+@cache
+def _key_of(algorithm: str, number: int) -> Key:
+    match algorithm:
+        case "HS256":
+            return OctKey.import_key(SECRET + b"%d" % number)
+        case "RS256":
+            return RSAKey.generate_key(2048)
+        case "ES256":
+            return ECKey.generate_key("P-256")
+        case _:
+            return OKPKey.generate_key("Ed25519")
+
+
+class SetClock:
+    """Shows what it was set to."""
+
+    def __init__(self, now_ms: int = NOW_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def signed(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
+    """A token of these very bytes, with a good signature."""
+    told = f"{encoded(header)}.{encoded(payload)}"
+    return f"{told}.{encoded(JWSRegistry.algorithms[algorithm].sign(told.encode(), key))}"
+
+
+def token(
+    algorithm: str = "HS256", key: Key | None = None, header: Mapping[str, Any] | None = None, **claims: Any
+) -> str:
+    """A good token, but for the claims that are given; None leaves one out."""
+    said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
+    head = {"alg": algorithm, "typ": "JWT", **(header or {})}
+    return signed(algorithm, key or key_of(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
+
+
+def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(data)
+    path.chmod(mode)
+    return path
+
+
+def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | None = None) -> KeyFile:
+    """The key that tokens of this algorithm are verified with, in a file."""
+    key = key_of(algorithm, number)
+    path = directory / f"{algorithm}-{number}.key"
+    if isinstance(key, OctKey):
+        return KeyFile(str(written(path, key.raw_value + b"\n")), KeyKind.SECRET, key_id)
+    return KeyFile(str(written(path, key.as_pem(private=False), 0o644)), KeyKind.PEM, key_id)
+
+
+def key_set(path: Path, *members: Mapping[str, Any]) -> KeyFile:
+    """A key set in place of the file, put there as a whole."""
+    unfinished = written(path.with_suffix(".new"), json.dumps({"keys": list(members)}).encode())
+    os.replace(unfinished, path)  # noqa: PTH105
+    return KeyFile(str(path), KeyKind.JWKS)
+
+
+def public(algorithm: str, key_id: str | None, number: int = 0, **others: Any) -> dict[str, Any]:
+    """A key as a member of a set."""
+    named = {} if key_id is None else {"kid": key_id}
+    return {**key_of(algorithm, number).as_dict(private=False), **named, **others}
+
+
+def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **settings: Any) -> Tokens:
+    """Tokens that know one key for each of the algorithms."""
+    chosen = algorithms or ("HS256",)
+    sources = settings.pop("key_files", None) or tuple(key_file(directory, one) for one in chosen)
+    made = Tokens(TokenSettings(algorithms=chosen, key_files=sources, **settings), clock or SetClock())
+    made.reload()
+    return made
+
+
+def all_texts(error: BaseException | None) -> str:
+    """Everything that an error could show: its texts, reprs and attributes, and those of what it came from."""
+    found = []
+    while error is not None:
+        found += [str(error), repr(error), repr(error.args), repr(vars(error))]
+        error = error.__cause__ or error.__context__
+    return "\n".join(found)

@@ -1,0 +1,464 @@
+"""API keys: shown once, kept as hashes, revoked for ever; no change is lost."""
+
+import base64
+import errno
+import hmac
+import json
+import os
+import re
+import stat
+import threading
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from crash.processes import started
+from doors import material
+from doors.material import NOW_MS, SetClock
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.doors import apikeys, files
+from oncelog.doors.apikeys import ApiKeys
+from oncelog.doors.grants import Grants, granted
+from oncelog.doors.principal import Principal
+from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
+
+SCRIPT: Final = str(Path(__file__).with_name("apikeys_worker.py"))
+LEFT_OUT: Final = "left out"
+GRANTS: Final = granted(["orders/*"], ["orders/1"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+@pytest.fixture
+def keys(path: Path) -> ApiKeys:
+    return ApiKeys(path, SetClock())
+
+
+def refusal(keys: ApiKeys, text: str) -> str:
+    with pytest.raises(AuthError) as caught:
+        keys.principal_of(text)
+    assert str(caught.value) == "authentication failed"
+    secret = text[-43:]
+    assert len(secret) < 20 or secret not in material.all_texts(caught.value)
+    return caught.value.reason
+
+
+@pytest.mark.rule("CO-20", "CO-21")
+def test_a_key_says_who_comes(keys: ApiKeys) -> None:
+    created = keys.create("billing", "nightly bills", GRANTS)
+    assert re.fullmatch(r"olk_[0-9a-f]{16}_[A-Za-z0-9_-]{43}", created.text)
+    assert keys.principal_of(created.text) == Principal(
+        actor="client:billing", client_id="billing", grants=GRANTS, expires_ms=None, key_id=created.key.id
+    )
+
+
+@pytest.mark.rule("CO-21")
+def test_the_file_has_the_hash_and_nobody_the_secret(path: Path, keys: ApiKeys) -> None:
+    created = keys.create("billing", "größe", GRANTS)
+    secret = created.text[-43:]
+    text = path.read_text(encoding="utf-8")
+    assert secret not in text
+    raw = base64.urlsafe_b64decode(secret + "=")
+    assert len(raw) == 32
+    assert json.loads(text) == {
+        "version": 1,
+        "keys": [
+            {
+                "id": created.key.id,
+                "secret_sha256": sha256(raw).hexdigest(),
+                "client_id": "billing",
+                "name": "größe",
+                "grants": {"read": ["orders/*"], "write": ["orders/1"]},
+                "created_ms": NOW_MS,
+                "revoked_ms": None,
+            }
+        ],
+    }
+    for shown in (repr(created), str(created), repr(keys.list()), repr(vars(keys))):
+        assert secret not in shown
+    assert sha256(raw).hexdigest() not in repr(keys.list())
+
+
+def test_another_process_knows_it_after_a_reload(path: Path, keys: ApiKeys) -> None:
+    other = ApiKeys(path, SetClock())
+    created = keys.create("a", "a", GRANTS)
+    assert refusal(other, created.text) == "API key: unknown"
+    other.reload()
+    other.principal_of(created.text)
+    keys.revoke(created.key.id)
+    other.principal_of(created.text)
+    other.reload()
+    assert refusal(other, created.text) == f"API key {created.key.id}: revoked"
+
+
+@pytest.mark.rule("CO-21")
+def test_a_revoked_key_stays_in_the_file_and_is_refused(path: Path) -> None:
+    clock = SetClock()
+    keys = ApiKeys(path, clock)
+    created, other = keys.create("a", "first", GRANTS), keys.create("b", "second", Grants())
+    clock.now_ms += 5000
+    revoked = keys.revoke(created.key.id)
+    assert revoked is not None
+    assert revoked.revoked_ms == NOW_MS + 5000
+    clock.now_ms += 5000
+    assert keys.revoke(created.key.id) == revoked
+    assert keys.list() == [revoked, other.key]
+    assert "revoked" in refusal(keys, created.text)
+    keys.principal_of(other.text)
+    assert keys.current(created.key.id) is None
+    assert keys.current(other.key.id) == keys.principal_of(other.text)
+
+
+def test_a_key_that_nobody_has_cannot_be_revoked(keys: ApiKeys) -> None:
+    keys.create("a", "a", GRANTS)
+    assert keys.revoke("0" * 16) is None
+    assert keys.current("0" * 16) is None
+
+
+@pytest.mark.rule("CO-21")
+def test_what_is_no_key_is_refused(keys: ApiKeys) -> None:
+    good = keys.create("a", "a", GRANTS)
+    other = keys.create("b", "b", GRANTS)
+    head, secret = good.text[:21], good.text[21:]
+    assert head == f"olk_{good.key.id}_"
+    assert refusal(keys, head + other.text[21:]) == f"API key {good.key.id}: another secret"
+    assert refusal(keys, f"olk_{'0' * 16}_{secret}") == "API key: unknown"
+    last = "A" if secret[0] != "A" else "B"
+    assert "another secret" in refusal(keys, head + last + secret[1:])
+    for text in (
+        *(
+            "",
+            "olk_",
+            "olk__",
+            head,
+            good.text[:-1],
+            good.text + "A",
+            good.text + "=",
+            good.text + "\n",
+            " " + good.text,
+        ),
+        *(good.text.upper(), good.text.replace("olk_", "OLK_"), head + "é" * 43, head + "*" * 43, head + "\0" * 43),
+        *("olk_" + "0" * 15 + "_" + secret, "olk_" + "g" * 16 + "_" + secret, "olk_" + "x" * 10_000_000),
+        *("olk_" + "\u0661" * 16 + "_" + secret, "olk_" + "A" * 16 + "_" + secret),
+    ):
+        assert refusal(keys, text) == "API key: malformed"
+
+
+@pytest.mark.rule("CO-21")
+def test_a_secret_has_one_text(keys: ApiKeys) -> None:
+    """The last letter has bits that do not count: none of its neighbours is another text of the same key."""
+    good = keys.create("a", "a", GRANTS).text
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    for letter in set(alphabet) - {good[-1]}:
+        refusal(keys, good[:-1] + letter)
+
+
+@pytest.mark.rule("CO-21")
+def test_an_unknown_id_takes_the_same_steps(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = keys.create("a", "a", GRANTS).text
+    compared: list[tuple[int, int]] = []
+    compare = hmac.compare_digest
+
+    def watching(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", watching)
+    keys.principal_of(good)
+    refusal(keys, "olk_" + "0" * 16 + good[20:])
+    refusal(keys, good[:21] + "A" * 43)
+    assert compared == [(32, 32)] * 3
+
+
+@pytest.mark.parametrize(
+    ("client_id", "name", "field"),
+    [
+        *(("", "n", "$.client_id"), ("x" * (NAME_CHARACTERS_MAX - 6), "n", "$.client_id"), ("a\0", "n", "$.client_id")),
+        *(("\ud800", "n", "$.client_id"), ("a", "", "$.name"), ("a", "\ud800", "$.name")),
+        ("a", "x" * (NAME_CHARACTERS_MAX + 1), "$.name"),
+    ],
+)
+def test_names_that_are_none(path: Path, keys: ApiKeys, client_id: str, name: str, field: str) -> None:
+    with pytest.raises(CanonicalError) as caught:
+        keys.create(client_id, name, GRANTS)
+    assert caught.value.path == field
+    assert not path.exists()
+
+
+@pytest.mark.rule("CO-20")
+def test_the_longest_names(keys: ApiKeys) -> None:
+    created = keys.create("x" * (NAME_CHARACTERS_MAX - 7), "x" * NAME_CHARACTERS_MAX, GRANTS)
+    keys.reload()
+    assert len(keys.principal_of(created.text).actor) == NAME_CHARACTERS_MAX
+
+
+def test_a_file_can_be_full(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apikeys, "API_KEYS_MAX", 2)
+    first = keys.create("a", "a", GRANTS)
+    keys.create("b", "b", GRANTS)
+    with pytest.raises(LimitExceededError):
+        keys.create("c", "c", GRANTS)
+    keys.revoke(first.key.id)
+    keys.reload()
+    monkeypatch.setattr(apikeys, "API_KEYS_MAX", 1)
+    with pytest.raises(SettingsError, match=r"\$\.keys: must have at most 1"):
+        keys.reload()
+
+
+def test_no_file_is_written_that_would_be_too_large_to_read(
+    path: Path, keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.create("a", "a", GRANTS)
+    before = path.read_bytes()
+    monkeypatch.setattr(apikeys, "API_KEYS_FILE_BYTES_MAX", len(before) + 10)
+    with pytest.raises(LimitExceededError):
+        keys.create("b", "b", GRANTS)
+    assert path.read_bytes() == before
+    keys.reload()
+    monkeypatch.setattr(apikeys, "API_KEYS_FILE_BYTES_MAX", len(before) - 1)
+    with pytest.raises(SettingsError, match="larger than"):
+        keys.reload()
+
+
+def test_the_grants_of_a_key_can_be_changed_in_the_file(path: Path, keys: ApiKeys) -> None:
+    created = keys.create("a", "a", granted(["old"]))
+    path.write_text(path.read_text().replace('"old"', '"cafe\u0301/*"'), encoding="utf-8")
+    keys.reload()
+    current = keys.current(created.key.id)
+    assert current is not None
+    assert current.grants == granted(["caf\u00e9/*"])
+
+
+# --- the file ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-21")
+def test_the_file_is_for_its_owner_alone(path: Path, keys: ApiKeys) -> None:
+    old = os.umask(0)
+    try:
+        keys.create("a", "a", GRANTS)
+        keys.create("b", "b", GRANTS)
+    finally:
+        os.umask(old)
+    assert {one.name: stat.S_IMODE(one.stat().st_mode) for one in path.parent.iterdir()} == {
+        "keys.json": 0o600,
+        "keys.json.lock": 0o600,
+    }
+
+
+@pytest.mark.rule("CO-21")
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o644, 0o666, 0o777])
+def test_a_file_that_others_may_read_or_change_is_refused(path: Path, keys: ApiKeys, mode: int) -> None:
+    created = keys.create("a", "a", GRANTS)
+    before = path.read_bytes()
+    path.chmod(mode)
+    for use in (keys.reload, keys.list, lambda: keys.revoke(created.key.id), lambda: keys.create("b", "b", GRANTS)):
+        with pytest.raises(SettingsError, match=rf"keys\.json has API keys.*{mode:04o}.*chmod 600"):
+            use()
+    assert path.read_bytes() == before
+    keys.principal_of(created.text)  # those that were known still are
+    path.chmod(0o400)
+    keys.reload()
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    good = {
+        "id": "0123456789abcdef",
+        "secret_sha256": "0" * 64,
+        "client_id": "a",
+        "name": "a",
+        "grants": {"read": [], "write": []},
+        "created_ms": 1,
+        "revoked_ms": None,
+    }
+    return {name: value for name, value in {**good, **changed}.items() if value != LEFT_OUT}
+
+
+@pytest.mark.parametrize(
+    ("keys_in_it", "field"),
+    [
+        *(([7], "$.keys[0]"), ({}, "$.keys"), ([entry(), entry()], "$.keys[1].id"), ([entry(id="x")], "$.keys[0].id")),
+        *(([entry(id=7)], "$.keys[0].id"), ([entry(secret_sha256="0" * 63)], "$.keys[0].secret_sha256")),
+        *(([entry(secret_sha256=LEFT_OUT)], "secret_sha256"), ([entry(x=1)], "$.keys[0]")),
+        *(([entry(client_id="")], "$.keys[0].client_id"), ([entry(name=None)], "$.keys[0].name")),
+        *(([entry(name="")], "$.keys[0].name"), ([entry(grants=["*"])], "$.keys[0].grants")),
+        *(([entry(grants={"read": [""]})], "$.keys[0].grants.read[0]"), ([entry(created_ms="1")], "created_ms")),
+        *(([entry(revoked_ms=LEFT_OUT)], "revoked_ms"), ([entry(revoked_ms=True)], "revoked_ms")),
+        *(([entry(grants={"red": []})], "$.keys[0].grants"), ([entry(created_ms=1.5)], "created_ms")),
+    ],
+)
+def test_a_file_that_is_none_is_refused_and_says_where(path: Path, keys_in_it: Any, field: str) -> None:
+    keys = ApiKeys(path, SetClock())
+    material.written(path, json.dumps({"version": 1, "keys": [entry()]}).encode())
+    keys.reload()
+    material.written(path, json.dumps({"version": 1, "keys": keys_in_it}).encode())
+    with pytest.raises(SettingsError, match=re.escape(field)) as caught:
+        keys.reload()
+    assert str(path) in str(caught.value)
+    assert keys.current("0123456789abcdef") is not None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"version":2,"keys":[]}',
+        b'{"version":1,"version":1,"keys":[]}',
+        b'{"keys":[]}',
+        b"[" * 9999,
+    ],
+    ids=lambda data: data[:20].decode("latin-1"),
+)
+def test_what_is_no_such_json_is_refused(path: Path, keys: ApiKeys, data: bytes) -> None:
+    material.written(path, data)
+    for use in (keys.reload, keys.list, lambda: keys.revoke("0" * 16), lambda: keys.create("b", "b", GRANTS)):
+        with pytest.raises(SettingsError, match=r"keys\.json"):
+            use()
+    assert path.read_bytes() == data
+
+
+def test_a_file_that_is_not_there(path: Path, keys: ApiKeys) -> None:
+    for use in (keys.reload, keys.list, lambda: keys.revoke("0" * 16)):
+        with pytest.raises(SettingsError, match="No such file"):
+            use()
+    assert not path.exists()
+    nowhere = ApiKeys(path / "no" / "keys.json", SetClock())
+    with pytest.raises(SettingsError, match="cannot be opened"):
+        nowhere.create("a", "a", GRANTS)
+
+
+def test_a_link_stays_one(tmp_path: Path, path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    real = tmp_path / "real" / "keys.json"
+    path.symlink_to(real)
+    ApiKeys(path, SetClock()).create("a", "a", GRANTS)
+    ApiKeys(real, SetClock()).create("b", "b", GRANTS)
+    assert path.is_symlink()
+    linked = ApiKeys(path, SetClock())
+    assert len(linked.list()) == 2
+    assert not Path(f"{path}.lock").exists()
+    # As a container's secrets are changed: the link leads elsewhere.
+    material.written(tmp_path / "other.json", b'{"version":1,"keys":[]}')
+    path.unlink()
+    path.symlink_to(tmp_path / "other.json")
+    assert linked.list() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_changes_stays_its_owners(path: Path, keys: ApiKeys) -> None:
+    keys.create("a", "a", GRANTS)
+    os.chown(path, 1234, 4321)
+    keys.create("b", "b", GRANTS)
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 4321, 0o600)
+
+
+def test_on_the_disk_first_then_the_name(path: Path, keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        steps.append("directory" if stat.S_ISDIR(found.st_mode) else f"file of {found.st_size}")
+        fsync(descriptor)
+
+    def watched_replace(self: Path, target: Path) -> Path:
+        steps.append(f"name {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    keys.create("a", "a", GRANTS)
+    assert steps == [f"file of {path.stat().st_size}", "name keys.json", "directory"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "write", "replace"])
+def test_what_cannot_be_written_changes_nothing(
+    path: Path, keys: ApiKeys, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    first = keys.create("a", "a", GRANTS)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if failing == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    elif failing == "write":
+        monkeypatch.setattr(os, "fchmod", full)
+    else:
+        monkeypatch.setattr(Path, "replace", full)
+    for change in (lambda: keys.create("b", "b", GRANTS), lambda: keys.revoke(first.key.id)):
+        with pytest.raises(SettingsError, match="No space left") as caught:
+            change()
+        assert isinstance(caught.value.__cause__, OSError)
+    assert path.read_bytes() == before
+    assert sorted(one.name for one in path.parent.iterdir()) == ["keys.json", "keys.json.lock"]
+    keys.principal_of(first.text)
+
+
+def test_what_a_killed_process_left_is_no_hindrance(path: Path, keys: ApiKeys) -> None:
+    Path(f"{path}.unfinished").write_bytes(b"half of")
+    created = keys.create("a", "a", GRANTS)
+    assert keys.list() == [created.key]
+    assert not Path(f"{path}.unfinished").exists()
+
+
+# --- several at once ---------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-21")
+def test_processes_do_not_lose_each_others_changes(path: Path) -> None:
+    names, count = ("a", "b", "c"), 12
+    with ExitStack() as stack:
+        workers = [stack.enter_context(started(SCRIPT, str(path), name, str(count))) for name in names]
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"ready\n"
+        made = [worker.communicate(b"\n", timeout=60)[0].decode().split() for worker in workers]
+        assert [worker.returncode for worker in workers] == [0] * len(names)
+    keys = ApiKeys(path, SetClock())
+    keys.reload()
+    assert len(keys.list()) == len(names) * count
+    for name, texts in zip(names, made, strict=True):
+        assert len(texts) == count
+        for number, text in enumerate(texts):
+            if number % 2:
+                assert "revoked" in refusal(keys, text)
+            else:
+                assert keys.principal_of(text).actor == f"client:{name}"
+
+
+def test_threads_do_not_lose_each_others_changes(path: Path) -> None:
+    keys = ApiKeys(path, SetClock())
+    threads = [threading.Thread(target=keys.create, args=(f"c{number}", "n", GRANTS)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {key.client_id for key in keys.list()} == {f"c{number}" for number in range(8)}
+
+
+def test_a_change_waits_for_the_lock(path: Path, keys: ApiKeys) -> None:
+    done = threading.Event()
+
+    def create() -> None:
+        keys.create("a", "a", GRANTS)
+        done.set()
+
+    thread = threading.Thread(target=create)
+    with files.locked(path):
+        thread.start()
+        assert not done.wait(0.1)
+        assert not path.exists()
+    thread.join(10)
+    assert done.is_set()

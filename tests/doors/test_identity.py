@@ -1,0 +1,123 @@
+"""From a credential to who it is: tokens, API keys, and the mode that needs neither."""
+
+from pathlib import Path
+
+import pytest
+
+from doors import material
+from doors.material import NOW_MS, SetClock, token
+from oncelog.doors.grants import granted
+from oncelog.doors.identity import ApiKeys, Authenticates, Authenticator, DevelopmentAuthenticator
+from oncelog.errors import AuthError, OncelogError, SettingsError
+
+
+@pytest.fixture
+def api_keys(tmp_path: Path) -> ApiKeys:
+    return ApiKeys(tmp_path / "keys.json", SetClock())
+
+
+@pytest.mark.rule("CO-20", "CO-21")
+def test_a_credential_is_known_by_its_beginning(tmp_path: Path, api_keys: ApiKeys) -> None:
+    key = api_keys.create("billing", "bills", granted(["a"]))
+    both: Authenticates = Authenticator(material.tokens(tmp_path), api_keys)
+    assert not both.is_open
+    assert both.authenticate(token()).actor == "user:ada"
+    assert both.authenticate(key.text).actor == "client:billing"
+
+
+@pytest.mark.rule("CO-21")
+def test_whatever_is_wrong_the_client_is_told_the_same(tmp_path: Path, api_keys: ApiKeys) -> None:
+    key = api_keys.create("a", "a", granted())
+    both = Authenticator(material.tokens(tmp_path), api_keys)
+    told, reasons = set(), set()
+    for credential in (None, "", "x", "olk_", key.text[:-4] + "AAAA", token(exp=1), token("ES256"), token(sub="")):
+        with pytest.raises(AuthError) as caught:
+            both.authenticate(credential)
+        told.add((str(caught.value), repr(caught.value), type(caught.value)))
+        reasons.add(caught.value.reason)
+    assert len(told) == 1
+    assert len(reasons) == 7  # nothing and an empty one are the same
+    assert issubclass(AuthError, OncelogError)
+
+
+def test_what_is_not_configured_is_not_taken(tmp_path: Path, api_keys: ApiKeys) -> None:
+    key = api_keys.create("a", "a", granted())
+    with pytest.raises(AuthError) as caught:
+        Authenticator(material.tokens(tmp_path)).authenticate(key.text)
+    assert "not configured" in caught.value.reason
+    with pytest.raises(AuthError) as caught:
+        Authenticator(api_keys=api_keys).authenticate(token())
+    assert "not configured" in caught.value.reason
+    with pytest.raises(SettingsError, match="nobody could come in"):
+        Authenticator()
+
+
+@pytest.mark.rule("CO-23")
+def test_a_token_is_current_until_it_expires(tmp_path: Path) -> None:
+    known = Authenticator(material.tokens(tmp_path, leeway_ms=0))
+    found = known.authenticate(token(exp=material.NOW_S + 1))
+    assert known.current(found, NOW_MS + 999) == found
+    assert known.current(found, NOW_MS + 1000) is None
+
+
+@pytest.mark.rule("CO-22")
+def test_an_api_key_is_current_until_it_is_revoked_with_the_grants_of_now(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    operator, served = ApiKeys(path, SetClock()), ApiKeys(path, SetClock())
+    key = operator.create("a", "a", granted(["old"]))
+    known = Authenticator(api_keys=served)
+    known.reload()
+    found = known.authenticate(key.text)
+    path.write_text(path.read_text().replace('"old"', '"new"'))
+    assert known.current(found, NOW_MS) == found
+    known.reload()
+    current = known.current(found, NOW_MS)
+    assert current is not None
+    assert current.grants == granted(["new"])
+    path.write_text(path.read_text().replace('"client_id": "a"', '"client_id": "b"'))
+    known.reload()
+    assert known.current(found, NOW_MS) is None  # the key is somebody else's now
+    assert known.authenticate(key.text).actor == "client:b"
+    operator.revoke(key.key.id)
+    known.reload()
+    assert known.current(current, NOW_MS) is None
+
+
+@pytest.mark.rule("CO-21")
+@pytest.mark.parametrize("bad", ["tokens", "API keys"])
+def test_a_reload_takes_both_or_neither(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "keys.json"
+    operator = ApiKeys(path, SetClock())
+    old = operator.create("a", "a", granted())
+    known = Authenticator(material.tokens(tmp_path), ApiKeys(path, SetClock()))
+    known.reload()
+    operator.revoke(old.key.id)
+    secret = tmp_path / "HS256-0.key"
+    secret.write_bytes(b"another secret, which is long enough")
+    good, broken = (path, secret) if bad == "tokens" else (secret, path)
+    kept = broken.read_bytes()
+    broken.write_bytes(b"{")
+    with pytest.raises(SettingsError, match=broken.name):
+        known.reload()
+    known.authenticate(token())
+    known.authenticate(old.text)
+    broken.write_bytes(kept)
+    assert good.exists()
+    known.reload()
+    for credential in (token(), old.text):
+        with pytest.raises(AuthError):
+            known.authenticate(credential)
+
+
+@pytest.mark.rule("CO-21")
+def test_the_development_mode_lets_everybody_in(tmp_path: Path) -> None:
+    open_to_all: Authenticates = DevelopmentAuthenticator()
+    assert open_to_all.is_open
+    open_to_all.reload()
+    for credential in (None, "", "anything", token(exp=1)):
+        found = open_to_all.authenticate(credential)
+        assert found.actor == "user:developer"
+        assert found.grants.may_read("anything")
+        assert found.grants.may_write("größe")
+        assert found.may_connect_as("laptop")
+        assert open_to_all.current(found, 2**62) == found
