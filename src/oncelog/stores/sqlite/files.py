@@ -89,7 +89,8 @@ class SqliteDriver:
     def _check_by_sqlite(self, path: str) -> None:
         try:
             with closing(self.connect(path)) as connection:
-                demand_log_by_its_id(connection, path)
+                if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:  # else it is being made
+                    demand_log_by_its_id(connection, path)
         except sqlite3.Error as error:
             raise translated(error, path) from error
 
