@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from oncelog.engine.log import Log, open_log
     from oncelog.engine.outcome import Outcome, Status
     from oncelog.engine.tailer import Subscription
-    from oncelog.engine.working import Work
+    from oncelog.engine.work import Work
     from oncelog.idempotency.asgi import IdempotencyMiddleware
     from oncelog.idempotency.decorator import once, work_of
     from oncelog.idempotency.runs import BlockingRuns, Run, RunCounters, RunEvent, Runs, Shadow
@@ -127,7 +127,7 @@ _LATER: Final = {
     "SharedLog": ("oncelog.idempotency.sharing", "SharedLog"),
     "share": ("oncelog.idempotency.sharing", "share"),
     "Subscription": ("oncelog.engine.tailer", "Subscription"),
-    "Work": ("oncelog.engine.working", "Work"),
+    "Work": ("oncelog.engine.work", "Work"),
     "once": ("oncelog.idempotency.decorator", "once"),
     "open": ("oncelog.engine.log", "open_log"),
     "open_blocking": ("oncelog.engine.blocking", "open_blocking"),

@@ -10,7 +10,7 @@ from engine.watched import WatchedLog, nothing, run, until
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Granted, Release, Renew, Request, Submission
 from oncelog.engine.results import Result
-from oncelog.engine.working import Holding, Work
+from oncelog.engine.work import Holding, Work
 from oncelog.errors import BusyError, ClosedError, LeaseLostError, StoreUnavailableError
 from oncelog.stores.protocol import Decided
 from oncelog.testing.contract.writes import event, key

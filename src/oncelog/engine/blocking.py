@@ -19,7 +19,8 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
 from oncelog.engine.results import Result
-from oncelog.engine.working import Holding, Work, Works, doing, done_here
+from oncelog.engine.work import Holding, Work, doing, done_here
+from oncelog.engine.working import Works
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
 from oncelog.stores.protocol import Consumer

@@ -12,15 +12,9 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-import msgspec
-from msgspec import Struct
-
-from oncelog.core.limits import FAILURE_BYTES_MAX, LEASE_MS_DEFAULT
 from oncelog.core.policy import Policy
 from oncelog.core.values import (
     Claim,
@@ -37,16 +31,14 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.engine.results import Result, ResultCache
+from oncelog.engine.work import Holding, Work, doing, done_here, failure_of, lease_lost, refusal, still_in_flight
 from oncelog.errors import (
-    BusyError,
     ClockJumpedError,
     ClosedError,
-    ConflictError,
     InFlightError,
     LeaseLostError,
     OncelogError,
     ResultErasedError,
-    ResultError,
     RunFailedError,
     StoreUnavailableError,
     WorkError,
@@ -63,73 +55,9 @@ ROUNDS: Final = 4
 
 RELEASE_WAIT_S: Final = 1.0
 """So long a caller waits for its lease to be given back. It is tried for as long as the lease lasts."""
-KIND_CHARACTERS_MAX: Final = 200
-"""Of the name of an error, as those in other processes are told it."""
-
 T = TypeVar("T")
 Submit = Callable[[Item], Awaitable[Verdict]]
 Keep = Callable[[KeyIdentity, Result, int], None]
-
-
-class Work(Struct, frozen=True, kw_only=True):
-    """What is to be done once."""
-
-    policy: Policy
-    scope: str
-    key: bytes
-    fingerprint: bytes
-    lease_ms: int = LEASE_MS_DEFAULT
-    waits: bool = True
-    """Whether to wait for another caller who does it already, or to raise InFlightError."""
-    wait_ms: int | None = None
-    """How long to wait at most; None for as long as it takes."""
-
-
-class Holding:
-    """The right to do a piece of work, until it is completed, failed or given back."""
-
-    __slots__ = ("_outcome", "fence", "holder", "is_lost", "work")
-
-    def __init__(self, work: Work, holder: str) -> None:
-        self.work = work
-        self.holder = holder
-        self.fence = 0
-        self.is_lost = False
-        """Another caller has taken over; what this one does is for nothing."""
-        self._outcome: asyncio.Future[Result | None] | None = None
-
-    async def outcome(self) -> Result | None:
-        """For those who wait in this process: None if nothing came of it and the next one may try."""
-        if self._outcome is None:
-            self._outcome = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self._outcome)
-
-    def settle(self, outcome: Result | None) -> None:
-        """Tells those who wait."""
-        if self._outcome is not None and not self._outcome.done():
-            self._outcome.set_result(outcome)
-
-    def fail(self, error: BaseException) -> None:
-        """The same with an error, which those who wait get as their own."""
-        if self._outcome is not None and not self._outcome.done():
-            if isinstance(error, StopIteration):  # which no future takes
-                error = RuntimeError(f"the work raised {error!r}")
-            self._outcome.set_exception(error)
-            self._outcome.exception()  # looked at: it is no fault if they have all gone
-
-
-doing: Final[ContextVar[tuple[KeyIdentity, ...]]] = ContextVar("doing", default=())
-"""What is being done in this task or thread: it must not wait for itself."""
-
-
-@contextmanager
-def done_here(holding: Holding) -> Iterator[None]:
-    """Around the work itself."""
-    token = doing.set((*doing.get(), _identity(holding.work)))
-    try:
-        yield
-    finally:
-        doing.reset(token)
 
 
 class _Leases:
@@ -178,7 +106,7 @@ class Works:
 
     def recall(self, work: Work) -> Result | None:
         """The result, if it is in memory. Of another write under the same key nothing is said here."""
-        result = self._results.get(work.policy, _identity(work))
+        result = self._results.get(work.policy, work.identity)
         return result if result is not None and result.fingerprint == work.fingerprint else None
 
     async def begin(self, work: Work) -> Result | Holding:
@@ -191,7 +119,7 @@ class Works:
         """
         if self._is_closing:
             raise ClosedError("the log is closed")
-        identity = _identity(work)
+        identity = work.identity
         if identity in doing.get():
             raise WorkError("the work calls itself with its own key, and would wait for itself")
         deadline = None if work.wait_ms is None else self._found_loop().time() + work.wait_ms / 1000
@@ -274,7 +202,7 @@ class Works:
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the very error of the work that was waited for
-            raise _still_in_flight() from error
+            raise still_in_flight() from error
 
     async def _claim(self, holding: Holding, identity: KeyIdentity, deadline: float | None) -> Result | Holding:
         work = holding.work
@@ -305,7 +233,7 @@ class Works:
         if deadline is not None:
             left_s = deadline - self._found_loop().time()
             if left_s <= 0:
-                raise _still_in_flight()
+                raise still_in_flight()
             pause_s = min(pause_s, left_s)
         self.waiting += 1
         try:
@@ -380,7 +308,7 @@ class Works:
             error = refusal(verdict)
             await self._release(holding, None if isinstance(error, LeaseLostError) else error)
             raise error
-        self._keep(_identity(work), result, generation)
+        self._keep(work.identity, result, generation)
         self._end(holding, result)
         return result
 
@@ -395,7 +323,7 @@ class Works:
             raise
         if holding.is_lost or result.body != body:
             self._end(holding, result)
-            raise _lost()
+            raise lease_lost()
         return result
 
     async def _insisted(self, item: Submission | Release, patience_ms: int) -> Verdict:
@@ -451,7 +379,7 @@ class Works:
             holding.fail(error)
 
     def _leave(self, holding: Holding) -> None:
-        identity = _identity(holding.work)
+        identity = holding.work.identity
         if self._here.get(identity) is holding:
             del self._here[identity]
 
@@ -536,65 +464,5 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _identity(work: Work) -> KeyIdentity:
-    return (work.policy.name, work.scope, "", work.key)
-
-
 def _is_busy(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and verdict.reason in (Reason.BUSY, Reason.RATE_LIMITED)
-
-
-def refusal(verdict: Verdict) -> WorkError:
-    """What a refusal is for those who call functions and await results, not verdicts."""
-    if not isinstance(verdict, Refused):
-        return WorkError(f"the log answered with {verdict!r}")
-    match verdict.reason:
-        case Reason.IDENTITY_REUSED:
-            return ConflictError("this key was used for something else; nothing was done")
-        case Reason.IN_FLIGHT:
-            return InFlightError(verdict.message, verdict.retry_after_ms)
-        case Reason.RUN_FAILED:
-            return _failed(verdict.value or b"")
-        case Reason.LEASE_LOST:
-            return _lost()
-        case Reason.BUSY | Reason.RATE_LIMITED:
-            return BusyError(verdict.message, verdict.retry_after_ms)
-        case Reason.MALFORMED if verdict.field == "body":
-            return ResultError(verdict.message)
-        case _:
-            return WorkError(verdict.message)
-
-
-def _still_in_flight() -> InFlightError:
-    return InFlightError("another caller still works on it")
-
-
-def _lost() -> LeaseLostError:
-    return LeaseLostError("another caller has taken over; what this one did was not kept")
-
-
-class _Failure(Struct):
-    kind: str
-    message: str
-
-
-def failure_of(error: BaseException) -> bytes:
-    """What those in other processes are told of an error. Whatever it is, it has a form."""
-    try:
-        message = str(error).encode("utf-8", "replace").decode()
-    except Exception:  # noqa: BLE001 - it is the application's
-        message = "its text cannot be made"
-    kind = type(error).__name__[:KIND_CHARACTERS_MAX].encode("utf-8", "replace").decode()
-    while True:
-        failure = msgspec.json.encode(_Failure(kind, message))
-        if len(failure) <= FAILURE_BYTES_MAX:
-            return failure
-        message = message[: len(message) * 3 // 4]
-
-
-def _failed(failure: bytes) -> RunFailedError:
-    try:
-        told = msgspec.json.decode(failure, type=_Failure)
-    except msgspec.MsgspecError:
-        return RunFailedError("unknown", "it left no word")
-    return RunFailedError(told.kind, told.message)

@@ -27,7 +27,8 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.results import Result
-from oncelog.engine.working import Holding, Work, Works
+from oncelog.engine.work import Holding, Work
+from oncelog.engine.working import Works
 from oncelog.errors import (
     BusyError,
     ConflictError,

@@ -22,7 +22,7 @@ from oncelog.core.limits import LEASE_MS_MAX
 from oncelog.core.policy import Policy, Retention, kept_for
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.log import Log
-from oncelog.engine.working import Holding, Work
+from oncelog.engine.work import Holding, Work
 from oncelog.idempotency.calls import KEY_BYTES, Arguments, Key, checked_name, key_bytes, name_of, policy_of
 from oncelog.idempotency.encoding import NO_RESULT, Encoding, Raised, is_async
 from oncelog.idempotency.sharing import SharedLog

@@ -29,7 +29,7 @@ from oncelog.core.values import Receipt
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.log import Log
 from oncelog.engine.results import Result
-from oncelog.engine.working import Holding, Work
+from oncelog.engine.work import Holding, Work
 from oncelog.errors import ResultError
 from oncelog.idempotency.calls import json_arrays
 from oncelog.idempotency.decorator import InFlight, milliseconds

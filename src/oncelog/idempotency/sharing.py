@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from oncelog.core.values import Committed, Reason, Refused, Replayed, Submission
-from oncelog.engine.working import Work, refusal
+from oncelog.engine.work import Work, refusal
 from oncelog.errors import ResultErasedError
 from oncelog.stores.clock import Clock
 from oncelog.stores.sqlite.guest import Guest
