@@ -29,6 +29,7 @@ from oncelog import (
     share,
     work_of,
 )
+from oncelog.stores.sqlite.guest import Guest
 from oncelog.testing.clock import ManualClock
 
 DAY_MS: Final = 86_400_000
@@ -419,11 +420,47 @@ class TestConnections:
         assert "".join(ran) == "abcuvwxyz"
 
     def test_threads_wait_as_long_as_the_connection_does(self, path: Path) -> None:
-        with closing(sqlite3.connect(path)) as holder, closing(sqlite3.connect(path, timeout=0.001)) as connection:
+        holds, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with closing(sqlite3.connect(path)) as connection, share(connection)._guest.transaction():
+                holds.set()
+                go_on.wait()
+
+        with closing(sqlite3.connect(path, timeout=0.001)) as connection:
             transfer = transfer_on(connection)
-            with share(holder)._guest.transaction(), pytest.raises(StoreUnavailableError, match="another thread"):
+            holder = threading.Thread(target=hold)
+            holder.start()
+            holds.wait()
+            with pytest.raises(StoreUnavailableError, match="another thread"):
                 transfer("a", 30)
+            go_on.set()
+            holder.join()
             assert transfer("a", 30) == 70
+
+    def test_interrupted_right_after_it_was_taken_the_lock_is_released(
+        self, path: Path, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        transfer = transfer_on(connection)
+
+        def interrupted(self: Guest) -> None:
+            self._file.lock.acquire()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Guest, "_lock", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                transfer("a", 30)
+        left: list[int] = []
+
+        def call() -> None:
+            with closing(sqlite3.connect(path, timeout=0.001)) as other:
+                left.append(transfer_on(other)("a", 30))
+
+        elsewhere = threading.Thread(target=call)
+        elsewhere.start()
+        elsewhere.join()
+        assert left == [70]
 
     def test_a_text_factory_is_told(self, connection: sqlite3.Connection) -> None:
         connection.text_factory = bytes

@@ -58,7 +58,8 @@ class _File:
 
     def __init__(self, writing: Writing) -> None:
         self.writing = writing
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        """It knows its owner: whoever is interrupted at any moment can tell whether it is his to release."""
         self.tip: tuple[int, int, bytes] | None = None
         """Lane, height and root of a block that the memory of the file has seen. Salts make every root another one."""
 
@@ -106,8 +107,8 @@ class Guest:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since the connection was opened")
         self._demand_synced()
         writing = self._file.writing
-        self._lock()
         try:
+            self._lock()
             with self._translating():
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._forget_another_history()
@@ -118,12 +119,14 @@ class Guest:
             self._file.tip = self._tip
         except BaseException:
             self._own.set_authorizer(None)
-            writing.roll_back()
+            if self._file.lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+                writing.roll_back()
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
         finally:
-            self._file.lock.release()
+            if self._file.lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+                self._file.lock.release()
 
     def _forget_another_history(self) -> None:
         """Between two calls nobody may have had the file open, and another one may have been copied into it."""
