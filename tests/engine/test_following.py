@@ -177,6 +177,11 @@ def test_followers_of_many_scopes_share_one_reader() -> None:
                 *log.submitting(*(event(number, partitions=("a", "b")) for number in (1, 2))),
             )
             assert [numbers(seen) for seen in await asyncio.gather(*waiting)] == [[1, 2]] * 3
+            assert len(log.store.queries) == reads  # what was committed here is not read again
+            waiting = [asyncio.ensure_future(take(one, 2)) for one in followers]
+            await log.commit_elsewhere(event(3, partitions=("a",)))
+            await log.submit(event(4, partitions=("a",)))
+            assert [numbers(seen) for seen in await asyncio.gather(*waiting)] == [[3, 4]] * 3
             assert len(log.store.queries) == reads + 1
             for one in followers:
                 await one.aclose()
@@ -592,13 +597,14 @@ def test_a_page_that_could_not_be_read_is_read_at_the_next_wake(caplog: pytest.L
         async with WatchedLog(poll_ms=600_000) as log:
             subscription = await log.subscribe()
             log.store.before_read = fail
-            await log.submit(event(1))
+            await log.commit_elsewhere(event(1))
+            await log.submit(event(2))
             await turns()
             assert "lane 0 could not be read" in caplog.text
             log.store.before_read = nothing
-            await log.submit(event(2))
+            await log.submit(event(3))
             await turns()
-            assert positions(await subscription.next()) == [1, 2]
+            assert positions(await subscription.next()) == [1, 2, 3]
 
     with caplog.at_level(logging.WARNING, "oncelog.engine"):
         run(main())
@@ -797,7 +803,8 @@ def test_a_history_that_changed_underneath_is_told_at_once() -> None:
             await until(lambda: bool(subscriptions(log)))
             await turns()
             log.store.before_read = changed
-            await log.submit(event(1))
+            await log.commit_elsewhere(event(1))
+            await log.submit(event(2))
             with pytest.raises(HistoryChangedError):
                 await waiting
 

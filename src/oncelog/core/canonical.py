@@ -118,11 +118,34 @@ def parse(text: bytes | str) -> JsonValue:
     Raises CanonicalError for what is no JSON, and for what JSON's grammar allows but no form here has: one key
     twice in an object, an integer so long that Python will not read it, depth without end.
     """
+    reader = _Reader()
+    value = _read(text, reader)
+    if reader.met_unreadable:
+        _refuse_unreadable(value)
+    return value
+
+
+def parse_parts(data: bytes) -> JsonValue:
+    """The value of a JSON text whose parts are judged apart: one that is at fault does not make all of it refused.
+
+    What `parse` refuses by its path stands in the value as an `Unreadable`, which has no canonical form and says why.
+    Raises CanonicalError for what is no JSON at all. The native decoder does what it can (see `canonical_text`).
+    """
+    if b"\\u" not in data:
+        try:
+            value = msgspec.json.decode(data)
+            if orjson.dumps(value).count(b":") == data.count(b":"):
+                return value
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONEncodeError):
+            pass
+    return _read(data, _Reader())
+
+
+def _read(text: bytes | str, reader: "_Reader") -> JsonValue:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        reader = _Reader()
-        value = json.loads(
+        return json.loads(
             text, object_pairs_hook=reader.object, parse_int=reader.integer, parse_constant=reader.constant
         )
     except UnicodeDecodeError as error:
@@ -131,9 +154,6 @@ def parse(text: bytes | str) -> JsonValue:
         raise CanonicalError("$", f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
         raise CanonicalError("$", _TOO_DEEP_FOR_STACK) from error
-    if reader.met_unreadable:
-        _refuse_unreadable(value)
-    return value
 
 
 def path_of(steps: Iterable[str | int]) -> str:
@@ -349,6 +369,8 @@ def _other_scalar(value: JsonValue) -> str:
         return "false"
     if value is None:
         return "null"
+    if type(value) is Unreadable:
+        raise _Refusal(value.reason, *value.steps)
     raise _Refusal(f"JSON has no form for {type(value).__name__}")
 
 
@@ -407,7 +429,7 @@ _ARGS: Final = _Form(_args_scalar, _args_members)
 # --- reading text ------------------------------------------------------------------------------------
 
 
-class _Unreadable:
+class Unreadable:
     """Stands in a parsed text for what cannot be read, until the whole text is there and its path is known."""
 
     def __init__(self, reason: str, *steps: str) -> None:
@@ -443,9 +465,9 @@ class _Reader:
     def constant(self, _name: str) -> JsonValue:
         return self._unreadable(_NOT_FINITE)
 
-    def _unreadable(self, reason: str, *steps: str) -> _Unreadable:
+    def _unreadable(self, reason: str, *steps: str) -> Unreadable:
         self.met_unreadable = True
-        return _Unreadable(reason, *steps)
+        return Unreadable(reason, *steps)
 
 
 def _refuse_unreadable(value: JsonValue) -> None:
@@ -459,7 +481,7 @@ def _refuse_unreadable(value: JsonValue) -> None:
             steps.pop()
             continue
         steps[-1], item = entry
-        if type(item) is _Unreadable:
+        if type(item) is Unreadable:
             raise CanonicalError(path_of([*steps[1:], *item.steps]), item.reason)
         if type(item) is dict:
             stack.append(iter(item.items()))

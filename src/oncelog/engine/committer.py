@@ -108,6 +108,8 @@ class Committer:
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
+        self.on_batch: Callable[[int, float], None] | None = None
+        """Told of every group commit: how many items, how many seconds."""
 
     def submit(self, item: Item) -> Verdict | Answer:
         """What becomes of one item: at once if it is known, else when it is durable."""
@@ -161,8 +163,8 @@ class Committer:
         self._joined += 1
         return answer
 
-    async def submit_request(self, request: Request) -> list[Verdict]:
-        """What becomes of several items that belong together."""
+    def submit_request(self, request: Request) -> list[Verdict] | Answers:
+        """What becomes of several items that belong together: at once if all are known, else when it is durable."""
         if self._is_closing:
             raise ClosedError("the log is closed")
         if not request.items:
@@ -190,7 +192,7 @@ class Committer:
             self._drain_soon()
         elif not self._inquire(waiting):
             return [self._busy()] * len(request.items)
-        return await answers
+        return answers
 
     def _all_known(self, request: Request) -> list[Verdict] | None:
         """The answers of a request whose items are all in memory."""
@@ -205,6 +207,11 @@ class Committer:
                 return None
             answers.append(answer)
         return answers
+
+    @property
+    def queued(self) -> int:
+        """Writes that have no answer yet."""
+        return self._items
 
     async def close(self) -> None:
         """Takes nothing more, and returns when all that was accepted has its answer."""
@@ -265,8 +272,14 @@ class Committer:
             while self._queue or self._inquiries:
                 if self._queue:
                     began = time.perf_counter()
-                    await self._commit(self._take(self._queue, self._items, self._bytes))
-                    self._batch_ms = (time.perf_counter() - began) * 1000
+                    before = self._items
+                    batch = self._take(self._queue, self._items, self._bytes)
+                    items = before - sum(len(waiting.items) for waiting in self._queue) if self._queue else before
+                    await self._commit(batch)
+                    duration_s = time.perf_counter() - began
+                    self._batch_ms = duration_s * 1000
+                    if self.on_batch is not None:
+                        self.on_batch(items, duration_s)
                 if self._inquiries:
                     await self._commit(self._take(self._inquiries, self._asked_items, self._asked_bytes))
         except BaseException:

@@ -9,7 +9,7 @@ async with oncelog.open("app.db") as log:
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Final, Self
@@ -43,9 +43,9 @@ from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
 from oncelog.engine.outcome import Outcome, outcome_of
 from oncelog.engine.results import Result, ResultCache
-from oncelog.engine.tailer import Subscription, Tailers
+from oncelog.engine.tailer import Listener, Subscription, Tailers
 from oncelog.engine.working import Works
-from oncelog.errors import ClosedError, HistoryChangedError, StoreUnavailableError
+from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, StoreUnavailableError
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import Consumer, Decided, Query, Store
@@ -166,6 +166,24 @@ class Log:
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
+    def submit_nowait(self, item: Item) -> Verdict | asyncio.Future[Verdict]:
+        """As `submit`, for those who have no task to wait in: the verdict if it is known already, else its future.
+
+        The policy must be one that the log knows.
+        """
+        if not self._knows(item):
+            raise PolicyError("the policy must be declared when the log is opened")
+        return self._committer.submit(item)
+
+    def submit_many_nowait(
+        self, items: Sequence[Item], mode: Mode = Mode.EACH
+    ) -> list[Verdict] | asyncio.Future[list[Verdict]]:
+        """As `submit_many`, in the same way."""
+        items = tuple(items)
+        if not all(map(self._knows, items)):
+            raise PolicyError("the policy must be declared when the log is opened")
+        return self._committer.submit_request(Request(items, mode))
+
     async def _submit_work(self, item: Item) -> Verdict:
         """As `submit`, also while the log is being closed: what was begun is to be ended."""
         if not self._was_opened:
@@ -181,7 +199,8 @@ class Log:
         for item in items:
             if not self._knows(item):
                 await self._declare(item)
-        return await self._committer.submit_request(Request(items, mode))
+        outcome = self._committer.submit_request(Request(items, mode))
+        return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     async def erase(
         self,
@@ -299,6 +318,25 @@ class Log:
         after: int | Cursor | str,
         consumer: str | None,
     ) -> AsyncGenerator[Record, None]:
+        async with aclosing(self._follow_several(partitions, stream, lane, after, consumer)) as several:
+            async for records in several:
+                for record in records:
+                    yield record
+
+    def follow_several(
+        self, *, partitions: Sequence[str] = (), after: int | Cursor | str = 0
+    ) -> AsyncGenerator[Sequence[Record], None]:
+        """As `follow`, of lane 0, with all that has come at a time: for servers. Close it (`aclosing`)."""
+        return self._follow_several(self._partitions(None, partitions, None), None, 0, after, None)
+
+    async def _follow_several(
+        self,
+        partitions: tuple[str, ...],
+        stream: str | None,
+        lane: int,
+        after: int | Cursor | str,
+        consumer: str | None,
+    ) -> AsyncGenerator[Sequence[Record], None]:
         self._demand_open()
         self._demand_lane(lane)
         if consumer is not None:
@@ -313,9 +351,9 @@ class Log:
             limit=min(FOLLOW_RECORDS, self._limits.page_records_max),
             bytes_max=self._limits.page_bytes_max,
         )
-        async with aclosing(self._tailers.follow(query, self._store.settings.lanes)) as records:
-            async for record in records:
-                yield record
+        async with aclosing(self._tailers.follow(query, self._store.settings.lanes)) as several:
+            async for records in several:
+                yield records
 
     async def subscribe(
         self, *, partitions: Sequence[str] = (), stream: str | None = None, lane: int = 0
@@ -326,6 +364,27 @@ class Log:
         if stream is not None:
             lane = lane_of(stream, self.settings.lanes)
         return await self._tailers.subscribe(lane, self._partitions(None, partitions, stream), stream)
+
+    async def listen(self, listener: Listener) -> int:
+        """Hands every record of lane 0 after the position that it gives to the listener, in order, as they come.
+
+        For a server that feeds its readers itself: no queue, no task, no loss. Call `unlisten` when it is over.
+        """
+        self._demand_open()
+        return await self._tailers.listen(0, listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """The listener gets nothing more."""
+        self._tailers.unlisten(0, listener)
+
+    def watch_commits(self, watcher: Callable[[int, float], None]) -> None:
+        """Tells the watcher of every group commit: how many writes, how many seconds. It must not raise."""
+        self._committer.on_batch = watcher
+
+    @property
+    def queued(self) -> int:
+        """Writes that wait for their commit."""
+        return self._committer.queued
 
     async def lookup(
         self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str = "", client: str = ""
@@ -442,7 +501,7 @@ class Log:
 
     def _committed(self, decided: Decided) -> None:
         if not decided.changes.is_empty:
-            self._tailers.wake((lane, head.position) for lane, head in decided.changes.heads.items())
+            self._tailers.committed(decided.changes)
         if len(self._cache):
             self._look_soon()
 

@@ -8,14 +8,14 @@ lost is delivered all the same, once, and a retry is not delivered again.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from oncelog.core.identity import lane_of
-from oncelog.core.values import Record
+from oncelog.core.values import Changes, Record
 from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
 from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError
@@ -128,6 +128,16 @@ class Subscription:
             self._arrived.set_result(None)
 
 
+class Listener(Protocol):
+    """Takes the records of a lane as they come, at once and without a queue: what it does with them is its own."""
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        """The next records, in order, none left out. Must not raise, and must not take long."""
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more arrives, and that is why."""
+
+
 class Tailer:
     """The one reader of a lane. Runs while there are subscriptions."""
 
@@ -141,6 +151,7 @@ class Tailer:
         self._by_partition: dict[str, set[Subscription]] = {}
         self._by_stream: dict[str, set[Subscription]] = {}
         self._of_everything: set[Subscription] = set()
+        self._listeners: list[Listener] = []
         self._newest = position
         self._running: asyncio.Task[None] | None = None
         self._error: Exception | None = None
@@ -148,7 +159,7 @@ class Tailer:
         self._looks_in_vain = 0
 
     def __len__(self) -> int:
-        return len(self._subscriptions)
+        return len(self._subscriptions) + len(self._listeners)
 
     @property
     def cursor(self) -> Cursor:
@@ -164,6 +175,15 @@ class Tailer:
         for group in self._groups(subscription):
             group.add(subscription)
         return subscription
+
+    def listen(self, listener: Listener) -> None:
+        """From now on everything after `position` reaches the listener."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """The listener gets nothing more."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     def remove(self, subscription: Subscription) -> None:
         """The subscription gets nothing more."""
@@ -181,8 +201,19 @@ class Tailer:
     def wake(self, newest: int) -> None:
         """The lane has records up to `newest`."""
         self._newest = max(self._newest, newest)
-        if self._running is None and self._subscriptions and self.position < self._newest:
+        if self._running is None and len(self) and self.position < self._newest:
             self._running = asyncio.get_running_loop().create_task(self._run())
+
+    def committed(self, records: Sequence[Record], newest: int) -> None:
+        """These were made durable here, up to `newest`.
+
+        They are delivered as they are, and not read again, if they come right after what has been delivered. If
+        another process has committed in between, or a reading is under way, all of it comes from the store.
+        """
+        if self._running is None and len(self) and records and records[0].position == self.position + 1:
+            self._newest = max(self._newest, newest)
+            self._deliver(records)
+        self.wake(newest)
 
     def look(self, newest: int) -> None:
         """As `wake`, and now and then whether or not anything was committed: readings that failed are counted here.
@@ -205,21 +236,24 @@ class Tailer:
     def _fail(self, error: Exception) -> None:
         for subscription in list(self._subscriptions):
             subscription.fail(error)
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.fail(error)
 
     async def close(self) -> None:
         """Ends all subscriptions."""
         for subscription in list(self._subscriptions):
             subscription.close()
+        self._listeners.clear()
         if self._running is not None:
             await asyncio.wait([self._running])
 
     async def _run(self) -> None:
         try:
-            while self._subscriptions and self.position < self._newest:
+            while len(self) and self.position < self._newest:
                 query = Query(lane=self.lane, after=self.position, limit=PAGE_RECORDS)
                 page = await self._store.read(query)
-                for record in page.records:
-                    self._deliver(record)
+                self._deliver(page.records)
                 self.position = max(self.position, page.next)
                 self._error, self._looks_in_vain = None, 0
         except HistoryChangedError as error:  # no later reading would be better
@@ -231,7 +265,16 @@ class Tailer:
         finally:
             self._running = None
 
-    def _deliver(self, record: Record) -> None:
+    def _deliver(self, records: Sequence[Record]) -> None:
+        for listener in self._listeners:
+            listener.deliver(records)
+        if self._subscriptions:
+            for record in records:
+                self._deliver_one(record)
+        if records:
+            self.position = max(self.position, records[-1].position)
+
+    def _deliver_one(self, record: Record) -> None:
         self.position = max(self.position, record.position)
         concerned: set[Subscription] = set(self._of_everything)
         for partition in record.partitions:
@@ -261,6 +304,28 @@ class Tailers:
 
     async def subscribe(self, lane: int, partitions: Iterable[str] = (), stream: str | None = None) -> Subscription:
         """A subscription to a lane, to some partitions in it, or to a stream in it."""
+        tailer = await self._tailer(lane)
+        if sum(map(len, self._tailers.values())) >= self._limits.subscriptions_max:
+            raise LimitExceededError("subscriptions_max", self._limits.subscriptions_max)
+        subscription = tailer.subscribe(frozenset(partitions), stream)
+        self._watch_soon()
+        return subscription
+
+    async def listen(self, lane: int, listener: Listener) -> int:
+        """Everything after the position that it gives reaches the listener."""
+        tailer = await self._tailer(lane)
+        tailer.listen(listener)
+        self._watch_soon()
+        return tailer.position
+
+    def unlisten(self, lane: int, listener: Listener) -> None:
+        """The listener gets nothing more."""
+        tailer = self._tailers.get(lane)
+        if tailer is not None:
+            tailer.unlisten(listener)
+
+    async def _tailer(self, lane: int) -> Tailer:
+        """The lane's. One that nobody has listened to begins at the newest; the caller must not wait before he does."""
         if self._is_closed:
             raise ClosedError("the log is closed")
         tailer = self._tailers.get(lane)
@@ -273,15 +338,14 @@ class Tailers:
             tailer = self._tailers.setdefault(lane, Tailer(self._store, lane, position, self._limits))
             if not len(tailer):
                 tailer.position = max(tailer.position, position)
-        if sum(map(len, self._tailers.values())) >= self._limits.subscriptions_max:
-            raise LimitExceededError("subscriptions_max", self._limits.subscriptions_max)
-        subscription = tailer.subscribe(frozenset(partitions), stream)
+        return tailer
+
+    def _watch_soon(self) -> None:
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
-        return subscription
 
-    async def follow(self, query: Query, lanes: int) -> AsyncGenerator[Record, None]:
-        """Everything after a cursor, from the store as long as there is much, then as it comes.
+    async def follow(self, query: Query, lanes: int) -> AsyncGenerator[Sequence[Record], None]:
+        """Everything after a cursor, from the store as long as there is much, then as it comes; several at a time.
 
         A reader that falls behind is back at the store: it costs no more memory than any other, and misses nothing.
         Ends when the log is closed. Raises the store's error when it could not be read for long.
@@ -291,20 +355,22 @@ class Tailers:
         subscription: Subscription | None = None
         try:
             while not self._is_closed:
-                async for record in self._stored(query, cursor):
-                    yield record
-                    cursor = _number(record, query)
+                async for records in self._stored(query, cursor):
+                    yield records
+                    cursor = _number(records[-1], query)
                 subscription = await self.subscribe(lane, query.partitions, query.stream)
                 # What was committed before the subscription began; what it brings of that is known already.
-                async for record in self._stored(query, cursor):
-                    yield record
-                    cursor = _number(record, query)
+                async for records in self._stored(query, cursor):
+                    yield records
+                    cursor = _number(records[-1], query)
                 with suppress(SlowReaderError):
                     while True:
-                        for record in await subscription.next():
-                            if _number(record, query) > cursor:
-                                yield record
-                                cursor = _number(record, query)
+                        records = await subscription.next()
+                        if _number(records[0], query) <= cursor:
+                            records = [record for record in records if _number(record, query) > cursor]
+                        if records:
+                            yield records
+                            cursor = _number(records[-1], query)
         except ClosedError:
             if not self._is_closed:
                 raise  # not by us
@@ -312,20 +378,20 @@ class Tailers:
             if subscription is not None:
                 subscription.close()
 
-    async def _stored(self, query: Query, cursor: int) -> AsyncGenerator[Record, None]:
+    async def _stored(self, query: Query, cursor: int) -> AsyncGenerator[Sequence[Record], None]:
         has_more = True
         while has_more:
             page = await self._store.read(replace(query, after=cursor))
-            for record in page.records:
-                yield record
+            if page.records:
+                yield page.records
             cursor, has_more = page.next, page.has_more
 
-    def wake(self, newest: Iterable[tuple[int, int]]) -> None:
-        """Lanes have been committed to, each up to a position."""
-        for lane, position in newest:
+    def committed(self, changes: Changes) -> None:
+        """A batch has been made durable here."""
+        for lane, head in changes.heads.items():
             tailer = self._tailers.get(lane)
-            if tailer is not None:
-                tailer.wake(position)
+            if tailer is not None and len(tailer):
+                tailer.committed([record for record in changes.records if record.lane == lane], head.position)
 
     async def close(self) -> None:
         """Ends all subscriptions."""
