@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bench import core, embedded, growth, once, peers
+from bench import core, embedded, growth, once, peers, server
 from bench.measure import FULL, QUICK, Effort, Measurement, measure
 from bench.report import Report, page, plain, report_of
 
@@ -35,9 +35,10 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "growth": growth.run,
     "once": Measured("once", once.measurements),
     "peers": Measured("peers", peers.measurements),
+    "server": server.run,
 }
 """Every benchmark, by the name that the command and its results have."""
-ALONE: Final = ("peers",)
+ALONE: Final = ("peers", "server")
 """Those that need packages of their own (`make peers`), and so run only when they are named."""
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -50,6 +51,8 @@ examples:
                                       a log that grows to a tenth of its full size
   python -m bench --output /tmp/run   writes the pages elsewhere
   make peers                          installs the peers, and measures against them
+  PYTHONPATH=src .venv-peers/bin/python -m bench server
+                                      the server, beside NATS and PostgreSQL
   python -m bench --quick             does everything run? the figures mean nothing
 
 The exit status is 1 if a ratio misses its target. A missed time is only shown: it depends on the machine."""

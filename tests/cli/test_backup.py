@@ -495,6 +495,8 @@ def test_a_backup_is_not_restored_onto_itself(log: Path) -> None:
 def test_an_interrupt_ends_a_command_with_130(log: Path) -> None:
     slow = (
         "import os, signal, oncelog.cli.verify as command\n"
+        # Whoever starts the tests in the background of a shell has it ignored, and the child inherits that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    yield from ()\n"

@@ -78,6 +78,9 @@ def canonical_text(text: bytes | str) -> bytes:
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if b"\\u" not in data:
+        found = canonical_plain(data)
+        if found is not None and found[1].count(b":") == data.count(b":"):
+            return found[1]
         try:
             encoded = canonical_fast(msgspec.json.decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -85,6 +88,22 @@ def canonical_text(text: bytes | str) -> bytes:
         if encoded is not None and encoded.count(b":") == data.count(b":"):
             return encoded
     return canonical_exact(parse(text))
+
+
+def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
+    """The value of a JSON text and its JCS form, where the native tools are certain to be right; else None.
+
+    The decoder is asked to show every float, so that no tree must be walked to find the few that the native encoder
+    writes in another way. Whether a key was there twice the caller must tell by counting colons (see `canonical_text`).
+    """
+    try:
+        value = _plain_value(text)
+        encoded = orjson.dumps(value, option=_ORJSON_OPTIONS)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONEncodeError, _NotPlain):
+        return None
+    if encoded.isascii() or _is_in_bmp(encoded) or _keys_are_in_bmp(value):
+        return value, encoded
+    return None
 
 
 def canonical_fast(value: JsonValue) -> bytes | None:
@@ -215,6 +234,16 @@ def _is_plain(value: JsonValue, levels: int) -> bool:
 
 class _NotPlain(Exception):  # noqa: N818 - it never leaves this module
     """Only the exact way can tell."""
+
+
+def _plain_float(text: str) -> float:
+    value = float(text)
+    if not _is_plain_float(value):
+        raise _NotPlain
+    return value
+
+
+_plain_value: Final = msgspec.json.Decoder(float_hook=_plain_float).decode
 
 
 def _with_whole_floats_as_integers(value: JsonValue, levels: int) -> JsonValue:

@@ -11,7 +11,16 @@ from typing import Final
 
 import orjson
 
-from oncelog.core.canonical import JsonValue, canonical, canonical_args, canonical_at, nfc, utf16_order
+from oncelog.core.canonical import (
+    JsonValue,
+    Unreadable,
+    canonical,
+    canonical_args,
+    canonical_at,
+    nfc,
+    path_of,
+    utf16_order,
+)
 from oncelog.core.hlc import parse_hlc
 from oncelog.core.operations import Condition, DeleteEntity, Operation, Relate, SetEntity, Unrelate
 from oncelog.errors import CanonicalError
@@ -217,6 +226,8 @@ def lane_of(stream: str, lanes: int) -> int:
 def object_field(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
     """`value` if it is an object. Raises CanonicalError with the path if not."""
     if type(value) is not dict:
+        if type(value) is Unreadable:
+            raise CanonicalError(path + path_of(value.steps).removeprefix("$"), value.reason)
         raise CanonicalError(path, f"must be an object, not {_kind(value)}")
     return value
 
@@ -247,6 +258,7 @@ _JSON_NAMES: Final = {
     float: "a float",
     bool: "a boolean",
     type(None): "null",
+    Unreadable: "what cannot be read",
 }
 
 

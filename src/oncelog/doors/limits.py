@@ -1,6 +1,10 @@
-"""Limits of identities, each with a name and its unit."""
+"""Limits of the doors, each with a name and its unit: fixed ones of identities, then those that can be set."""
 
 from typing import Final
+
+from msgspec import Struct
+
+from oncelog.errors import SettingsError
 
 GRANTS_MAX: Final = 1000
 """Names and prefixes that one identity may read; as many that it may write."""
@@ -27,3 +31,52 @@ API_KEYS_MAX: Final = 10_000
 API_KEYS_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 API_KEY_SECRET_BYTES: Final = 32
 API_KEY_ID_BYTES: Final = 8
+
+SETTINGS_FILE_BYTES_MAX: Final = 1024 * 1024
+SETTING_NUMBER_MAX: Final = 2**53 - 1
+"""The largest whole number that a setting may be."""
+
+_MIB: Final = 2**20
+_ZERO_MEANS_NO_LIMIT: Final = frozenset(
+    {"auth_failures_per_minute_max", "new_events_per_second_max", "frames_per_second_max"}
+)
+
+
+class DoorLimits(Struct, frozen=True, kw_only=True):
+    """What the doors of one server hold at most. What lies beyond gets an answer that says so; nothing is dropped."""
+
+    connections_max: int = 10_000
+    """Connections at a time, over all doors."""
+    frame_bytes_max: int = 4 * _MIB
+    """Of one WebSocket frame, or of the body of one HTTP request."""
+    request_events_max: int = 1000
+    """Events that one request submits."""
+    events_in_flight_max: int = 10_000
+    """Events of one connection that have no answer yet. Beyond it new ones are answered as busy."""
+    page_events_default: int = 500
+    """Events of a page, where the reader does not say how many. Never more than `page_events_max`."""
+    page_events_max: int = 1000
+    """A page that is asked for with more has this many."""
+    outbox_frames_max: int = 10_000
+    """Frames that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    outbox_bytes_max: int = 8 * _MIB
+    """Bytes that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    connect_timeout_ms: int = 10_000
+    """Until a connection must have said who it is."""
+    heartbeat_ms: int = 30_000
+    """How often a silent connection is asked whether it is still there."""
+    cycle_idle_ms: int = 2000
+    """How long an open sync cycle, with an answer waiting behind it, may ask for no further page."""
+    auth_failures_per_minute_max: int = 60
+    """Failed authentications from one address. 0 is no limit."""
+    new_events_per_second_max: int = 0
+    """New events of one actor; retries are not counted. 0 is no limit."""
+    frames_per_second_max: int = 0
+    """Frames that one connection sends. 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            lowest = 0 if name in _ZERO_MEANS_NO_LIMIT else 1
+            if type(value) is not int or not lowest <= value <= SETTING_NUMBER_MAX:
+                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")

@@ -216,6 +216,10 @@ class Committer:
     async def close(self) -> None:
         """Takes nothing more, and returns when all that was accepted has its answer."""
         self._is_closing = True
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Returns when all that was accepted so far has its answer."""
         while self._draining is not None:
             await asyncio.wait([self._draining])
 

@@ -381,6 +381,10 @@ class Log:
         """Tells the watcher of every group commit: how many writes, how many seconds. It must not raise."""
         self._committer.on_batch = watcher
 
+    async def settled(self) -> None:
+        """Returns when nothing waits for its commit."""
+        await self._committer.settled()
+
     @property
     def queued(self) -> int:
         """Writes that wait for their commit."""

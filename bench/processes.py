@@ -1,0 +1,78 @@
+"""Servers that a benchmark starts, and what they and their client take of the processors."""
+
+import os
+import re
+import resource
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+START_S: Final = 30
+STOP_S: Final = 20
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def process(command: Sequence[str], log: Path, ready: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """Runs a command until the block ends. Gives its process id, and what of its output matched `ready`.
+
+    Its output goes to a file: a pipe that nobody reads would stop it.
+    """
+    with log.open("wb") as output:
+        running = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield running.pid, _ready(running, log, ready)
+    finally:
+        running.terminate()
+        try:
+            running.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+def _ready(running: subprocess.Popen[bytes], log: Path, ready: str) -> re.Match[str]:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        match = re.search(ready, log.read_text(errors="replace"))
+        if match is not None:
+            return match
+        if running.poll() is not None:
+            break
+        time.sleep(0.02)
+    raise RuntimeError(f"{running.args!r} did not say {ready!r}, but:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def allow_files(count: int) -> None:
+    """A socket is a file: raises the limit of this process, and of those that it starts, if it is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (count if hard == resource.RLIM_INFINITY else min(count, hard), hard)
+        )
+
+
+def client_cpu_s() -> float:
+    """Of this process, since it began."""
+    return time.process_time()
+
+
+def server_cpu_s(pid: int) -> float:
+    """Of a server and its children (those of PostgreSQL are its connections), since they began."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # The name, in parentheses, may hold anything.
+        fields = text.rpartition(")")[2].split()
+        parent, (own_user, own_system, ended_user, ended_system) = int(fields[1]), map(int, fields[11:15])
+        if int(path.parent.name) == pid:
+            ticks += own_user + own_system + ended_user + ended_system
+        elif parent == pid:
+            ticks += own_user + own_system
+    return ticks / TICKS_PER_S

@@ -1,0 +1,325 @@
+"""The server over its WebSocket: single events beside NATS and PostgreSQL, batches, subscribers, catching up.
+
+`make peers` installs the peers. What each of them checks and does not stands in bench/README.md.
+"""
+
+import asyncio
+import itertools
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+import oncelog
+from bench.disk import directory
+from bench.measure import Effort
+from bench.peer_nats import Nats, nats_server
+from bench.peer_postgres import Postgres, postgres_server
+from bench.processes import allow_files, process
+from bench.report import Report
+from bench.server_report import Figures, Series, report_of
+from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
+from bench.writers import FILL_ITEMS, fill
+from bench.ws_fan_out import fan_out
+from bench.ws_load import Connection, Load, catch_up, connected, demand_once, events_of
+from oncelog import Committed, Log, Submission
+
+COMMAND: Final = [sys.executable, "-m", "oncelog", "serve", "--development", "--port", "0", "--store"]
+"""And the file."""
+ADDRESS: Final = r"(?:https?|wss?)://([0-9.]+|localhost):([0-9]+)(?=[\s/\"])"
+BATCH: Final = 100
+PAGE: Final = 1000
+AT_ONCE: Final = 50
+"""Partitions of one sync, of a hundred: the door takes 64."""
+READERS: Final = 4
+
+SliceOf = Callable[[float], Awaitable[Slice]]
+"""Keeps a contender busy for so many seconds."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    connections: int = 64
+    in_flight: int = 16
+    rounds: int = 6
+    slice_s: float = 3
+    paced_s: float = 10
+    callers: int = 16
+    """Of batches."""
+    subscribers: int = 1000
+    broadcasts: int = 400
+    window: int = 100
+    """Broadcasts that are under way at once."""
+    lone_broadcasts: int = 50
+    stored: int = 200_000
+
+
+QUICK_SIZES: Final = Sizes(
+    connections=4,
+    in_flight=4,
+    rounds=1,
+    slice_s=0.3,
+    paced_s=0.5,
+    callers=2,
+    subscribers=50,
+    broadcasts=20,
+    window=5,
+    lone_broadcasts=5,
+    stored=4000,
+)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server that runs."""
+
+    host: str
+    port: int
+    pid: int
+
+
+def run(effort: Effort) -> Report:
+    """All four parts, each with servers of its own."""
+    sizes = QUICK_SIZES if effort.is_quick else Sizes()
+    allow_files(2 * sizes.subscribers + 1000)
+    figures = Figures(sizes.connections, sizes.in_flight)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_single_events(sizes, figures))
+        runner.run(_batches(sizes, figures))
+        _broadcasts(sizes, figures)
+        runner.run(_catching_up(sizes, figures))
+    return report_of(figures, judged=not effort.is_quick)
+
+
+@contextmanager
+def serving(place: Path, store: Path) -> Iterator[Serving]:
+    """Oncelog's server on a file."""
+    with process([*COMMAND, str(store)], place / f"{store.stem}.log", ADDRESS) as (pid, said):
+        yield Serving(said[1], int(said[2]), pid)
+
+
+# --- single events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ours:
+    """The server with its connections, as the peers are."""
+
+    server: Serving
+    connections: list[Connection]
+    in_flight: int
+    name: str = field(default="Oncelog", init=False)
+
+    async def load(self, seconds: float) -> Slice:
+        return await Load(self.connections, 1).keep_busy(self.server.pid, self.in_flight, seconds)
+
+    async def half_load(self, full_per_s: float, seconds: float) -> Slice:
+        return await Load(self.connections, 1).pace(self.server.pid, full_per_s / 2, seconds)
+
+
+@asynccontextmanager
+async def _ours(place: Path, connections: int, in_flight: int) -> AsyncIterator[Ours]:
+    with serving(place, place / "single.db") as server:
+        async with connected(server.host, server.port, connections) as clients:
+            await demand_once(clients[0])
+            yield Ours(server, clients, in_flight)
+
+
+async def _single_events(sizes: Sizes, figures: Figures) -> None:
+    with directory() as ours_place, directory() as nats_place, directory() as postgres_place:
+        async with (
+            _ours(ours_place, sizes.connections, sizes.in_flight) as ours,
+            nats_server(nats_place, sizes.connections, sizes.in_flight) as nats,
+            postgres_server(postgres_place, sizes.connections) as postgres,
+        ):
+            await nats.demand_once()
+            await postgres.demand_once()
+            _say("the ways to write it on PostgreSQL …")
+            figures.ways = await postgres.choose(sizes.slice_s)
+            figures.way = postgres.way
+            contenders: tuple[Ours | Nats | Postgres, ...] = (ours, nats, postgres)
+            loads = {contender.name: contender.load for contender in contenders}
+            figures.single = await _in_turn(loads, sizes)
+            await nats.demand_all()
+            await postgres.demand_all()
+            _say("Oncelog at half of its load …")
+            figures.half_load = await ours.half_load(figures.single["Oncelog"].best, sizes.paced_s)
+
+
+async def _in_turn(loads: Mapping[str, SliceOf], sizes: Sizes) -> dict[str, Series]:
+    """Rounds in which all contenders have their slices, one right after the other."""
+    slices: dict[str, list[Slice]] = {name: [] for name in loads}
+    for number in range(sizes.rounds + 1):
+        for name, load in loads.items():
+            _say(f"{name}, {f'round {number} of {sizes.rounds}' if number else 'to warm up'} …")
+            one = await load(sizes.slice_s if number else sizes.slice_s / 3)
+            if number:
+                slices[name].append(one)
+    return {name: Series(ones) for name, ones in slices.items()}
+
+
+# --- batches -----------------------------------------------------------------------------------------
+
+
+async def _batches(sizes: Sizes, figures: Figures) -> None:
+    """Over the WebSocket and in this process: as many callers, each of which waits for its answer."""
+    with directory() as place, serving(place, place / "batches.db") as server:
+        async with (
+            connected(server.host, server.port, sizes.callers) as connections,
+            oncelog.open(place / "in-process.db") as log,
+            oncelog.open(place / "prepared.db") as other,
+        ):
+
+            async def over_the_wire(seconds: float) -> Slice:
+                return await Load(connections, BATCH).keep_busy(server.pid, 1, seconds)
+
+            loads: dict[str, SliceOf] = {
+                "over the WebSocket": over_the_wire,
+                "in process": partial(_in_process, log, sizes.callers, _made()),
+                "in process, prepared beforehand": partial(_prepared, other, sizes.callers),
+            }
+            figures.batches = await _in_turn(loads, sizes)
+
+
+def _made() -> Iterator[Submission]:
+    """Submissions as an application makes them of what it has."""
+    return map(oncelog.event, uuids(), itertools.cycle(EVENTS), ([one] for one in itertools.cycle(PARTITIONS)))
+
+
+async def _prepared(log: Log, callers: int, seconds: float) -> Slice:
+    """As many as in so many seconds a fast machine might take."""
+    ready = list(itertools.islice(_made(), round(40_000 * seconds) // BATCH * BATCH))
+    return await _in_process(log, callers, iter(ready), seconds)
+
+
+async def _in_process(log: Log, callers: int, submissions: Iterator[Submission], seconds: float) -> Slice:
+    """Until the time is over, or there are no more submissions."""
+    waited: list[float] = []
+    watch = Watch(None)
+    until = watch.began + seconds
+
+    async def caller() -> None:
+        while (began := time.perf_counter()) < until and (batch := list(itertools.islice(submissions, BATCH))):
+            for verdict in await log.submit_many(batch):
+                if type(verdict) is not Committed:
+                    raise ValueError(f"a new event was answered with {verdict}")
+            waited.append(time.perf_counter() - began)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(callers):
+            tasks.create_task(caller())
+    return watch.slice(BATCH * len(waited), waited)
+
+
+# --- subscribers -------------------------------------------------------------------------------------
+
+
+def _broadcasts(sizes: Sizes, figures: Figures) -> None:
+    with directory() as place, serving(place, place / "broadcasts.db") as server:
+        _say(f"{sizes.subscribers} subscribers connect …")
+        with fan_out(server.host, server.port, server.pid, sizes.subscribers) as subscribers:
+            slices = []
+            for number in range(sizes.rounds + 1):
+                _say(f"broadcasts, {f'round {number} of {sizes.rounds}' if number else 'to warm up'} …")
+                slices.append(subscribers.run(sizes.broadcasts if number else sizes.window, sizes.window))
+            figures.subscribers, figures.window = sizes.subscribers, sizes.window
+            figures.broadcasts = Series(slices[1:])
+            figures.lone_broadcasts = Series([subscribers.run(sizes.lone_broadcasts, 1)])
+            subscribers.demand_all()
+
+
+# --- catching up -------------------------------------------------------------------------------------
+
+
+async def _catching_up(sizes: Sizes, figures: Figures) -> None:
+    """Two logs: one with all its events in one partition, one with as many in a hundred."""
+    one, hundred = PARTITIONS[:1], PARTITIONS
+    shapes: tuple[tuple[str, Sequence[str], dict[str, tuple[int, list[Sequence[str]]]]], ...] = (
+        ("one.db", one, {"one partition": (1, [one]), f"one partition, {READERS} readers": (READERS, [one])}),
+        (
+            "hundred.db",
+            hundred,
+            {
+                "100 partitions, one after the other": (1, [[name] for name in hundred]),
+                f"100 partitions, {AT_ONCE} a sync": (1, [hundred[:AT_ONCE], hundred[AT_ONCE:]]),
+            },
+        ),
+    )
+    for file, partitions, ways in shapes:
+        with directory() as place:
+            _say(f"storing {sizes.stored} events, {len(partitions)} partitions …")
+            await _store(place / file, partitions, sizes.stored)
+            with serving(place, place / file) as server:
+                async with connected(server.host, server.port, READERS) as connections:
+                    loads: dict[str, SliceOf] = {}
+                    for name, (readers, cycles) in ways.items():
+                        await _demand_all(connections[0], cycles, sizes.stored)
+                        loads[name] = partial(_pages, server, connections[:readers], cycles, sizes.stored)
+                    figures.catching_up |= await _in_turn(loads, sizes)
+
+
+async def _store(path: Path, partitions: Sequence[str], count: int) -> None:
+    chance = random.Random(1)
+    async with oncelog.open(path) as log:
+        for start in range(0, count, FILL_ITEMS):
+            size = min(FILL_ITEMS, count - start)
+            names = [[partitions[number % len(partitions)]] for number in range(start, start + size)]
+            await fill(log, list(map(oncelog.event, uuids(), chance.choices(EVENTS, k=size), names)))
+
+
+async def _pages(
+    server: Serving, connections: Sequence[Connection], cycles: list[Sequence[str]], stored: int, _seconds: float
+) -> Slice:
+    """Each connection gets everything, page after page."""
+    watch = Watch(server.pid)
+    waited: list[float] = []
+
+    async def reader(connection: Connection) -> int:
+        events, began = 0, time.perf_counter()
+        for partitions in cycles:
+            async for page in catch_up(connection, partitions, PAGE):
+                events += events_of(page)
+                now = time.perf_counter()
+                waited.append(now - began)
+                began = now
+        return events
+
+    counts = await asyncio.gather(*map(reader, connections))
+    result = watch.slice(sum(counts), waited)
+    if counts != [stored] * len(connections):
+        raise ValueError(f"of {stored} events readers got {counts}")
+    return result
+
+
+async def _demand_all(connection: Connection, cycles: list[Sequence[str]], stored: int) -> None:
+    """Every event once, ascending in a cycle, and with what belongs to it. Raises ValueError if not."""
+    seen: set[str] = set()
+    for partitions in cycles:
+        last = 0
+        async for page in catch_up(connection, partitions, PAGE):
+            answer: dict[str, Any] = msgspec.json.decode(page)
+            for event in answer["payload"]["events"]:
+                if (
+                    event["committed_id"] <= last
+                    or event["event"] not in EVENTS
+                    or not set(event["partitions"]) <= set(partitions)
+                ):
+                    raise ValueError(f"after {last} came {event}")
+                last = event["committed_id"]
+                seen.add(event["id"])
+    if len(seen) != stored:
+        raise ValueError(f"of {stored} events a reader got {len(seen)}")
+
+
+def _say(what: str) -> None:
+    print(f"server: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,101 @@
+"""Events as they go over a wire, and what a time of submitting them looked like."""
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from bench.core import EVENT, TASK
+from bench.processes import client_cpu_s, server_cpu_s
+
+PARTITIONS: Final = [f"building-{number}" for number in range(100)]
+EVENTS: Final[list[dict[str, Any]]] = [EVENT | {"payload": TASK | {"priority": number}} for number in range(10)]
+"""Their canonical form is about 300 bytes, as `core` sees to."""
+BODIES: Final = [json.dumps(event, separators=(",", ":")).encode() for event in EVENTS]
+
+_IDS_AT_ONCE: Final = 512
+
+
+class WireEvent(NamedTuple):
+    """The same for all contenders."""
+
+    id: str
+    partition: str
+    body: bytes
+
+
+def uuids() -> Iterator[str]:
+    """Random ones, of version 4. Made many at a time: a client that is measured has better things to do."""
+    while True:
+        digits = os.urandom(16 * _IDS_AT_ONCE).hex()
+        for at in range(0, len(digits), 32):
+            one = digits[at : at + 32]
+            yield f"{one[:8]}-{one[8:12]}-4{one[13:16]}-a{one[17:20]}-{one[20:]}"
+
+
+def wire_events() -> Iterator[WireEvent]:
+    """Without end, spread over the partitions."""
+    return map(WireEvent, uuids(), itertools.cycle(PARTITIONS), itertools.cycle(BODIES))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A time in which a server was kept busy."""
+
+    events: int
+    """That were acknowledged."""
+    seconds: float
+    """From the first submission to the last acknowledgement."""
+    waited: Sequence[float]
+    """How long each request took, in seconds."""
+    client_cpu: float
+    """Processors that were busy with the client, on average."""
+    server_cpu: float
+
+    @property
+    def per_s(self) -> float:
+        return self.events / self.seconds
+
+
+class Watch:
+    """Begins when it is made. Without a server, what is measured is this process: its time counts as a server's."""
+
+    def __init__(self, server: int | None) -> None:
+        self._server = server
+        self._client_cpu_s, self._server_cpu_s = self._cpu_s()
+        self.began = time.perf_counter()
+
+    def slice(self, events: int, waited: Sequence[float]) -> Slice:
+        """What was, from the beginning until now."""
+        seconds = time.perf_counter() - self.began
+        client_s, server_s = self._cpu_s()
+        client_cpu, server_cpu = (client_s - self._client_cpu_s) / seconds, (server_s - self._server_cpu_s) / seconds
+        return Slice(events, seconds, waited, client_cpu, server_cpu)
+
+    def _cpu_s(self) -> tuple[float, float]:
+        return (0, client_cpu_s()) if self._server is None else (client_cpu_s(), server_cpu_s(self._server))
+
+
+async def keep_busy(callers: Sequence[Callable[[WireEvent], Awaitable[None]]], server: int, seconds: float) -> Slice:
+    """A task for each caller submits the next event when it has its answer. For clients that are libraries."""
+    waiting = wire_events()
+    waited: list[float] = []
+    watch = Watch(server)
+    until = watch.began + seconds
+
+    async def caller(submit: Callable[[WireEvent], Awaitable[None]]) -> None:
+        now = time.perf_counter()
+        while now < until:
+            began = now
+            await submit(next(waiting))
+            now = time.perf_counter()
+            waited.append(now - began)
+
+    async with asyncio.TaskGroup() as tasks:
+        for submit in callers:
+            tasks.create_task(caller(submit))
+    return watch.slice(len(waited), waited)

@@ -1,0 +1,238 @@
+"""Many subscribers in one process that only count: epoll, one buffer for all, the headers of frames and nothing else.
+
+A sample of them keeps what it gets, and that is read afterwards: the right events, in order, each once.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from bench.wire import Slice, Watch, WireEvent, wire_events
+from bench.ws_load import PING, PONG, TEXT, decoded, frame, handshake, message, submission
+
+PARTITION: Final = "building-0"
+SAMPLE: Final = 20
+"""Every so many-th subscriber keeps what it gets."""
+BUFFER_BYTES: Final = 256 * 1024
+STALLED_S: Final = 30
+PAUSE_S: Final = 0.01
+"""Between two looks, so that not every delivery wakes the client up: subscribers elsewhere would not cost this machine
+anything. Where one event at a time is looked at, there is none."""
+
+
+class Subscriber:
+    """A connection whose live scope is one partition."""
+
+    __slots__ = ("_begun", "_body_left", "frames", "kept", "socket")
+
+    def __init__(self, connection: socket.socket, *, keeps: bool) -> None:
+        self.socket = connection
+        self.frames = 0
+        self.kept = bytearray() if keeps else None
+        self._body_left = 0
+        """Bytes of a frame's body that are still to come."""
+        self._begun = b""
+        """A header that is not whole yet."""
+
+    def receive(self, buffer: bytearray, view: memoryview) -> int:
+        """Reads once. Gives how many texts are whole now that were not before."""
+        at = len(self._begun)
+        buffer[:at] = self._begun
+        end = at + self.socket.recv_into(view[at:])
+        if end == at:
+            raise ConnectionError("the server closed a subscriber's connection")
+        if self.kept is not None:
+            self.kept += view[at:end]
+        self._begun = b""
+        at = self._body_left
+        texts = 1 if at else 0
+        while at < end:
+            opcode, length = buffer[at], buffer[at + 1] if end - at >= 2 else 0
+            begin = at + (2 if length < 126 else 4 if length == 126 else 10)
+            if end < begin:
+                self._begun = bytes(view[at:end])
+                at = end
+                break
+            if length >= 126:
+                length = int.from_bytes(view[at + 2 : begin], "big")
+            at = begin + length
+            if opcode == TEXT:
+                texts += 1
+            else:
+                self._control(opcode, bytes(view[begin : min(at, end)]), is_whole=at <= end)
+        self._body_left = at - end
+        texts -= 1 if at > end else 0
+        self.frames += texts
+        return texts
+
+    def _control(self, opcode: int, payload: bytes, *, is_whole: bool) -> None:
+        if opcode != PING or not is_whole:
+            raise ConnectionError(f"frame {opcode:#x} from the server: {payload!r}")
+        self.socket.send(frame(payload, PONG))
+
+    def texts(self) -> Iterator[bytes]:
+        """What was kept, once more from the beginning."""
+        assert self.kept is not None
+        at = 0
+        while at < len(self.kept):
+            opcode, length = self.kept[at], self.kept[at + 1]
+            begin = at + (2 if length < 126 else 4 if length == 126 else 10)
+            if length >= 126:
+                length = int.from_bytes(self.kept[at + 2 : begin], "big")
+            at = begin + length
+            if opcode == TEXT:
+                yield bytes(self.kept[begin:at])
+
+
+class FanOut:
+    """All the subscribers, and one connection that submits."""
+
+    def __init__(self, server: int, subscribers: list[Subscriber], submitter: socket.socket) -> None:
+        self._server = server
+        self._subscribers = subscribers
+        self._submitter = submitter
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._events = (event._replace(partition=PARTITION) for event in wire_events())
+        self._submitted: list[WireEvent] = []
+        self._answers = Subscriber(submitter, keeps=True)
+        self._poll = select.epoll()
+        for subscriber in subscribers:
+            self._poll.register(subscriber.socket, select.EPOLLIN)
+        self._poll.register(submitter, select.EPOLLIN)
+        self._by_file = {one.socket.fileno(): one for one in subscribers}
+
+    def close(self) -> None:
+        self._poll.close()
+
+    def run(self, count: int, window: int) -> Slice:
+        """Submits so many events one by one, each to all subscribers. Gives deliveries.
+
+        At most `window` events are under way: what the server cannot deliver in time it need not keep.
+        `waited` is how long it took from an event's submission until as many deliveries as it needs were made.
+        """
+        number_of = len(self._subscribers)
+        watch = Watch(self._server)
+        began: list[float] = []
+        waited: list[float] = []
+        delivered = 0
+        while delivered < count * number_of:
+            while len(began) < count and delivered >= (len(began) - window + 1) * number_of:
+                event = next(self._events)
+                self._submitted.append(event)
+                began.append(time.perf_counter())
+                self._submitter.sendall(submission(len(self._submitted), [event]))
+            if window > 1:
+                time.sleep(PAUSE_S)
+            delivered += self._wait()
+            now = time.perf_counter()
+            waited += [now - one for one in began[len(waited) : delivered // number_of]]
+        result = watch.slice(delivered, waited)
+        self._demand_answers()
+        return result
+
+    def _wait(self) -> int:
+        """Reads whatever has arrived. Gives how many deliveries it was."""
+        ready = self._poll.poll(STALLED_S)
+        if not ready:
+            raise TimeoutError(f"no delivery for {STALLED_S} seconds")
+        buffer, view, by_file, delivered = self._buffer, self._view, self._by_file, 0
+        for file, _ in ready:
+            subscriber = by_file.get(file)
+            if subscriber is None:
+                self._answers.receive(buffer, view)
+            else:
+                delivered += subscriber.receive(buffer, view)
+        return delivered
+
+    def _demand_answers(self) -> None:
+        while self._answers.frames < len(self._submitted):
+            self._wait()
+
+    def demand_all(self) -> None:
+        """Everyone got as many as were submitted, and the sample exactly those, in order. Raises ValueError if not."""
+        counts = {subscriber.frames for subscriber in self._subscribers}
+        if counts != {len(self._submitted)}:
+            raise ValueError(f"{len(self._submitted)} events were submitted, and subscribers got {counts}")
+        answers = [decoded(text).payload.results for text in self._answers.texts()]
+        committed = sorted((one.committed_id, one.id) for results in answers for one in results)
+        if {one for _, one in committed} != {event.id for event in self._submitted}:
+            raise ValueError("not every event was committed")
+        for subscriber in self._subscribers:
+            if subscriber.kept is not None:
+                got = [_broadcast(text) for text in subscriber.texts()]
+                if got != committed:
+                    raise ValueError("a subscriber got other events than were committed, or in another order")
+
+
+def _broadcast(text: bytes) -> tuple[int, str]:
+    told: dict[str, Any] = msgspec.json.decode(text)
+    if told["type"] != "event_broadcast" or told["payload"]["partitions"] != [PARTITION]:
+        raise ValueError(f"a subscriber got {text!r}")
+    return told["payload"]["committed_id"], told["payload"]["id"]
+
+
+@contextmanager
+def fan_out(host: str, port: int, server: int, subscribers: int) -> Iterator[FanOut]:
+    """Connects them all."""
+    with ExitStack() as stack:
+        listeners = []
+        for number in range(subscribers):
+            connection = stack.enter_context(closing(_connected(host, port, f"subscriber-{number}")))
+            _subscribe(connection)
+            listeners.append(Subscriber(connection, keeps=number % SAMPLE == 0))
+        submitter = stack.enter_context(closing(_connected(host, port, "submitter")))
+        yield stack.enter_context(closing(FanOut(server, listeners, submitter)))
+
+
+def _connected(host: str, port: int, client: str) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=STALLED_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(handshake(host, port))
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += _exactly(connection, 1)
+    if b" 101 " not in head:
+        raise ConnectionError(f"the server did not agree to a WebSocket: {head!r}")
+    connection.sendall(message("connect", 1, {"token": "", "client_id": client}))
+    _demand(_text(connection), "connected")
+    return connection
+
+
+def _subscribe(connection: socket.socket) -> None:
+    """An empty page, and from then on what is committed."""
+    connection.sendall(message("sync", 2, {"partitions": [PARTITION], "since_committed_id": 0, "limit": 1}))
+    answer = _demand(_text(connection), "sync_response")
+    if answer["payload"]["events"] or answer["payload"]["has_more"]:
+        raise ValueError(f"a subscriber of an empty log got {answer}")
+    connection.setblocking(False)
+
+
+def _demand(text: bytes, kind: str) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.json.decode(text)
+    if answer["type"] != kind:
+        raise ValueError(f"the server answered with {answer}, not with {kind}")
+    return answer
+
+
+def _text(connection: socket.socket) -> bytes:
+    """One message, waited for."""
+    _, length = _exactly(connection, 2)
+    if length >= 126:
+        length = int.from_bytes(_exactly(connection, 2 if length == 126 else 8), "big")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise ConnectionError("the server closed the connection")
+        data += more
+    return data

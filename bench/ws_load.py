@@ -1,0 +1,330 @@
+"""A client of the events door that costs as little as possible, and the loads that it puts on a server.
+
+It is no client to use. What is measured is the server, on a machine that the client shares with it: so frames are not
+masked (a mask of zeros is legal, RFC 6455, 5.3, and leaves the bytes as they are), of an answer only what is needed is
+read, and there are callbacks in place of tasks.
+"""
+
+import asyncio
+import itertools
+import re
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+
+import msgspec
+
+from bench.wire import Slice, Watch, WireEvent, wire_events
+
+TEXT: Final = 0x81
+PING: Final = 0x89
+PONG: Final = 0x8A
+PATH: Final = "/v1/events"
+ANSWER_S: Final = 60
+
+HANDSHAKE: Final = (
+    "GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: b25jZWxvZy1iZW5jaC0wMQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+NEXT_SINCE: Final = re.compile(rb'"next_since_committed_id": ?([0-9]+)')
+
+
+class Result(msgspec.Struct):
+    """Of one event."""
+
+    id: str
+    status: str
+    committed_id: int = 0
+
+
+class AnswerPayload(msgspec.Struct):
+    """What is read of a `submit_events_result`, and of an `error`."""
+
+    results: list[Result] = []
+    code: str = ""
+    message: str = ""
+
+
+class Answer(msgspec.Struct):
+    """To a submission."""
+
+    type: str
+    payload: AnswerPayload
+    msg_id: str = ""
+
+
+decoded: Final = msgspec.json.Decoder(Answer).decode
+
+
+def handshake(host: str, port: int) -> bytes:
+    """The request that makes a WebSocket of a connection."""
+    return HANDSHAKE.format(path=PATH, host=host, port=port).encode()
+
+
+def frame(payload: bytes, opcode: int = TEXT) -> bytes:
+    """A whole message of a client, with a mask of zeros."""
+    length = len(payload)
+    if length < 126:
+        return struct.pack(">BB4x", opcode, 0x80 | length) + payload
+    if length < 65536:
+        return struct.pack(">BBH4x", opcode, 0xFE, length) + payload
+    return struct.pack(">BBQ4x", opcode, 0xFF, length) + payload
+
+
+def message(kind: str, number: int, payload: dict[str, Any]) -> bytes:
+    """A frame of the events door."""
+    envelope = {"type": kind, "protocol_version": "1.0", "msg_id": str(number), "payload": payload}
+    return frame(msgspec.json.encode(envelope))
+
+
+def submission(number: int, events: Iterable[WireEvent]) -> bytes:
+    """A frame that submits events. Their bodies are spliced in, as a client does that has them as text."""
+    items = b",".join(
+        b'{"id":"%b","partitions":["%b"],"event":%b}' % (event.id.encode(), event.partition.encode(), event.body)
+        for event in events
+    )
+    return frame(
+        b'{"type":"submit_events","protocol_version":"1.0","msg_id":"%d","payload":{"events":[%b]}}' % (number, items)
+    )
+
+
+class Connection(asyncio.Protocol):
+    """A WebSocket. Every text that arrives goes to `on_text`."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._transport: asyncio.Transport
+        self._chunks: list[bytes] = []
+        self._missing = 0
+        """So many bytes at least until the frame that began in the chunks is whole."""
+        self._is_open = False
+        self._waiting: asyncio.Future[bytes] | None = None
+        self._numbers = itertools.count(1)
+        self.on_text: Callable[[bytes], None] = self._answered
+        self.on_lost: Callable[[Exception], None] = self._failed
+
+    async def ask(self, kind: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """Sends one message and gives the whole answer. Only while nothing else is under way."""
+        text = await self.ask_raw(message(kind, next(self._numbers), payload))
+        answer: dict[str, Any] = msgspec.json.decode(text)
+        if answer["type"] == "error":
+            raise ValueError(f"{kind} was answered with {answer}")
+        return answer
+
+    async def ask_raw(self, data: bytes) -> bytes:
+        """The same for a frame, and gives the answer as it came."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        self.send(data)
+        return await asyncio.wait_for(self._waiting, ANSWER_S)
+
+    def send(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self.on_lost = lambda _: None
+        self._transport.close()
+
+    async def opened(self) -> None:
+        """Until the server has agreed to a WebSocket."""
+        await self.ask_raw(self._request)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.on_lost(error or ConnectionError("the server closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return
+        data = b"".join(self._chunks) if len(self._chunks) > 1 else data
+        self._chunks.clear()
+        rest = self._frames(data) if self._is_open else self._agreed(data)
+        if rest:
+            self._chunks.append(rest)
+
+    def _agreed(self, data: bytes) -> bytes:
+        """Takes the answer to the handshake. Gives what is not read yet."""
+        head, end, rest = data.partition(b"\r\n\r\n")
+        if not end:
+            return data
+        if b" 101 " not in head:
+            self._failed(ConnectionError(f"the server did not agree to a WebSocket: {head!r}"))
+            return b""
+        self._is_open = True
+        self._answered(head)
+        return self._frames(rest)
+
+    def _frames(self, data: bytes) -> bytes:
+        """Hands over all that is whole. Gives the rest."""
+        at, end = 0, len(data)
+        self._missing = 0
+        while end - at >= 2:
+            opcode, length = data[at], data[at + 1]
+            begin = at + 2
+            if length >= 126:
+                begin = at + (4 if length == 126 else 10)
+                length = int.from_bytes(data[at + 2 : begin], "big") if begin <= end else 0
+            if begin + length > end:
+                self._missing = begin + length - end
+                break
+            at = begin + length
+            if opcode == TEXT:
+                self.on_text(data[begin:at])
+            else:
+                self._control(opcode, data[begin:at])
+        return data[at:]
+
+    def _control(self, opcode: int, payload: bytes) -> None:
+        if opcode == PING:
+            self.send(frame(payload, PONG))
+        else:
+            self.on_lost(ConnectionError(f"frame {opcode:#x} from the server: {payload[:200]!r}"))
+
+    def _answered(self, text: bytes) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(text)
+
+    def _failed(self, error: Exception) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
+
+@asynccontextmanager
+async def connected(host: str, port: int, count: int) -> AsyncIterator[list[Connection]]:
+    """Connections that have said who they are."""
+    connections: list[Connection] = []
+    loop = asyncio.get_running_loop()
+    try:
+        for number in range(count):
+            _, connection = await loop.create_connection(lambda: Connection(handshake(host, port)), host, port)
+            connections.append(connection)
+            await connection.opened()
+            answer = await connection.ask("connect", {"token": "", "client_id": f"bench-{number}"})
+            assert answer["type"] == "connected", answer
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+class Load:
+    """Submissions that are under way on many connections, and what became of them."""
+
+    def __init__(self, connections: Sequence[Connection], batch: int) -> None:
+        self._connections = connections
+        self._batch = batch
+        self._numbers = itertools.count(1)
+        self._began: dict[str, float] = {}
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waited: list[float] = []
+
+    async def keep_busy(self, server: int, in_flight: int, seconds: float) -> Slice:
+        """So many requests in flight on each connection, until the time is over and all have their answers."""
+        events = wire_events()
+        watch = Watch(server)
+        until = watch.began + seconds
+
+        def submit(connection: Connection) -> None:
+            self._submit(connection, events, time.perf_counter())
+
+        def again(connection: Connection) -> None:
+            if time.perf_counter() < until:
+                submit(connection)
+            elif not self._began:
+                self._end()
+
+        self._listen(again)
+        for connection in self._connections:
+            for _ in range(in_flight):
+                submit(connection)
+        await self._ended
+        return watch.slice(self._batch * len(self.waited), self.waited)
+
+    async def pace(self, server: int, per_s: float, seconds: float) -> Slice:
+        """So many requests a second, however long their answers take.
+
+        What a request waited is counted from the moment when it was due: a client that is late, because the one
+        before took long, does not hide that.
+        """
+        events = wire_events()
+        watch = Watch(server)
+        total = max(1, round(per_s * seconds))
+        sent = 0
+        self._listen(lambda _: self._end() if sent == total and not self._began else None)
+        while sent < total and not self._ended.done():
+            while sent < total and (due := watch.began + sent / per_s) <= time.perf_counter():
+                self._submit(self._connections[sent % len(self._connections)], events, due)
+                sent += 1
+            await asyncio.sleep(0.001)
+        await self._ended
+        return watch.slice(self._batch * len(self.waited), self.waited)
+
+    def _submit(self, connection: Connection, events: Iterator[WireEvent], began: float) -> None:
+        number = next(self._numbers)
+        self._began[str(number)] = began
+        connection.send(submission(number, itertools.islice(events, self._batch)))
+
+    def _listen(self, then: Callable[[Connection], None]) -> None:
+        for connection in self._connections:
+            connection.on_text = self._answers(connection, then)
+            connection.on_lost = self._fail
+
+    def _answers(self, connection: Connection, then: Callable[[Connection], None]) -> Callable[[bytes], None]:
+        def answered(text: bytes) -> None:
+            answer = decoded(text)
+            results = answer.payload.results
+            if len(results) != self._batch or any(one.status != "committed" for one in results):
+                self._fail(ValueError(f"new events were answered with {text[:1000]!r}"))
+                return
+            self.waited.append(time.perf_counter() - self._began.pop(answer.msg_id))
+            then(connection)
+
+        return answered
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+
+async def demand_once(connection: Connection) -> None:
+    """A retry gets the number of the first one, other content is refused. Raises ValueError if not."""
+    event, other = itertools.islice(wire_events(), 2)
+    first, second, third = [
+        decoded(await connection.ask_raw(submission(number, [one]))).payload.results
+        for number, one in enumerate((event, event, event._replace(body=other.body)), 1)
+    ]
+    if not first or first != second or [one.status for one in third] != ["rejected"]:
+        raise ValueError(f"an event, its retry and another with its id were answered with {first}, {second}, {third}")
+
+
+async def catch_up(connection: Connection, partitions: Sequence[str], limit: int) -> AsyncIterator[bytes]:
+    """Pages from zero on, as they come."""
+    since, has_more = 0, True
+    while has_more:
+        request = {"partitions": partitions, "since_committed_id": since, "limit": limit}
+        page = await connection.ask_raw(message("sync", 1, request))
+        # The events come before both, and hold neither name.
+        tail = page[-400:]
+        found = NEXT_SINCE.search(tail) or NEXT_SINCE.search(page)
+        if found is None:
+            raise ValueError(f"sync was answered with {page[:1000]!r}")
+        since, has_more = int(found[1]), _has_more(tail if b'"has_more"' in tail else page)
+        yield page
+
+
+def _has_more(text: bytes) -> bool:
+    return b'"has_more":true' in text or b'"has_more": true' in text
+
+
+def events_of(page: bytes) -> int:
+    """How many a page has, without reading them."""
+    return page.count(b'"committed_id":')

@@ -1,0 +1,200 @@
+"""What all ways into the events door share: who may do what, what becomes of a request, a page, and counting it.
+
+The order is that of CO-18: shape (`reading`), authorization (here), and only then the log is asked. Who may not write
+a partition gets one and the same answer for every id, and nothing has been looked up for it (CO-22).
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from oncelog.core.policy import EVENTS
+from oncelog.core.values import Committed, Record, Replayed, Submission
+from oncelog.doors.events.hub import Hub
+from oncelog.doors.events.reading import Submit, Sync
+from oncelog.doors.events.words import (
+    AUTH_FAILED,
+    FORBIDDEN,
+    HISTORY_CHANGED,
+    RATE_LIMITED,
+    SERVER_BUSY,
+    SERVER_ERROR,
+    DoorError,
+    Rejected,
+    Result,
+    page_json,
+    reason_of,
+)
+from oncelog.doors.identity import Authenticates
+from oncelog.doors.limits import DoorLimits
+from oncelog.doors.metrics import Counts
+from oncelog.doors.principal import Principal
+from oncelog.doors.rates import Rates
+from oncelog.engine.cursors import Reading
+from oncelog.engine.log import Log
+from oncelog.errors import AuthError, ClockJumpedError, ClosedError, HistoryChangedError, OncelogError
+from oncelog.stores.clock import Clock
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+RETRY_AFTER_MS: Final = 1000
+"""What a client is told that comes while the log cannot take new writes."""
+
+
+class EventsDoor:
+    """One for a server."""
+
+    def __init__(  # noqa: PLR0913 - all that a door stands on
+        self,
+        log: Log,
+        hub: Hub,
+        authenticator: Authenticates,
+        *,
+        limits: DoorLimits,
+        counts: Counts,
+        clock: Clock,
+        auth_failures: Rates,
+        new_events: Rates | None = None,
+    ) -> None:
+        self.log = log
+        self.hub = hub
+        self.authenticator = authenticator
+        self.limits = limits
+        self.counts = counts
+        self.clock = clock
+        self._auth_failures = auth_failures
+        self._new_events = new_events
+        self.is_closing = False
+
+    # --- who
+
+    def authenticate(self, credential: str | None, address: str) -> Principal:
+        """Who that is. Raises DoorError: whoever guesses gets one text for all, and not many tries (CO-21)."""
+        if not self._auth_failures.allows(address):
+            retry_after_ms = self._auth_failures.retry_after_ms(address)
+            raise DoorError(RATE_LIMITED, "too many failed attempts to authenticate", retry_after_ms=retry_after_ms)
+        try:
+            return self.authenticator.authenticate(credential)
+        except AuthError as error:
+            self._auth_failures.take(address, 1)
+            self.counts.auth_failures += 1
+            logger.warning("authentication failed", extra={"address": address, "reason": error.reason})
+            raise DoorError(AUTH_FAILED, str(error)) from None
+
+    def refuse_client(self, address: str, client_id: str) -> DoorError:
+        """For a token of another client: as wrong as a wrong token (EV-1)."""
+        self._auth_failures.take(address, 1)
+        self.counts.auth_failures += 1
+        logger.warning("authentication failed", extra={"address": address, "reason": f"not the client {client_id!r}"})
+        return DoorError(AUTH_FAILED, "authentication failed")
+
+    # --- submit
+
+    def authorized(self, submit: Submit, principal: Principal) -> list[Submission | Rejected]:
+        """The items, with a rejection in place of those that the principal may not write (EV-10)."""
+        may_write = principal.grants.may_write
+        wait_ms = 0 if self._new_events is None else self._new_events.retry_after_ms(principal.actor)
+        items: list[Submission | Rejected] = []
+        for item in submit.items:
+            if isinstance(item, Submission):
+                if not all(map(may_write, item.partitions)):
+                    items.append(_NOT_WRITABLE)
+                    continue
+                if wait_ms:
+                    item = replace(item, retry_after_ms=wait_ms)  # noqa: PLW2901 - the same, with what it may cost
+            items.append(item)
+        return items
+
+    def count(self, results: Sequence[Result], principal: Principal) -> None:
+        """What became of a request, for those who watch the server."""
+        counts = self.counts
+        committed = 0
+        for result in results:
+            kind = type(result)
+            if kind is Committed:
+                committed += 1
+            elif kind is Replayed:
+                counts.events_replayed += 1
+            else:
+                counts.events_rejected[reason_of(result)] += 1
+        counts.events_committed += committed
+        if self._new_events is not None and committed:
+            self._new_events.take(principal.actor, committed)
+
+    # --- sync
+
+    def demand_readable(self, partitions: Sequence[str], principal: Principal) -> None:
+        """Raises DoorError unless all of them may be read (EV-11)."""
+        if not all(map(principal.grants.may_read, partitions)):
+            raise DoorError(FORBIDDEN, "partitions: not all of them may be read", field="partitions")
+
+    def demand_epoch(self, epoch: str | None) -> None:
+        """Raises DoorError for a reader of another history (CO-40)."""
+        if epoch is not None and epoch != self.log.epoch:
+            raise self._history_changed("the epoch is another one: read again from a point that you know, or from 0")
+
+    async def read(self, sync: Sync, upto: int) -> Reading:
+        """A page, up to a bound. Raises DoorError."""
+        limits = self.limits
+        limit = limits.page_events_default if sync.limit is None else sync.limit
+        try:
+            return await self.log.read(
+                partitions=sync.partitions,
+                after=sync.since,
+                upto=upto,
+                limit=max(1, min(limit, limits.page_events_max)),
+            )
+        except HistoryChangedError as error:
+            raise self._history_changed(str(error)) from error
+        except OncelogError as error:
+            raise error_of(error) from error
+
+    def page(self, sync: Sync, reading: Reading) -> bytes:
+        """The payload of its answer. It is not the bound's fault if a client is ahead of what has been delivered."""
+        self.counts.deliveries += len(reading.records)
+        return page_json(
+            sync.partitions,
+            filter(is_event, reading.records),
+            following=reading.cursor.position,
+            has_more=reading.has_more,
+            upto=max(reading.upto, sync.since),
+            epoch=self.log.epoch,
+        )
+
+    def _history_changed(self, message: str) -> DoorError:
+        details = {"epoch": self.log.epoch, "server_last_committed_id": self.hub.position}
+        return DoorError(HISTORY_CHANGED, message, **details)
+
+
+_NOT_WRITABLE: Final = Rejected(FORBIDDEN, "partitions", "not all of them may be written")
+
+
+def is_event(record: Record) -> bool:
+    """Whether the door shows it: lane 0 can hold records of an application's own policies too."""
+    return record.policy == EVENTS.name
+
+
+def highest(results: Sequence[Result]) -> int:
+    """The highest number that a client is told; 0 if none."""
+    numbers = [
+        result.receipt.position for result in results if isinstance(result, Committed | Replayed) and result.receipt
+    ]
+    return max(numbers, default=0)
+
+
+def error_of(error: BaseException) -> DoorError:
+    """What a client is told when the log could not do what it was asked. Never success, never failure: try again."""
+    if isinstance(error, DoorError):
+        return error
+    if isinstance(error, ClockJumpedError):
+        return DoorError(
+            SERVER_BUSY, "the server's clock is in doubt; no new events for now", retry_after_ms=RETRY_AFTER_MS
+        )
+    if isinstance(error, ClosedError):
+        return DoorError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
+    logger.error("the log could not do what it was asked: %s", error)
+    return DoorError(
+        SERVER_ERROR, "the outcome is not known; send it again under the same id", retry_after_ms=RETRY_AFTER_MS
+    )

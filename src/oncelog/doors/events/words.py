@@ -1,0 +1,199 @@
+"""The words of the events door: what a verdict, a record and an error are on its wire, as bytes.
+
+Records are stored as bytes and served as bytes: an event is spliced into its envelope and never parsed again. One
+broadcast is one frame, whatever the number of its readers.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from struct import Struct as Packing
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+
+from oncelog.core.values import Committed, Reason, Record, Refused, Replayed, Verdict
+
+PROTOCOL_VERSION: Final = "1.0"
+
+BAD_REQUEST: Final = "bad_request"
+FORBIDDEN: Final = "forbidden"
+VALIDATION_FAILED: Final = "validation_failed"
+SERVER_BUSY: Final = "server_busy"
+HISTORY_CHANGED: Final = "history_changed"
+AUTH_FAILED: Final = "auth_failed"
+VERSION_UNSUPPORTED: Final = "protocol_version_unsupported"
+RATE_LIMITED: Final = "rate_limited"
+SERVER_ERROR: Final = "server_error"
+
+CLOSING: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
+"""After one of these errors the connection ends (EV-2)."""
+
+_REQUEST_ERROR: Final = {Reason.BUSY: SERVER_BUSY, Reason.RATE_LIMITED: RATE_LIMITED}
+"""Refusals that are no outcome of an event: nothing was decided about it, and all of the request is to be sent again.
+
+A client takes `rejected` as final. To be told that for an event which only came at a bad moment would lose it.
+"""
+
+_FIELD: Final = {
+    "key": "id",
+    "body": "event",
+    "fingerprint": "event",
+    "expected_position": "expected_committed_id",
+}
+"""The core's fields by their names here. Others have the same."""
+
+_TEXT: Final = 0x81
+_CLOSE: Final = 0x88
+_REASON_BYTES_MAX: Final = 123
+_LENGTH_16: Final = Packing("!BBH").pack
+_LENGTH_64: Final = Packing("!BBQ").pack
+
+
+class DoorError(Exception):
+    """A request that gets an error in place of an answer. `message` is for the client: it must hold no secret."""
+
+    def __init__(self, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+class Rejected(Struct, frozen=True, gc=False):
+    """An item that the door itself refuses, before the log is asked."""
+
+    reason: str
+    field: str
+    message: str
+
+
+Result = Verdict | Rejected
+
+
+# --- records -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _json(text: str) -> bytes:
+    return orjson.dumps(text)
+
+
+@lru_cache(maxsize=4096)
+def _json_of_partitions(partitions: tuple[str, ...]) -> bytes:
+    return orjson.dumps(partitions)
+
+
+def event_json(record: Record) -> bytes:
+    """A record as `sync`, broadcasts, pages and streams show it. An erased one has `null` for its event."""
+    digits = record.key.hex()
+    return b'{"id":"%b","client_id":%b,"partitions":%b,"committed_id":%d,"event":%b,"status_updated_at":%d%b}' % (
+        f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode(),
+        _json(record.client),
+        _json_of_partitions(record.partitions),
+        record.position,
+        b"null" if record.erased else record.body,
+        record.log_time_ms,
+        b',"erased":true' if record.erased else b"",
+    )
+
+
+# --- results -----------------------------------------------------------------------------------------
+
+
+def request_error(verdicts: Iterable[Result]) -> DoorError | None:
+    """The error in place of all results, if one of the items was not decided at all."""
+    for verdict in verdicts:
+        if type(verdict) is Refused and verdict.reason in _REQUEST_ERROR:
+            code = _REQUEST_ERROR[verdict.reason]
+            return DoorError(code, verdict.message, retry_after_ms=verdict.retry_after_ms)
+    return None
+
+
+def reason_of(result: Result) -> str:
+    """Why an item was rejected, in one word of this wire."""
+    return result.reason if isinstance(result, Rejected) else VALIDATION_FAILED
+
+
+def result_json(id_text: str, verdict: Result) -> bytes:
+    """What became of one item. The id is as it was sent (EV-9); it is known to be a UUID, so it needs no escapes."""
+    # All known events have a receipt: they are remembered for ever.
+    if isinstance(verdict, Committed | Replayed) and (receipt := verdict.receipt) is not None:
+        return b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d%b}' % (
+            id_text.encode(),
+            receipt.position,
+            receipt.log_time_ms,
+            b',"erased":true' if isinstance(verdict, Replayed) and verdict.erased else b"",
+        )
+    error: dict[str, Any]
+    if isinstance(verdict, Rejected):
+        reason, error = verdict.reason, {"field": verdict.field, "message": verdict.message}
+    elif isinstance(verdict, Refused):
+        reason = VALIDATION_FAILED
+        error = {"field": _FIELD.get(verdict.field, verdict.field), "message": verdict.message}
+        if verdict.reason is Reason.UNEXPECTED_POSITION:
+            error["current_committed_id"] = verdict.current
+    else:
+        raise TypeError(f"an event was answered with {verdict!r}")
+    return orjson.dumps({"id": id_text, "status": "rejected", "reason": reason, "errors": [error]})
+
+
+def results_json(ids: Sequence[str], verdicts: Sequence[Result]) -> bytes:
+    """The payload of an answer to a submission: one result an item, in the order of the request (EV-8)."""
+    return b'{"results":[%b]}' % b",".join(map(result_json, ids, verdicts))
+
+
+def page_json(
+    partitions: tuple[str, ...], records: Iterable[Record], *, following: int, has_more: bool, upto: int, epoch: str
+) -> bytes:
+    """The payload of an answer to `sync`, and what a page is over HTTP."""
+    return (
+        b'{"partitions":%b,"events":[%b],"next_since_committed_id":%d,"has_more":%b,"sync_to_committed_id":%d,'
+        b'"epoch":"%b"}'
+    ) % (
+        _json_of_partitions(partitions),
+        b",".join(map(event_json, records)),
+        following,
+        b"true" if has_more else b"false",
+        upto,
+        epoch.encode(),
+    )
+
+
+def connected_json(client_id: str, last_committed_id: int, epoch: str) -> bytes:
+    """The payload of the answer to `connect`."""
+    return orjson.dumps({"client_id": client_id, "server_last_committed_id": last_committed_id, "epoch": epoch})
+
+
+def error_json(error: DoorError) -> bytes:
+    """The payload of an error."""
+    return orjson.dumps({"code": error.code, "message": error.message, "details": error.details})
+
+
+# --- envelopes and frames ------------------------------------------------------------------------------
+
+
+def envelope(kind: bytes, payload: bytes, timestamp_ms: int, msg_id: bytes = b"") -> bytes:
+    """A message. `msg_id` is that of the request in JSON, for a reply to one that had it."""
+    return b'{"type":"%b","protocol_version":"1.0",%b"timestamp":%d,"payload":%b}' % (
+        kind,
+        b'"msg_id":%b,' % msg_id if msg_id else b"",
+        timestamp_ms,
+        payload,
+    )
+
+
+def frame(message: bytes) -> bytes:
+    """A text message as a WebSocket frame from a server (RFC 6455, 5.2): not masked, so it is the same for all."""
+    length = len(message)
+    if length < 126:
+        return bytes((_TEXT, length)) + message
+    if length < 65_536:
+        return _LENGTH_16(_TEXT, 126, length) + message
+    return _LENGTH_64(_TEXT, 127, length) + message
+
+
+def close_frame(code: int, reason: str) -> bytes:
+    """The end of a connection (RFC 6455, 5.5.1)."""
+    payload = code.to_bytes(2, "big") + reason.encode()[:_REASON_BYTES_MAX]
+    return bytes((_CLOSE, len(payload))) + payload

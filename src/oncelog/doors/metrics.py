@@ -1,0 +1,166 @@
+"""What the server counts, for Prometheus.
+
+On the way of a frame nothing is done but an addition: the server adds to the plain numbers of `Counts`, and they become
+metrics when somebody asks. All of it is on the event loop's thread, so no addition is lost, and no lock is needed.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+BATCH_ITEMS_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+COMMIT_SECONDS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+class Counts:
+    """Plain numbers that the server adds to: `counts.frames_received += 1`. Only those of connections go down again."""
+
+    __slots__ = (
+        "auth_failures",
+        "bytes_sent",
+        "deliveries",
+        "events_committed",
+        "events_rejected",
+        "events_replayed",
+        "frames_received",
+        "requests",
+        "slow_readers_closed",
+        "slow_readers_warned",
+        "sse_connections",
+        "ws_connections",
+    )
+
+    def __init__(self) -> None:
+        self.ws_connections = 0
+        self.sse_connections = 0
+        self.frames_received = 0
+        self.events_committed = 0
+        self.events_replayed = 0
+        self.events_rejected: defaultdict[str, int] = defaultdict(int)
+        """By reason, a word of the door's table and never one of a client's."""
+        self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """By door, kind and outcome. As with reasons: whatever a client could make up would be kept for ever."""
+        self.deliveries = 0
+        self.bytes_sent = 0
+        self.slow_readers_warned = 0
+        self.slow_readers_closed = 0
+        self.auth_failures = 0
+
+
+class Metrics:
+    """The metrics of one server. What it is given to ask is asked at every `render`, and must not raise or wait."""
+
+    content_type: Final = CONTENT_TYPE
+
+    def __init__(
+        self,
+        counts: Counts,
+        *,
+        queue_items: Callable[[], int],
+        last_position: Callable[[], int],
+        subscribers: Callable[[], int],
+    ) -> None:
+        self.counts = counts
+        self.registry = CollectorRegistry()
+        self.registry.register(_Counted(counts))
+        self.registry.register(_Asked(queue_items, last_position, subscribers))
+        # Once a group commit, not once an event: here a lock costs nothing.
+        self._batch_items = Histogram(
+            "oncelog_commit_batch_items",
+            "Writes of one group commit.",
+            buckets=BATCH_ITEMS_BOUNDS,
+            registry=self.registry,
+        )
+        self._commit_seconds = Histogram(
+            "oncelog_commit_duration_seconds",
+            "Time from the start of a group commit until it was durable.",
+            buckets=COMMIT_SECONDS_BOUNDS,
+            registry=self.registry,
+        )
+        ProcessCollector(registry=self.registry)
+
+    def observe_commit(self, items: int, duration_s: float) -> None:
+        """A group commit of that many writes has become durable."""
+        self._batch_items.observe(items)
+        self._commit_seconds.observe(duration_s)
+
+    def render(self) -> bytes:
+        """All of it in Prometheus' text format, to be sent as `content_type`."""
+        return generate_latest(self.registry)
+
+
+class _Counted(Collector):
+    """Makes metrics of counts."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """As Prometheus' `Collector` says."""
+        counts = self._counts
+        yield _gauge(
+            "connections", "Open connections.", "kind", {"ws": counts.ws_connections, "sse": counts.sse_connections}
+        )
+        yield _counter("frames_received", "WebSocket frames that clients have sent.", counts.frames_received)
+        yield _requests(counts.requests)
+        yield _counter_by("events", "Submitted events by what became of them.", "outcome", _outcomes(counts))
+        yield _counter("deliveries", "Events that were sent to readers.", counts.deliveries)
+        yield _counter("sent_bytes", "Bytes of frames and bodies that were sent.", counts.bytes_sent)
+        steps = {"warned": counts.slow_readers_warned, "closed": counts.slow_readers_closed}
+        yield _counter_by("slow_readers", "Readers that fell behind.", "step", steps)
+        yield _counter("auth_failures", "Credentials that were not good.", counts.auth_failures)
+
+
+class _Asked(Collector):
+    """Makes metrics of what somebody else knows."""
+
+    def __init__(
+        self, queue_items: Callable[[], int], last_position: Callable[[], int], subscribers: Callable[[], int]
+    ) -> None:
+        self._queue_items = queue_items
+        self._last_position = last_position
+        self._subscribers = subscribers
+
+    def collect(self) -> Iterator[Metric]:
+        """As Prometheus' `Collector` says."""
+        queue, position, subscribers = self._queue_items(), self._last_position(), self._subscribers()
+        yield GaugeMetricFamily("oncelog_queue_items", "Writes that wait for their commit.", queue)
+        yield GaugeMetricFamily("oncelog_last_committed_position", "Position of the newest commit.", position)
+        yield GaugeMetricFamily("oncelog_subscribers", "Readers that follow the log.", subscribers)
+
+
+def _outcomes(counts: Counts) -> dict[str, int]:
+    rejected = {f"rejected_{reason}": count for reason, count in counts.events_rejected.items()}
+    return {"committed": counts.events_committed, "replayed": counts.events_replayed, **rejected}
+
+
+def _requests(requests: Mapping[tuple[str, str, str], int]) -> Metric:
+    family = CounterMetricFamily(
+        "oncelog_requests", "Requests by door, kind and outcome.", labels=["door", "kind", "outcome"]
+    )
+    for labels, count in requests.items():
+        family.add_metric(labels, count)
+    return family
+
+
+def _counter(name: str, text: str, count: int) -> Metric:
+    return CounterMetricFamily(f"oncelog_{name}", text, count)
+
+
+def _counter_by(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"oncelog_{name}", text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(f"oncelog_{name}", text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family

@@ -1,0 +1,332 @@
+"""The server: one log, its doors, and what operators need. HTTP and WebSocket on one port.
+
+Started and stopped once. `stop` takes no more, finishes what was accepted, tells everybody, and lets the log go.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from oncelog.doors.events import words
+from oncelog.doors.events.door import EventsDoor
+from oncelog.doors.events.http import EventsHttp, error_response
+from oncelog.doors.events.hub import Hub
+from oncelog.doors.events.socket import Sockets
+from oncelog.doors.events.words import DoorError
+from oncelog.doors.metrics import Counts, Metrics
+from oncelog.doors.openapi import description
+from oncelog.doors.origins import client_address, client_network, is_allowed_origin, is_loopback_host, scheme_of
+from oncelog.doors.rates import Rates
+from oncelog.doors.settings import ServerSettings, authenticator_of
+from oncelog.doors.validating import validate_of
+from oncelog.engine.log import open_log
+from oncelog.errors import OncelogError, SettingsError
+from oncelog.stores.clock import Clock, SystemClock
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+RENEW_S: Final = 1.0
+"""How often the rights of those who are connected are looked at."""
+RATE_KEYS_MAX: Final = 100_000
+CLOSING_S: Final = 1.0
+"""How long one who does not read may take to be closed when the server stops."""
+HEADER_BYTES_MAX: Final = 32 * 1024
+"""Of the request line, and of each header."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """`async with Server(settings) as server:` serves until the block is left."""
+
+    def __init__(self, settings: ServerSettings, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self._clock = clock or SystemClock()
+        validate = None if settings.validate is None else validate_of(settings.validate)
+        self.log = open_log(settings.store, validate=validate, limits=settings.engine_limits, clock=self._clock)
+        self._authenticator = authenticator_of(settings, self._clock.wall_ms)
+        self.counts = Counts()
+        self.hub = Hub(self._clock.wall_ms, self.counts)
+        self._door = self._events_door()
+        self.sockets = Sockets(self._door)
+        self.http = EventsHttp(self._door)
+        self.metrics = Metrics(
+            self.counts,
+            queue_items=lambda: self.log.queued,
+            last_position=lambda: self.hub.position,
+            subscribers=lambda: len(self.sockets) + len(self.http),
+        )
+        self.log.watch_commits(self.metrics.observe_commit)
+        self._networks = settings.trusted_networks
+        self._origins = settings.allowed_origins
+        self._tls: ssl.SSLContext | None = None
+        self._runner: web.AppRunner | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._is_ready = False
+        self.urls: list[str] = []
+        """Where it listens."""
+
+    def _events_door(self) -> EventsDoor:
+        limits = self.settings.door_limits
+        per_minute = limits.auth_failures_per_minute_max
+        new_per_second = limits.new_events_per_second_max
+        return EventsDoor(
+            self.log,
+            self.hub,
+            self._authenticator,
+            limits=limits,
+            counts=self.counts,
+            clock=self._clock,
+            auth_failures=Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms),
+            new_events=(
+                Rates(new_per_second, new_per_second, RATE_KEYS_MAX, self._clock.elapsed_ms) if new_per_second else None
+            ),
+        )
+
+    # --- from start to stop
+
+    async def __aenter__(self) -> "Server":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Opens the log and listens. Raises OncelogError for what is wrong with either."""
+        self._authenticator.reload()
+        self._tls = self._tls_context()
+        await self.log.__aenter__()
+        try:
+            self.hub.start(await self.log.listen(self.hub))
+            await self._listen()
+        except BaseException:
+            await self.log.close()
+            raise
+        self._renewing = asyncio.get_running_loop().create_task(self._renew_all())
+        self._is_ready = True
+        logger.info("listening", extra={"urls": " ".join(self.urls), "store": self.settings.store})
+        if self._authenticator.is_open:
+            logger.warning("development mode: everybody on this machine may do everything, without a token")
+
+    async def stop(self) -> None:
+        """Takes no more connections, finishes what was accepted, tells everybody, exits."""
+        if self._runner is None:
+            return
+        self._is_ready = False
+        self._door.is_closing = True
+        runner, self._runner = self._runner, None
+        logger.info("stopping", extra={"connections": len(self.sockets) + len(self.http), "queued": self.log.queued})
+        for site in list(runner.sites):
+            await site.stop()
+        if self._renewing is not None:
+            self._renewing.cancel()
+        try:
+            async with asyncio.timeout(self.settings.shutdown_ms / 1000):
+                await self._answered()
+        except TimeoutError:
+            logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queued})
+        self.sockets.finish()
+        self.http.finish()
+        await runner.cleanup()
+        await self.log.close()
+        logger.info("stopped")
+
+    async def _answered(self) -> None:
+        """Returns when nothing is in flight and what was answered has been written."""
+        await self.log.settled()
+        await asyncio.sleep(0)  # the answers of the last commit
+        await self.sockets.drained()
+
+    async def _listen(self) -> None:
+        app = web.Application(client_max_size=self.settings.door_limits.frame_bytes_max, middlewares=[self._guard])
+        self._route(app)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            # aiohttp waits for it twice, and what was accepted has had its time before.
+            shutdown_timeout=min(CLOSING_S, self.settings.shutdown_ms / 1000),
+            # Otherwise a token of the length that we allow would not come through.
+            max_field_size=HEADER_BYTES_MAX,
+            max_line_size=HEADER_BYTES_MAX,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.settings.host, self.settings.port, ssl_context=self._tls, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            place = f"{self.settings.host}:{self.settings.port}"
+            raise SettingsError(f"cannot listen on {place}: {error.strerror or error}") from error
+        scheme = "http" if self._tls is None else "https"
+        self.urls = [f"{scheme}://{_place(address)}" for address in self._runner.addresses]
+
+    def _route(self, app: web.Application) -> None:
+        app.router.add_get("/", self._hello)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        if self.settings.metrics:
+            app.router.add_get("/metrics", self._metrics)
+        if self.settings.openapi:
+            app.router.add_get("/openapi.json", self._openapi)
+        app.router.add_get("/v1/events", self._events)
+        app.router.add_post("/v1/events", self._submit)
+        app.router.add_get("/v1/events/stream", self._stream)
+
+    def reload(self) -> None:
+        """Takes keys, grants and certificates anew, and looks at everybody who is connected.
+
+        What is bad is told, and what was there before stays.
+        """
+        try:
+            self._tls_context()  # tried on another one first: a bad key would leave ours with none at all
+            self._authenticator.reload()
+            if self._tls is not None:
+                self._load_certificate(self._tls)
+        except OncelogError as error:
+            logger.error("nothing was reloaded: %s", error)  # noqa: TRY400 - it is no accident of ours
+            return
+        self._renew()
+        logger.info("keys, grants and certificates were reloaded")
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if self.settings.tls.certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load_certificate(context)
+        return context
+
+    def _load_certificate(self, context: ssl.SSLContext) -> None:
+        tls = self.settings.tls
+        try:
+            context.load_cert_chain(tls.certificate or "", tls.private_key)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"tls.certificate and tls.private_key cannot be used: {error}") from error
+
+    async def _renew_all(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            self._renew()
+
+    def _renew(self) -> None:
+        self.sockets.renew()
+        self.http.renew()
+
+    # --- every request
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Whom we do not serve at all, and how errors look."""
+        try:
+            self._demand_ours(request)
+            return await handler(request)
+        except DoorError as error:
+            self.counts.requests["events", "http", error.code] += 1
+            return error_response(error)
+        except web.HTTPRequestEntityTooLarge:
+            size = self.settings.door_limits.frame_bytes_max
+            message = f"body: must have at most {size} bytes"
+            return error_response(DoorError(words.BAD_REQUEST, message, field="body", limit=size, status=413))
+        except web.HTTPException as error:
+            allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+            return error_response(DoorError(words.BAD_REQUEST, error.reason, status=error.status), allowed)
+        except asyncio.CancelledError:
+            raise
+        except ConnectionError:
+            raise
+        except Exception:
+            logger.exception("a request failed", extra={"method": request.method, "path": request.path})
+            return error_response(DoorError(words.SERVER_ERROR, "the server is at fault"))
+
+    def _demand_ours(self, request: web.Request) -> None:
+        host = request.headers.get("Host")
+        if self.settings.development and not is_loopback_host(host):
+            # A web page can have its own name point to this machine, and be of the same origin as we are.
+            raise DoorError(words.FORBIDDEN, "Host: must be a loopback name in development mode", field="Host")
+        scheme = scheme_of(
+            request.remote, request.headers.get("X-Forwarded-Proto"), self._tls is not None, self._networks
+        )
+        if not is_allowed_origin(request.headers.get("Origin"), scheme, host, self._origins):
+            raise DoorError(words.FORBIDDEN, "Origin: is not one of those that may connect", field="Origin")
+
+    def _address(self, request: web.Request) -> str:
+        return client_network(client_address(request.remote, request.headers.get("X-Forwarded-For"), self._networks))
+
+    def _demand_room(self) -> None:
+        connections_max = self.settings.door_limits.connections_max
+        if len(self.sockets) + len(self.http) >= connections_max:
+            message = f"connections_max is {connections_max}, and that many are there already"
+            raise DoorError(words.SERVER_BUSY, message, retry_after_ms=1000)
+        if self._door.is_closing:
+            raise DoorError(words.SERVER_BUSY, "the server is being stopped", retry_after_ms=1000)
+
+    # --- the doors
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            self._demand_room()
+            return await self.sockets.serve(request, self._address(request))
+        return await self.http.page(request, self._address(request))
+
+    async def _submit(self, request: web.Request) -> web.StreamResponse:
+        return await self.http.submit(request, self._address(request))
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        self._demand_room()
+        return await self.http.stream(request, self._address(request))
+
+    # --- for operators
+
+    async def _hello(self, _: web.Request) -> web.Response:
+        return web.json_response({"oncelog": words.PROTOCOL_VERSION, "events": "/v1/events", "health": "/readyz"})
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        """The process lives."""
+        return web.json_response({"status": "ok"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        """And can do its work: the log can be read, and it is not about to stop."""
+        if not self._is_ready:
+            return web.json_response({"status": "stopping"}, status=503)
+        try:
+            heads = await self.log.heads()
+        except OncelogError as error:
+            logger.warning("not ready: %s", error)
+            return web.json_response({"status": "the store cannot be read"}, status=503)
+        newest = heads[0].position if 0 in heads else 0
+        return web.json_response({"status": "ok", "epoch": self.log.epoch, "last_committed_id": newest})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        return web.json_response(description(self.settings.door_limits))
+
+
+class _Unquoted(logging.Filter):
+    """What was no HTTP is told without its bytes: whoever sent them to the wrong place may have sent a token."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keeps the record, and little of what is in it."""
+        error = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
+        record.msg, record.args = "what was sent could not be read as HTTP", ()
+        record.exc_info = record.exc_text = None
+        record.error = error
+        return True
+
+
+def _http_logger() -> logging.Logger:
+    found = logging.getLogger("oncelog.doors.http")
+    if not found.filters:
+        found.addFilter(_Unquoted())
+    return found
+
+
+def _place(address: tuple[str, int] | str) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

@@ -1,0 +1,305 @@
+"""The settings of a server, all of them: what they are, and how they are put together.
+
+Every struct checks itself, so settings that are there are good ones. `load` takes them from where they are made, each
+source over the one before: the defaults, a TOML file, the environment, the command line.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from itertools import pairwise
+from typing import Any, Final, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+
+from oncelog.doors import settings_sources as sources
+from oncelog.doors.apikeys import ApiKeys
+from oncelog.doors.identity import Authenticates, Authenticator, DevelopmentAuthenticator
+from oncelog.doors.limits import SETTING_NUMBER_MAX, DoorLimits
+from oncelog.doors.logs import Format, Level
+from oncelog.doors.origins import Networks, networks_of, normal_origin
+from oncelog.doors.signing import KeyFile, KeyKind
+from oncelog.doors.tokens import Tokens, TokenSettings
+from oncelog.engine.limits import Limits
+from oncelog.errors import SettingsError
+
+VALIDATORS_GROUP: Final = "oncelog.validators"
+"""Of the entry points that `validate` may name."""
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
+_VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
+
+
+class GeneralSettings(Struct, frozen=True, kw_only=True):
+    """Those that are in no table."""
+
+    store: str = "oncelog.db"
+    """The log: a file, which is made if it is not there."""
+    host: str = "127.0.0.1"
+    """The address or name to listen on. `0.0.0.0` and `::` are all addresses of the machine."""
+    port: int = 7171
+    """The port to listen on. 0 is any free one."""
+    development: bool = False
+    """Lets everybody do everything, without a credential. Only where `host` is a loopback address."""
+    validate: str | None = None
+    """The application's own validation of new events: `package.module:callable`, or an entry point's name."""
+    origins: tuple[str, ...] = ()
+    """Web origins whose pages may connect besides our own: `https://app.example.org`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    shutdown_ms: int = 10_000
+    """How long a server that is told to stop waits for what is in flight. 0 does not wait."""
+    metrics: bool = True
+    """Whether `/metrics` is served."""
+    openapi: bool = True
+    """Whether the description of the HTTP interface is served."""
+
+    def __post_init__(self) -> None:
+        _demand(bool(self.store), "store must name a file")
+        _demand(_HOST.fullmatch(self.host) is not None, "host must be an IP address or the name of a host")
+        _demand(0 <= self.port <= 65_535, f"port must be a whole number from 0 to 65535, not {self.port}")
+        is_validate = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
+        _demand(
+            is_validate,
+            f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
+        )
+        _demand_each_origin(self.origins)
+        _demand_each_network(self.trusted_proxies)
+        is_time = 0 <= self.shutdown_ms <= SETTING_NUMBER_MAX
+        _demand(is_time, f"shutdown_ms must be a whole number from 0 on, not {self.shutdown_ms}")
+
+    @property
+    def allowed_origins(self) -> frozenset[str]:
+        """The origins in the form that `is_allowed_origin` compares."""
+        return frozenset(filter(None, map(normal_origin, self.origins)))
+
+    @property
+    def trusted_networks(self) -> Networks:
+        """The trusted proxies, as `client_address` takes them."""
+        return networks_of(self.trusted_proxies)
+
+
+class LogSettings(Struct, frozen=True, kw_only=True):
+    """What the server writes about itself."""
+
+    level: Level = "info"
+    """The lowest level that is written."""
+    format: Format = "text"
+    """A line for people, or a JSON object a line for machines."""
+
+
+class TlsSettings(Struct, frozen=True, kw_only=True):
+    """TLS that the server speaks itself. Both or neither."""
+
+    certificate: str | None = None
+    """A file in PEM form: the certificate, and those that lead from it to its root."""
+    private_key: str | None = None
+    """A file in PEM form with the certificate's key, not encrypted."""
+
+
+class ApiKeySettings(Struct, frozen=True, kw_only=True):
+    """API keys, as `oncelog apikey` makes them."""
+
+    file: str | None = None
+    """The file of keys. Without it there are none."""
+
+
+class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
+    """All settings, each good by itself and all together. The table `limits` is two structs here: to each its own."""
+
+    log: LogSettings = LogSettings()
+    tls: TlsSettings = TlsSettings()
+    tokens: TokenSettings | None = None
+    api_keys: ApiKeySettings = ApiKeySettings()
+    engine_limits: Limits = Limits()
+    door_limits: DoorLimits = DoorLimits()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _demand(
+            not self.development or is_loopback(self.host),
+            "development lets everybody in, so host must be a loopback address (127.0.0.1, ::1, localhost), "
+            f"not {self.host}",
+        )
+        _demand(
+            self.development or self.tokens is not None or self.api_keys.file is not None,
+            "nobody could come in: configure tokens (tokens.algorithms and tokens.key_files) or API keys "
+            "(api_keys.file), or, for a server that only its own machine can reach, set development to true",
+        )
+        _demand(
+            (self.tls.certificate is None) == (self.tls.private_key is None),
+            "tls.certificate and tls.private_key must be set together, or neither of them",
+        )
+        _demand(
+            self.door_limits.request_events_max <= self.engine_limits.request_items_max,
+            f"limits.request_events_max ({self.door_limits.request_events_max}) must not be above "
+            f"limits.request_items_max ({self.engine_limits.request_items_max})",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there: 127.0.0.0/8, ::1 and `localhost`."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _demand(is_so: bool, sentence: str) -> None:
+    if not is_so:
+        raise SettingsError(sentence)
+
+
+def _demand_each_origin(origins: tuple[str, ...]) -> None:
+    for one in origins:
+        _demand(
+            normal_origin(one) is not None,
+            f"origins must have the form scheme://host[:port], without a path and without *, not {one!r}",
+        )
+
+
+def _demand_each_network(texts: tuple[str, ...]) -> None:
+    for one in texts:
+        try:
+            networks_of([one])
+        except ValueError as error:
+            raise SettingsError(f"trusted_proxies must be IP addresses or networks: {error}") from error
+
+
+# --- put together -----------------------------------------------------------------------------------------
+
+
+class _Field(Struct, frozen=True):
+    """A setting: a field of a struct."""
+
+    of: type[Struct]
+    name: str
+    kind: Any
+    default: Any
+
+
+_TABLES: Final[Mapping[str, tuple[type[Struct], ...]]] = {
+    "": (GeneralSettings,),
+    "log": (LogSettings,),
+    "tls": (TlsSettings,),
+    "tokens": (TokenSettings,),
+    "api_keys": (ApiKeySettings,),
+    "limits": (Limits, DoorLimits),
+}
+_REQUIRED: Final[Mapping[type[Struct], Mapping[str, Any]]] = {
+    TokenSettings: {"algorithms": ("EdDSA",), "key_files": (KeyFile("keys", KeyKind.PEM),)}
+}
+"""Something for the fields that have no default, while others are checked one by one."""
+
+
+def _fields_of(table: str, of: type[Struct]) -> dict[str, _Field]:
+    kinds = get_type_hints(of)
+    return {
+        f"{table}.{one.name}".removeprefix("."): _Field(of, one.name, kinds[one.name], one.default)
+        for one in msgspec.structs.fields(of)
+    }
+
+
+_FIELDS: Final[Mapping[str, _Field]] = {
+    name: field for table, structs in _TABLES.items() for of in structs for name, field in _fields_of(table, of).items()
+}
+"""Every setting by its name."""
+
+
+def load(config_path: str | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> ServerSettings:
+    """The settings of a file, over these the environment's, over these those of the command line.
+
+    Raises SettingsError for anything that is wrong with them, with the setting's name and where it was made.
+    """
+    given = {
+        **(sources.in_file(config_path, _FIELDS) if config_path is not None else {}),
+        **sources.in_environment(environment, _FIELDS),
+        **sources.on_command_line(overrides, _FIELDS),
+    }
+    values: dict[type[Struct], dict[str, Any]] = {of: {} for structs in _TABLES.values() for of in structs}
+    for name, one in given.items():
+        field = _FIELDS[name]
+        values[field.of][field.name] = _checked(name, field, one)
+    return ServerSettings(
+        **values[GeneralSettings],
+        log=LogSettings(**values[LogSettings]),
+        tls=TlsSettings(**values[TlsSettings]),
+        tokens=_token_settings(values[TokenSettings]),
+        api_keys=ApiKeySettings(**values[ApiKeySettings]),
+        engine_limits=Limits(**values[Limits]),
+        door_limits=DoorLimits(**values[DoorLimits]),
+    )
+
+
+def _checked(name: str, field: _Field, given: sources.Given) -> Any:
+    """The value, which is in its range: its struct says so, asked for this field alone."""
+    value = sources.value_of(name, field.kind, given)
+    try:
+        field.of(**{**_REQUIRED.get(field.of, {}), field.name: value})
+    except SettingsError as error:
+        table = name.removesuffix(field.name)
+        raise SettingsError(f"{given.source}: {table}{error}") from error
+    return value
+
+
+def _token_settings(values: Mapping[str, Any]) -> TokenSettings | None:
+    if not values:
+        return None
+    for name in _REQUIRED[TokenSettings]:
+        _demand(name in values, f"tokens.{name} must be set where other settings of tokens are")
+    return TokenSettings(**values)
+
+
+def authenticator_of(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticates:
+    """Who says who comes. It knows no key before its `reload`."""
+    if settings.development:
+        return DevelopmentAuthenticator()
+    tokens = None if settings.tokens is None else Tokens(settings.tokens, now_ms)
+    file = settings.api_keys.file
+    return Authenticator(tokens, None if file is None else ApiKeys(file, now_ms))
+
+
+# --- told ---------------------------------------------------------------------------------------------------
+
+
+class Described(Struct, frozen=True):
+    """A setting for those who write or read about it."""
+
+    name: str
+    kind: str
+    default: str
+    """As TOML has it; `none`, or `required` of one that its table cannot be without."""
+    text: str
+    """The docstring of its field."""
+
+
+def described() -> list[Described]:
+    """Every setting, table by table, in the order of their fields."""
+    texts = {of: _docstrings(of) for structs in _TABLES.values() for of in structs}
+    return [
+        Described(
+            name, sources.kind_text(field.kind), _default_text(field.default), texts[field.of].get(field.name, "")
+        )
+        for name, field in _FIELDS.items()
+    ]
+
+
+def _default_text(value: Any) -> str:
+    if value is NODEFAULT or value is None:
+        return "none" if value is None else "required"
+    return msgspec.json.encode(value).decode()
+
+
+def _docstrings(of: type[Struct]) -> dict[str, str]:
+    """The text below each field. Python keeps them in the source alone."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
+    found = {}
+    for field, below in pairwise(getattr(definition, "body", [])):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(field.target)] = inspect.cleandoc(str(below.value.value))
+    return found

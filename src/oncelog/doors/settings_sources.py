@@ -1,0 +1,214 @@
+"""Where settings come from: a TOML file, the environment, the command line; and what a value from there means.
+
+A setting has a name (`limits.queue_items_max`) and a kind, which is the type of its field. Whatever is wrong is a
+`SettingsError` that says where the setting was made. Values are repeated in it only where they can be no secret:
+somebody may have set a secret where its file should be.
+"""
+
+import re
+import tomllib
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.doors import files
+from oncelog.doors.limits import SETTING_NUMBER_MAX, SETTINGS_FILE_BYTES_MAX
+from oncelog.doors.signing import KeyFile, KeyKind
+from oncelog.errors import SettingsError
+
+PREFIX: Final = "ONCELOG_"
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(_[0-9]+)*", re.ASCII)
+_NUMBER_CHARACTERS_MAX: Final = 40
+_FLAGS: Final = {"true": True, "false": False}
+
+
+class Given(Struct, frozen=True):
+    """A value that somebody has set, and where."""
+
+    value: object
+    source: str
+    is_text: bool
+    """From the environment or the command line, where a number is a text too."""
+
+
+# --- the three sources ----------------------------------------------------------------------------------
+
+
+def in_file(path: str, names: Collection[str]) -> dict[str, Given]:
+    """What a TOML file sets. Raises SettingsError for one that cannot be read, is none, or has an unknown name."""
+    tables = {name.partition(".")[0] for name in names if "." in name}
+    found: dict[str, Given] = {}
+    for key, value in _toml_in(path).items():
+        if key not in tables:
+            found[key] = Given(value, path, is_text=False)
+        elif isinstance(value, dict):
+            found |= {f"{key}.{name}": Given(one, path, is_text=False) for name, one in value.items()}
+        else:
+            raise SettingsError(f"{path}: {key} must be a table")
+    for name in found:
+        _demand_known(name, names, path)
+    return found
+
+
+def in_environment(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, Given]:
+    """What variables set that begin with `ONCELOG_`. Raises SettingsError for one that is no setting."""
+    variables = {variable_of(name): name for name in names}
+    found = {}
+    for variable in sorted(one for one in environment if one.startswith(PREFIX)):
+        _demand_known(variable, variables, "environment")
+        found[variables[variable]] = Given(environment[variable], f"environment variable {variable}", is_text=True)
+    return found
+
+
+def on_command_line(overrides: Mapping[str, str], names: Collection[str]) -> dict[str, Given]:
+    """What flags set. Raises SettingsError for an unknown name."""
+    for name in overrides:
+        _demand_known(name, names, "command line")
+    return {name: Given(text, "command line", is_text=True) for name, text in overrides.items()}
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting: `ONCELOG_LIMITS__QUEUE_ITEMS_MAX`."""
+    return PREFIX + name.replace(".", "__").upper()
+
+
+def _demand_known(name: str, names: Collection[str], source: str) -> None:
+    if name not in names:
+        close = get_close_matches(name, names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SettingsError(f"{source}: there is no setting {name!r}{hint}")
+
+
+def _toml_in(path: str) -> dict[str, Any]:
+    data = files.read(path, SETTINGS_FILE_BYTES_MAX).data
+    # Not raised inside: what is caught may hold the whole file, and an error carries on what it was raised from.
+    problem = "not UTF-8"
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        pass
+    except RecursionError:
+        problem = "nested too deeply"
+    except ValueError as error:
+        problem = str(error)
+    raise SettingsError(f"{path} is no TOML: {problem}")
+
+
+# --- values ---------------------------------------------------------------------------------------------
+
+
+def value_of(name: str, kind: Any, given: Given) -> Any:
+    """What the setting is set to, in its own type. Raises SettingsError for what cannot be that."""
+    try:
+        return _read(kind, given.value, given.is_text)
+    except _WrongError as error:
+        problem = str(error)
+    raise SettingsError(f"{given.source}: {name} must be {problem}")
+
+
+def kind_text(kind: Any) -> str:
+    """How the documents call values of that type."""
+    if _is_optional(kind):
+        return kind_text(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return f"list of {_PLURALS[get_args(kind)[0]]}"
+    if get_origin(kind) is Literal:
+        return _choices(kind)
+    return {int: "whole number", bool: "true or false", str: "text"}[kind]
+
+
+class _WrongError(Exception):
+    """Says what the value must be."""
+
+
+def _read(kind: Any, value: object, is_text: bool) -> object:
+    if _is_optional(kind):
+        # An empty variable is how an environment takes back what a file has set.
+        return None if is_text and value == "" else _read(get_args(kind)[0], value, is_text)
+    if get_origin(kind) is tuple:
+        return _list(get_args(kind)[0], value, is_text)
+    if get_origin(kind) is Literal:
+        return _choice(kind, value)
+    return _READERS[kind](value, is_text)
+
+
+def _is_optional(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def _whole(value: object, is_text: bool) -> int:
+    if is_text and isinstance(value, str) and len(value) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(value):
+        value = int(value)
+    if type(value) is not int or abs(value) > SETTING_NUMBER_MAX:
+        raise _WrongError(f"a whole number, at most {SETTING_NUMBER_MAX}")
+    return value
+
+
+def _flag(value: object, is_text: bool) -> bool:
+    if is_text and isinstance(value, str):
+        value = _FLAGS.get(value.lower())
+    if type(value) is not bool:
+        raise _WrongError("true or false")
+    return value
+
+
+def _text(value: object, is_text: bool) -> str:  # noqa: ARG001 - all readers take the same
+    if type(value) is not str or not value or "\0" in value:
+        raise _WrongError("a text, not empty and without U+0000")
+    return value
+
+
+def _choice(kind: Any, value: object) -> object:
+    if value not in get_args(kind):
+        raise _WrongError(_choices(kind))
+    return value
+
+
+def _choices(kind: Any) -> str:
+    *most, last = get_args(kind)
+    return f"{', '.join(most)} or {last}"
+
+
+def _list(kind: Any, value: object, is_text: bool) -> tuple[object, ...]:
+    if is_text and isinstance(value, str):
+        value = [one.strip() for one in value.split(",")] if value.strip() else []
+    what = f"a list of {_PLURALS[kind]}{', with commas between them' if is_text else ''}"
+    if type(value) is not list or "" in value:
+        raise _WrongError(f"{what}, none of them empty")
+    try:
+        return tuple(_READERS[kind](one, is_text) for one in value)
+    except _WrongError as error:
+        problem = str(error)
+    raise _WrongError(f"{what}: each must be {problem}")
+
+
+def _key_file(value: object, is_text: bool) -> KeyFile:  # noqa: ARG001
+    """`kind:path`, `kind#key_id:path`, or a table of these three."""
+    if isinstance(value, str):
+        head, _, path = value.partition(":")
+        kind, mark, key_id = head.partition("#")
+        value = {"kind": kind, "path": path, "key_id": key_id if mark else None}
+    if isinstance(value, dict) and value.keys() <= set(KeyFile.__struct_fields__):
+        with suppress(msgspec.ValidationError):
+            found = msgspec.convert(value, KeyFile)
+            if "" not in (found.path, found.key_id) and "\0" not in found.path:
+                return found
+    raise _WrongError(_KEY_FILE_FORM)
+
+
+_KEY_FILE_FORM: Final = (
+    f'"kind:path" or "kind#key_id:path", where the kind is {", ".join(one.value for one in KeyKind)}; or in a file '
+    "also a table with kind, path and key_id"
+)
+_READERS: Final[Mapping[Any, Callable[[object, bool], object]]] = {
+    int: _whole,
+    bool: _flag,
+    str: _text,
+    KeyFile: _key_file,
+}
+_PLURALS: Final[Mapping[Any, str]] = {str: "texts", KeyFile: "key files"}

@@ -1,0 +1,413 @@
+"""A real server for tests: a port of its own, a log in a file, sockets, and clients that do not wait for ever."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import aiohttp
+from aiohttp import WSMsgType
+
+from doors import material
+from engine.watched import Gate
+from oncelog.doors.apikeys import ApiKeys, Created
+from oncelog.doors.grants import granted
+from oncelog.doors.limits import DoorLimits
+from oncelog.doors.server import Server
+from oncelog.doors.settings import ApiKeySettings, ServerSettings
+from oncelog.doors.tokens import TokenSettings
+from oncelog.engine.limits import Limits
+from oncelog.stores.clock import Clock, SystemClock
+from oncelog.stores.protocol import Decided
+from oncelog.testing.clock import ManualClock
+
+T = TypeVar("T")
+
+WAIT_S: Final = 10
+"""Nothing that a test waits for takes that long."""
+RUN_S: Final = 50
+
+_DOOR_LIMITS: Final = frozenset(DoorLimits.__struct_fields__)
+_ENGINE_LIMITS: Final = frozenset(Limits.__struct_fields__)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a test's coroutine in a loop of its own."""
+    return asyncio.run(asyncio.wait_for(main, RUN_S))
+
+
+async def soon(waited_for: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+    """What comes in time, or a TimeoutError."""
+    return await asyncio.wait_for(waited_for, WAIT_S)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what the server does in tasks of its own, and tells nobody."""
+
+    async def waiting() -> None:
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+    await soon(waiting())
+
+
+class ShiftedClock:
+    """The machine's clocks, the wall clock set forward by as much as a test says."""
+
+    def __init__(self, ahead_ms: int = 0) -> None:
+        self._clock = SystemClock()
+        self.ahead_ms = ahead_ms
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + self.ahead_ms
+
+    def elapsed_ms(self) -> int:
+        return self._clock.elapsed_ms()
+
+    def boot(self) -> str:
+        return self._clock.boot()
+
+
+# --- events --------------------------------------------------------------------------------------------
+
+
+def event_id(number: int) -> str:
+    return str(UUID(int=number))
+
+
+def item(number: int, *partitions: str, **members: Any) -> dict[str, Any]:
+    """An event to submit, of partition `a` unless others are given."""
+    event = {"type": "counted", "number": number}
+    return {"id": event_id(number), "partitions": list(partitions or ("a",)), "event": event, **members}
+
+
+def numbers(events: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The committed ids of events or results."""
+    return [event["committed_id"] for event in events]
+
+
+# --- a client of plain HTTP ----------------------------------------------------------------------------
+
+
+class Answer:
+    """All of a response."""
+
+    def __init__(self, response: aiohttp.ClientResponse, body: bytes) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.content_type = response.content_type
+        self.body = body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        """The error, which must look like one."""
+        assert self.content_type == "application/json"
+        error = self.json["error"]
+        assert set(self.json) == {"error"}
+        assert set(error) == {"code", "message", "details"}
+        return error
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        return self.status, self.error["code"]
+
+
+# --- a client of server-sent events ----------------------------------------------------------------------
+
+
+class Message:
+    """An event of a stream, as a browser would hand it on."""
+
+    def __init__(self, kind: str, data: str, last_event_id: str) -> None:
+        self.kind = kind
+        self.data = data
+        self.id = last_event_id
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+
+class EventStream:
+    """Reads a stream by the rules of the HTML standard (9.2.6), line by line."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+        self.last_event_id = ""
+        self.retry_ms: int | None = None
+        self.comments = 0
+
+    async def next(self) -> Message | None:
+        """The next event that a page would see; None at the end of the stream. Comments are counted."""
+        return await soon(self._next())
+
+    async def _next(self) -> Message | None:
+        kind, data = "message", list[str]()
+        while line := await self.response.content.readline():
+            text = line.decode().removesuffix("\n").removesuffix("\r")
+            name, _, value = text.partition(":")
+            value = value.removeprefix(" ")
+            if not text:
+                if data:
+                    return Message(kind, "\n".join(data), self.last_event_id)
+                kind = "message"
+            elif not name:
+                self.comments += 1
+            elif name == "event":
+                kind = value
+            elif name == "data":
+                data.append(value)
+            elif name == "id" and "\0" not in value:
+                self.last_event_id = value
+            elif name == "retry" and value.isascii() and value.isdecimal():
+                self.retry_ms = int(value)
+        return None
+
+    async def connected(self) -> Any:
+        """The first event."""
+        message = await self.next()
+        assert message is not None
+        assert message.kind == "connected"
+        return message.json
+
+    async def events(self, count: int) -> list[Any]:
+        """That many events of the log, each with its number for an id."""
+        found = []
+        for _ in range(count):
+            message = await self.next()
+            assert message is not None
+            assert (message.kind, message.id) == ("message", str(message.json["committed_id"]))
+            found.append(message.json)
+        return found
+
+    async def comment(self) -> None:
+        """Returns after the next comment."""
+        line = b""
+        while not line.startswith(b":"):
+            line = await soon(self.response.content.readline())
+            assert line
+
+    def close(self) -> None:
+        self.response.close()
+
+
+# --- a client of the WebSocket -----------------------------------------------------------------------------
+
+
+class SocketClient:
+    """Sends messages, and receives them within a time."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+
+    async def send(self, kind: str, payload: Any, msg_id: str | int | None = None, **members: Any) -> None:
+        named = {} if msg_id is None else {"msg_id": msg_id}
+        await self.socket.send_str(
+            json.dumps({"type": kind, "protocol_version": "1.0", "payload": payload, **named, **members})
+        )
+
+    async def receive(self) -> Any:
+        """The next message. An end of the connection is an error."""
+        message = await soon(self.socket.receive())
+        assert message.type is WSMsgType.TEXT, message
+        return json.loads(message.data)
+
+    async def ask(self, kind: str, payload: Any, msg_id: str | int | None = None) -> Any:
+        """Sends a message and returns the payload of the next that comes."""
+        await self.send(kind, payload, msg_id)
+        answer = await self.receive()
+        assert answer.get("msg_id") == msg_id
+        return answer["payload"]
+
+    async def connect(self, client_id: str = "laptop", token: str | None = None) -> Any:
+        return await self.ask("connect", {"client_id": client_id, "token": token})
+
+    async def submit(self, *items: Mapping[str, Any]) -> Any:
+        """The results."""
+        return (await self.ask("submit_events", {"events": items}))["results"]
+
+    async def sync(self, *partitions: str, since: int = 0, **members: Any) -> Any:
+        return await self.ask("sync", {"partitions": partitions, "since_committed_id": since, **members})
+
+    async def closed(self) -> int | None:
+        """The code that the server closes the connection with. Nothing else may come before it."""
+        message = await soon(self.socket.receive())
+        assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
+        return self.socket.close_code
+
+    async def close(self) -> None:
+        await soon(self.socket.close())
+
+
+# --- the server ------------------------------------------------------------------------------------------
+
+
+class Serving:
+    """A server that runs, and ways to speak to it. `credential` is what is shown with every request."""
+
+    def __init__(self, server: Server, session: aiohttp.ClientSession, clock: Clock, keys: ApiKeys | None) -> None:
+        self.server = server
+        self.session = session
+        self.clock = clock
+        self.api_keys = keys
+        """What an operator would change; the server takes it at `server.reload()`."""
+        self.credential: str | None = None
+        self._sockets: list[SocketClient] = []
+        self._streams: list[EventStream] = []
+
+    @property
+    def url(self) -> str:
+        return self.server.urls[0]
+
+    async def request(
+        self, method: str, path: str, *, credential: str | None = None, headers: Any = None, **options: Any
+    ) -> Answer:
+        options.setdefault("allow_redirects", False)
+        async with asyncio.timeout(WAIT_S):
+            async with self.session.request(
+                method, self.url + path, headers=self._headers(credential, headers), **options
+            ) as response:
+                return Answer(response, await response.read())
+
+    async def get(self, path: str, **options: Any) -> Answer:
+        return await self.request("GET", path, **options)
+
+    async def submit(self, *items: Mapping[str, Any], client_id: str | None = None, **options: Any) -> Answer:
+        named = {} if client_id is None else {"client_id": client_id}
+        return await self.request("POST", "/v1/events", json={"events": items, **named}, **options)
+
+    async def commit(self, *items: Mapping[str, Any]) -> list[int]:
+        """Submits events of which all must be committed; their numbers."""
+        answer = await self.submit(*items)
+        assert answer.status == 200, answer.body
+        return numbers(answer.json["results"])
+
+    async def page(self, *partitions: str, **query: Any) -> Answer:
+        options = {name: query.pop(name) for name in ("credential", "headers") if name in query}
+        return await self.get("/v1/events", params=_query(partitions, query), **options)
+
+    async def stream(
+        self, *partitions: str, credential: str | None = None, headers: Any = None, **query: Any
+    ) -> EventStream:
+        """A stream that has begun. What was refused is a `response` with another status."""
+        response = await soon(
+            self.session.get(
+                self.url + "/v1/events/stream",
+                params=_query(partitions, query),
+                headers=self._headers(credential, headers),
+            )
+        )
+        self._streams.append(EventStream(response))
+        return self._streams[-1]
+
+    async def socket(self, headers: Any = None) -> SocketClient:
+        """A WebSocket on which nothing has been said yet."""
+        socket = SocketClient(await soon(self.session.ws_connect(self.url + "/v1/events", headers=headers)))
+        self._sockets.append(socket)
+        return socket
+
+    async def connected(self, client_id: str = "laptop", token: str | None = None) -> SocketClient:
+        """A WebSocket that has said who it is."""
+        socket = await self.socket()
+        await socket.connect(client_id, token if token is not None else self.credential)
+        return socket
+
+    async def close(self) -> None:
+        """Ends all that was begun. `serving` does so at its end."""
+        for stream in self._streams:
+            stream.close()
+        try:
+            for socket in self._sockets:
+                await socket.close()
+        finally:
+            await self.session.close()
+
+    def hold_commits(self, monkeypatch: Any) -> Gate:
+        """From now on a commit waits at the gate, which is shut."""
+        gate = Gate()
+        gate.shut()
+        store: Any = self.server.log._store
+        commit = store.commit
+
+        async def held(*arguments: Any, **named: Any) -> Decided:
+            await gate()
+            decided: Decided = await commit(*arguments, **named)
+            return decided
+
+        monkeypatch.setattr(store, "commit", held)
+        return gate
+
+    def _headers(self, credential: str | None, headers: Any) -> dict[str, str]:
+        shown = credential or self.credential
+        return {**({} if shown is None else {"Authorization": f"Bearer {shown}"}), **(headers or {})}
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path,
+    *,
+    tokens: bool = False,
+    api_keys: bool = False,
+    clock: ManualClock | ShiftedClock | None = None,
+    connector: aiohttp.BaseConnector | None = None,
+    token_settings: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Serving]:
+    """A server with a log in the directory.
+
+    It is in development mode unless `tokens` (those of `material`, HS256, on a clock of their time) or `api_keys` (in
+    `keys.json`, none yet) are to be used. Other settings are those of `ServerSettings`, and limits by their names.
+    """
+    made, keys, chosen = _settings(directory, tokens, api_keys, clock, token_settings or {}, settings)
+    async with Server(made, clock=chosen) as server:
+        session = aiohttp.ClientSession(connector=connector)
+        served = Serving(server, session, chosen, keys)
+        try:
+            yield served
+        finally:
+            await served.close()
+
+
+def _settings(
+    directory: Path,
+    tokens: bool,
+    api_keys: bool,
+    clock: ManualClock | ShiftedClock | None,
+    token_settings: Mapping[str, Any],
+    settings: dict[str, Any],
+) -> tuple[ServerSettings, ApiKeys | None, Clock]:
+    door = {name: settings.pop(name) for name in _DOOR_LIMITS & settings.keys()}
+    engine = {name: settings.pop(name) for name in _ENGINE_LIMITS & settings.keys()}
+    chosen: Clock = clock or (ManualClock(material.NOW_MS) if tokens else SystemClock())
+    keys = None
+    if tokens:
+        source = material.key_file(directory, "HS256")
+        settings["tokens"] = TokenSettings(algorithms=("HS256",), key_files=(source,), **token_settings)
+    if api_keys:
+        keys = ApiKeys(directory / "keys.json", chosen.wall_ms)
+        keys.reload() if (directory / "keys.json").exists() else keys.create("nobody", "nobody", granted())
+        settings["api_keys"] = ApiKeySettings(file=str(directory / "keys.json"))
+    settings.setdefault("development", not tokens and not api_keys)
+    settings.setdefault("store", str(directory / "events.db"))
+    settings.setdefault("port", 0)
+    made = ServerSettings(door_limits=DoorLimits(**door), engine_limits=Limits(**engine), **settings)
+    return made, keys, chosen
+
+
+def api_key(served: Serving, client_id: str, read: Sequence[str] = (), write: Sequence[str] = ()) -> Created:
+    """A new key, which the server knows."""
+    assert served.api_keys is not None
+    key = served.api_keys.create(client_id, client_id, granted(read, write))
+    served.server.reload()
+    return key
+
+
+def _query(partitions: Sequence[str], query: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [*(("partition", one) for one in partitions), *((name, str(value)) for name, value in query.items())]

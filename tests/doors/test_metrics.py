@@ -1,0 +1,123 @@
+"""Metrics: what was counted is what Prometheus reads, under names that the handbook has."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from oncelog.doors.metrics import Counts, Metrics
+
+PAGE = Path(__file__).parents[2] / "docs/server.md"
+
+
+def metrics_of(counts: Counts, queue_items: int = 0, last_position: int = 0, subscribers: int = 0) -> Metrics:
+    return Metrics(
+        counts,
+        queue_items=lambda: queue_items,
+        last_position=lambda: last_position,
+        subscribers=lambda: subscribers,
+    )
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """By name and the values of the labels, as Prometheus would read them."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def test_every_count_is_shown_and_only_there() -> None:
+    """Each of the plain numbers is counted up by its own amount, and found under its name."""
+    shown_as = {
+        "ws_connections": ("oncelog_connections", "ws"),
+        "sse_connections": ("oncelog_connections", "sse"),
+        "frames_received": ("oncelog_frames_received_total",),
+        "events_committed": ("oncelog_events_total", "committed"),
+        "events_replayed": ("oncelog_events_total", "replayed"),
+        "deliveries": ("oncelog_deliveries_total",),
+        "bytes_sent": ("oncelog_sent_bytes_total",),
+        "slow_readers_warned": ("oncelog_slow_readers_total", "warned"),
+        "slow_readers_closed": ("oncelog_slow_readers_total", "closed"),
+        "auth_failures": ("oncelog_auth_failures_total",),
+    }
+    assert set(shown_as) == set(Counts.__slots__) - {"events_rejected", "requests"}
+    counts = Counts()
+    metrics = metrics_of(counts)
+    for amount, name in enumerate(shown_as, start=1):
+        assert samples(metrics)[shown_as[name]] == 0
+        setattr(counts, name, getattr(counts, name) + amount)
+    found = samples(metrics)
+    assert {name: found[key] for name, key in shown_as.items()} == {
+        name: amount for amount, name in enumerate(shown_as, start=1)
+    }
+
+
+def test_reasons_and_requests_have_labels() -> None:
+    counts = Counts()
+    counts.events_rejected["forbidden"] += 2
+    counts.requests["events", "submit_events", "ok"] += 3
+    counts.requests["events", "sync", "forbidden"] += 1
+    found = samples(metrics_of(counts))
+    assert found["oncelog_events_total", "rejected_forbidden"] == 2
+    assert found["oncelog_requests_total", "events", "submit_events", "ok"] == 3
+    assert found["oncelog_requests_total", "events", "sync", "forbidden"] == 1
+
+
+def test_what_others_know_is_asked_at_every_look() -> None:
+    known = {"queue": 1, "position": 2, "subscribers": 3}
+    asked = 0
+
+    def queue_items() -> int:
+        nonlocal asked
+        asked += 1
+        return known["queue"]
+
+    metrics = Metrics(
+        Counts(),
+        queue_items=queue_items,
+        last_position=lambda: known["position"],
+        subscribers=lambda: known["subscribers"],
+    )
+    assert asked == 0
+    names = ("oncelog_queue_items", "oncelog_last_committed_position", "oncelog_subscribers")
+    assert [samples(metrics)[name,] for name in names] == [1, 2, 3]
+    known.update(queue=4, position=5, subscribers=6)
+    assert [samples(metrics)[name,] for name in names] == [4, 5, 6]
+
+
+def test_commits_by_size_and_time() -> None:
+    metrics = metrics_of(Counts())
+    metrics.observe_commit(7, 0.003)
+    metrics.observe_commit(100, 0.03)
+    found = samples(metrics)
+    assert found["oncelog_commit_batch_items_sum",] == 107
+    assert found["oncelog_commit_batch_items_count",] == 2
+    assert found["oncelog_commit_batch_items_bucket", "10.0"] == 1
+    assert found["oncelog_commit_duration_seconds_sum",] == pytest.approx(0.033)
+    assert found["oncelog_commit_duration_seconds_bucket", "0.005"] == 1
+    assert found["oncelog_commit_duration_seconds_bucket", "+Inf"] == 2
+
+
+def test_two_servers_in_a_process_do_not_meet() -> None:
+    first, second = Counts(), Counts()
+    one, other = metrics_of(first), metrics_of(second)
+    first.frames_received += 1
+    assert samples(one)["oncelog_frames_received_total",] == 1
+    assert samples(other)["oncelog_frames_received_total",] == 0
+
+
+def test_the_process_is_measured() -> None:
+    assert samples(metrics_of(Counts()))["process_resident_memory_bytes",] > 0
+
+
+def test_it_is_in_the_text_format() -> None:
+    metrics = metrics_of(Counts())
+    assert metrics.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"# TYPE oncelog_frames_received_total counter\n" in metrics.render()
+
+
+def test_every_metric_is_documented() -> None:
+    families = list(metrics_of(Counts()).registry.collect())
+    names = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
+    documented = set(re.findall(r"^\| `(oncelog_[a-z_]+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert documented == {name for name in names if not name.startswith("process_")}

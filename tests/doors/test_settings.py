@@ -1,0 +1,440 @@
+"""Settings: four places in their order, every value checked, and what is wrong is said with its name and its place."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.doors.apikeys import ApiKeys
+from oncelog.doors.grants import granted
+from oncelog.doors.identity import Authenticator, DevelopmentAuthenticator
+from oncelog.doors.limits import SETTING_NUMBER_MAX, SETTINGS_FILE_BYTES_MAX, DoorLimits
+from oncelog.doors.settings import ApiKeySettings, Described, ServerSettings, authenticator_of, described, load
+from oncelog.doors.settings_sources import variable_of
+from oncelog.doors.signing import KeyFile, KeyKind, keys_of
+from oncelog.doors.tokens import Claims, TokenSettings, issued
+from oncelog.engine.limits import Limits
+from oncelog.errors import AuthError, SettingsError
+from oncelog.testing.clock import ManualClock
+
+PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8")
+NAMES = {one.name: one for one in described()}
+OPEN = {"development": "true"}
+TOKENS = {"tokens.algorithms": "EdDSA", "tokens.key_files": "pem:keys.pem"}
+
+
+def flags(**overrides: str) -> ServerSettings:
+    """With these on the command line, `limits__poll_ms` for `limits.poll_ms`, in the development mode."""
+    return load(None, {}, {**OPEN, **{name.replace("__", "."): text for name, text in overrides.items()}})
+
+
+def file_of(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "oncelog.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refusal(
+    path: str | None = None, environment: Mapping[str, str] | None = None, overrides: Mapping[str, str] | None = None
+) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(path, environment or {}, overrides or {})
+    return str(caught.value)
+
+
+# --- places -------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults() -> None:
+    assert load(None, {}, OPEN) == ServerSettings(development=True)
+    settings = ServerSettings(development=True)
+    assert (settings.store, settings.host, settings.port) == ("oncelog.db", "127.0.0.1", 7171)
+    assert (settings.engine_limits, settings.door_limits) == (Limits(), DoorLimits())
+
+
+def test_each_place_is_over_the_one_before(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 'port = 1\nstore = "1"\nhost = "::1"\ndevelopment = true\n[limits]\npoll_ms = 1\n')
+    environment = {"ONCELOG_PORT": "2", "ONCELOG_STORE": "2", "ONCELOG_LIMITS__POLL_MS": "2", "HOME": "/"}
+    settings = load(path, environment, {"port": "3"})
+    assert (settings.port, settings.store, settings.host, settings.engine_limits.poll_ms) == (3, "2", "::1", 2)
+    assert load(path, {}, {"limits.poll_ms": "4"}).engine_limits.poll_ms == 4
+
+
+def test_a_later_list_has_all_of_it(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 'development = true\norigins = ["https://a", "https://b"]')
+    assert load(path, {}, {}).origins == ("https://a", "https://b")
+    assert load(path, {"ONCELOG_ORIGINS": "https://c"}, {}).origins == ("https://c",)
+    assert load(path, {"ONCELOG_ORIGINS": ""}, {}).origins == ()
+
+
+def test_an_empty_text_takes_back_what_is_optional(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 'development = true\nvalidate = "a.b:c"')
+    assert load(path, {}, {}).validate == "a.b:c"
+    assert load(path, {"ONCELOG_VALIDATE": ""}, {}).validate is None
+
+
+def sample(setting: Described) -> tuple[str, Any]:
+    """Another value than the default, as a text and as it is kept."""
+    if setting.kind == "whole number":
+        return "1_0", 10
+    if setting.kind == "true or false":
+        return ("false", False) if setting.default == "true" else ("True", True)
+    return {
+        "log.level": ("error", "error"),
+        "log.format": ("json", "json"),
+        "host": ("localhost", "localhost"),
+        "origins": ("https://a, http://b:1", ("https://a", "http://b:1")),
+        "trusted_proxies": ("10.0.0.0/8,::1", ("10.0.0.0/8", "::1")),
+        "tokens.algorithms": ("HS256,RS256", ("HS256", "RS256")),
+        "tokens.key_files": (
+            "jwks:a:b, pem#k:c",
+            (KeyFile("a:b", KeyKind.JWKS), KeyFile("c", KeyKind.PEM, "k")),
+        ),
+        "tokens.audiences": ("a,b", ("a", "b")),
+    }.get(setting.name, ("other", "other"))
+
+
+def kept(settings: ServerSettings, name: str) -> Any:
+    table, _, field = name.rpartition(".")
+    if table == "limits":
+        return getattr(settings.engine_limits if hasattr(Limits(), field) else settings.door_limits, field)
+    return getattr(getattr(settings, table) if table else settings, field)
+
+
+@pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_can_be_made_in_every_place(name: str, tmp_path: Path) -> None:
+    text, value = sample(NAMES[name])
+    # Whatever else has to be there for this one to make sense.
+    others = {**OPEN, "tls.certificate": "c", "tls.private_key": "k", "limits.request_events_max": "1", **TOKENS}
+    others.pop(name, None)
+    assert kept(load(None, {}, {**others, name: text}), name) == value
+    assert kept(load(None, {variable_of(name): text}, others), name) == value
+    table, _, field = name.rpartition(".")
+    quoted = text.lower() if NAMES[name].kind in ("whole number", "true or false") else f'"{text}"'
+    if NAMES[name].kind.startswith("list"):
+        quoted = str([one.strip() for one in text.split(",")])
+    written = f"[{table}]\n{field} = {quoted}" if table else f"{field} = {quoted}"
+    assert kept(load(file_of(tmp_path, written), {}, others), name) == value
+
+
+def test_names_of_variables() -> None:
+    assert variable_of("port") == "ONCELOG_PORT"
+    assert variable_of("tls.certificate") == "ONCELOG_TLS__CERTIFICATE"
+    assert len({variable_of(name) for name in NAMES}) == len(NAMES)
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_no_setting_is_refused(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "[limits]\nqueue_item_max = 1")
+    assert refusal(path) == (
+        f"{path}: there is no setting 'limits.queue_item_max'; did you mean limits.queue_items_max?"
+    )
+    assert "'limts'" in refusal(file_of(tmp_path, "[limts]"))
+    assert "'limits.more'" in refusal(file_of(tmp_path, "[limits.more]"))
+    assert refusal(None, {"ONCELOG_PROT": "1"}) == (
+        "environment: there is no setting 'ONCELOG_PROT'; did you mean ONCELOG_PORT?"
+    )
+    assert refusal(None, {}, {"limits": "1"}).startswith("command line: there is no setting 'limits'")
+
+
+def test_a_variable_that_is_no_setting_keeps_its_value_to_itself() -> None:
+    assert "hunter2" not in refusal(None, {"ONCELOG_SECRET": "hunter2"})
+
+
+def test_what_was_set_in_place_of_its_file_is_not_told() -> None:
+    for environment in ({"ONCELOG_TOKENS__KEY_FILES": "hunter2"}, {"ONCELOG_TOKENS__KEY_FILES": "secret:,hunter2"}):
+        assert "hunter2" not in refusal(None, environment)
+
+
+def test_variables_of_others_do_not_matter() -> None:
+    assert load(None, {"PORT": "x", "ONCELOGGER": "x", "oncelog_port": "x"}, OPEN).port == 7171
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("port", "65536", "from 0 to 65535, not 65536"),
+        ("port", "-1", "from 0 to 65535, not -1"),
+        ("port", "tcp://10.0.0.1:7171", "a whole number"),
+        ("port", "1.5", "a whole number"),
+        ("port", " 1", "a whole number"),
+        ("port", "", "a whole number"),
+        ("port", "٣", "a whole number"),
+        ("port", "9" * 5000, "a whole number"),
+        ("development", "yes", "true or false"),
+        ("development", "1", "true or false"),
+        ("store", "", "not empty"),
+        ("host", "", "not empty"),
+        ("host", "a b", "an IP address or the name of a host"),
+        ("host", "http://a", "an IP address or the name of a host"),
+        ("validate", "a:b:c", "package.module:callable"),
+        ("validate", "a b", "package.module:callable"),
+        ("shutdown_ms", "-1", "from 0 on, not -1"),
+        ("origins", "*", "scheme://host[:port]"),
+        ("origins", "https://a,https://b/", "not 'https://b/'"),
+        ("origins", "app.example.org", "scheme://host[:port]"),
+        ("origins", "null", "scheme://host[:port]"),
+        ("origins", "https://a,,https://b", "none of them empty"),
+        ("trusted_proxies", "proxy.example.org", "IP addresses or networks"),
+        ("trusted_proxies", "10.0.0.1/8", "IP addresses or networks"),
+        ("log.level", "INFO", "debug, info, warning or error"),
+        ("log.format", "xml", "text or json"),
+        ("tokens.algorithms", "none", "one or more of HS256"),
+        ("tokens.algorithms", "", "one or more of HS256"),
+        ("tokens.key_files", "keys.pem", '"kind:path"'),
+        ("tokens.key_files", "der:keys.pem", '"kind:path"'),
+        ("tokens.key_files", "pem:", '"kind:path"'),
+        ("tokens.key_files", "pem#:keys.pem", '"kind:path"'),
+        ("tokens.key_files", "", "at least one file"),
+        ("tokens.leeway_ms", "300001", "from 0 to 300000, not 300001"),
+        ("tokens.grants_claim", "sub", "a claim of its own"),
+        ("tokens.token_characters_max", "0", "from 1 to 16384"),
+        ("limits.queue_items_max", "0", "from 1 on, not 0"),
+        ("limits.cache_entries_max", "-1", "from 0 on, not -1"),
+        ("limits.page_events_max", "0", "from 1 on, not 0"),
+        ("limits.frames_per_second_max", "-1", "from 0 on, not -1"),
+        ("limits.poll_ms", str(SETTING_NUMBER_MAX + 1), f"at most {SETTING_NUMBER_MAX}"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name_its_place_and_the_limit(name: str, text: str, limit: str) -> None:
+    for place, told in (
+        ("command line", refusal(None, {}, {name: text})),
+        (f"environment variable {variable_of(name)}", refusal(None, {variable_of(name): text})),
+    ):
+        assert told.startswith(f"{place}: {name} must ")
+        assert limit in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('port = "7171"', "port must be a whole number"),
+        ("port = true", "port must be a whole number"),
+        ("port = 1.0", "port must be a whole number"),
+        ("[port]\na = 1", "port must be a whole number"),
+        ("port = 70000", "port must be a whole number from 0 to 65535"),
+        (f"shutdown_ms = {2**64}", "shutdown_ms must be a whole number"),
+        ("development = 1", "development must be true or false"),
+        ('development = "true"', "development must be true or false"),
+        ("store = 1", "store must be a text"),
+        ('validate = ""', "validate must be a text, not empty"),
+        ('store = "a\\u0000b"', "store must be a text, not empty and without U+0000"),
+        ('origins = "https://a"', "origins must be a list of texts"),
+        ("origins = [1]", "origins must be a list of texts: each must be a text"),
+        ('origins = [""]', "origins must be a list of texts, none of them empty"),
+        ("limits = 1", "limits must be a table"),
+        ("[log]\nlevel = 1", "log.level must be debug, info, warning or error"),
+        ('[tokens]\nkey_files = [{ kind = "pem" }]', "tokens.key_files must be a list of key files: each"),
+        ('[tokens]\nkey_files = [{ kind = "pem", path = "a", kid = "b" }]', "tokens.key_files must be a list"),
+        ('[tokens]\nkey_files = [{ kind = "pem", path = 1 }]', "tokens.key_files must be a list"),
+        ('[tokens]\nkey_files = [{ kind = "pem", path = "a", key_id = "" }]', "tokens.key_files must be a list"),
+        ("[tokens]\nkey_files = [[]]", "tokens.key_files must be a list"),
+    ],
+)
+def test_a_wrong_value_in_a_file(text: str, told: str, tmp_path: Path) -> None:
+    path = file_of(tmp_path, text)
+    assert refusal(path, {}, {}).startswith(f"{path}: {told}")
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.toml")
+    assert refusal(missing) == f"{missing} cannot be read: No such file or directory"
+    assert refusal(str(tmp_path)) == f"{tmp_path} cannot be read: Is a directory"
+    path = file_of(tmp_path, "port = = 1")
+    assert re.search(r"is no TOML: .*line 1", refusal(path))
+    assert "is no TOML" in refusal(file_of(tmp_path, "port = 1\nport = 2"))
+    assert "is no TOML" in refusal(file_of(tmp_path, "port = " + "9" * 5000))
+    assert "nested too deeply" in refusal(file_of(tmp_path, "port = " + "[" * 100_000))
+    assert "is larger than" in refusal(file_of(tmp_path, "#" * (SETTINGS_FILE_BYTES_MAX + 1)))
+
+
+def test_a_file_that_is_not_utf_8_is_not_carried_on(tmp_path: Path) -> None:
+    path = tmp_path / "oncelog.toml"
+    path.write_bytes(b"# hunter2 \xff")
+    with pytest.raises(SettingsError, match="is no TOML: not UTF-8") as caught:
+        load(str(path), {}, {})
+    assert "hunter2" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+@given(name=st.sampled_from(sorted(set(NAMES) - {"tls.certificate", "tls.private_key"})), text=st.text(max_size=20))
+def test_whatever_the_text_it_is_settings_or_a_sentence(name: str, text: str) -> None:
+    told = ""
+    try:
+        load(None, {}, {"api_keys.file": "keys.json", **TOKENS, name: text})
+    except SettingsError as error:
+        told = str(error)
+    assert told == "" or told.startswith((f"command line: {name} must ", "limits.request_events_max ("))
+
+
+# --- all together -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-21")
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost", "LocalHost"])
+def test_the_development_mode_on_loopback(host: str) -> None:
+    assert flags(host=host).host == host
+
+
+@pytest.mark.rule("CO-21")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "128.0.0.1"])  # noqa: S104
+def test_the_development_mode_elsewhere_is_refused(host: str) -> None:
+    told = refusal(None, {}, {**OPEN, "host": host, **TOKENS})
+    assert "loopback" in told
+    assert host in told
+    assert load(None, {}, {"host": host, **TOKENS}).host == host
+
+
+@pytest.mark.rule("CO-21")
+def test_somebody_must_be_able_to_come_in() -> None:
+    told = refusal()
+    for way_out in ("development", "tokens.algorithms", "tokens.key_files", "api_keys.file"):
+        assert way_out in told
+    assert load(None, {}, {"api_keys.file": "keys.json"}).tokens is None
+    assert load(None, {}, TOKENS).tokens == TokenSettings(
+        algorithms=("EdDSA",), key_files=(KeyFile("keys.pem", KeyKind.PEM),)
+    )
+
+
+@pytest.mark.parametrize("missing", sorted(TOKENS))
+def test_tokens_need_algorithms_and_keys(missing: str) -> None:
+    others = {name: text for name, text in TOKENS.items() if name != missing}
+    assert refusal(None, {}, {**OPEN, **others}) == f"{missing} must be set where other settings of tokens are"
+
+
+@pytest.mark.rule("CO-24")
+def test_a_certificate_and_its_key_belong_together() -> None:
+    for name in ("certificate", "private_key"):
+        assert "set together" in refusal(None, {}, {**OPEN, f"tls.{name}": "a.pem"})
+    tls = flags(tls__certificate="a.pem", tls__private_key="b.pem").tls
+    assert (tls.certificate, tls.private_key) == ("a.pem", "b.pem")
+
+
+def test_a_request_of_the_door_must_be_one_of_the_log() -> None:
+    told = refusal(None, {}, {**OPEN, "limits.request_items_max": "999"})
+    assert "limits.request_events_max (1000) must not be above limits.request_items_max (999)" in told
+    assert flags(limits__request_items_max="1000").engine_limits.request_items_max == 1000
+
+
+def test_settings_that_are_made_by_hand_are_checked_too() -> None:
+    for wrong in ({"port": -1}, {"origins": ("*",)}, {"host": "0.0.0.0"}, {"development": False}):  # noqa: S104
+        with pytest.raises(SettingsError):
+            ServerSettings(**{"development": True, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("name", DoorLimits.__struct_fields__)
+def test_a_limit_of_the_doors_out_of_range_is_refused(name: str) -> None:
+    wrong: list[Any] = [-1, 1.5, "1", None, True, SETTING_NUMBER_MAX + 1]
+    for value in wrong:
+        with pytest.raises(SettingsError, match=name):
+            DoorLimits(**{name: value})
+
+
+@pytest.mark.rule("CO-30")
+def test_zero_is_no_limit_where_it_can_be() -> None:
+    allowing = set()
+    for name in DoorLimits.__struct_fields__:
+        try:
+            DoorLimits(**{name: 0})
+        except SettingsError:
+            continue
+        allowing.add(name)
+    assert allowing == {"auth_failures_per_minute_max", "new_events_per_second_max", "frames_per_second_max"}
+
+
+def test_limits_of_both_sides_have_names_of_their_own() -> None:
+    assert not set(Limits.__struct_fields__) & set(DoorLimits.__struct_fields__)
+
+
+# --- what is made of them ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-24")
+def test_origins_and_proxies_as_they_are_compared() -> None:
+    settings = flags(origins="HTTPS://App.Example.Org:443,http://b:8080", trusted_proxies="10.0.0.0/8, ::1")
+    assert settings.allowed_origins == {"https://app.example.org", "http://b:8080"}
+    assert [str(one) for one in settings.trusted_networks] == ["10.0.0.0/8", "::1/128"]
+
+
+@pytest.mark.rule("CO-21")
+def test_the_authenticator_is_the_configured_one(tmp_path: Path) -> None:
+    clock = ManualClock()
+    secret = tmp_path / "secret.txt"
+    secret.touch(mode=0o600)
+    secret.write_bytes(b"s" * 32)
+    source = KeyFile(str(secret), KeyKind.SECRET)
+    (key,) = keys_of([source], ["HS256"])
+    now_ms = clock.wall_ms()
+    token = issued(Claims(subject="ada", grants=granted(), issued_ms=now_ms, expires_ms=now_ms + 60_000), key)
+    api_keys = ApiKeys(tmp_path / "keys.json", clock.wall_ms)
+    api_key = api_keys.create("billing", "bills", granted()).text
+
+    tokens = {"tokens.algorithms": "HS256", "tokens.key_files": f"secret:{secret}"}
+    file = {"api_keys.file": str(tmp_path / "keys.json")}
+    for overrides, good in ((tokens, {token}), (file, {api_key}), ({**tokens, **file}, {token, api_key})):
+        authenticator = authenticator_of(load(None, {}, overrides), clock.wall_ms)
+        assert isinstance(authenticator, Authenticator)
+        authenticator.reload()
+        for credential in (token, api_key):
+            if credential in good:
+                assert authenticator.authenticate(credential).actor in ("user:ada", "client:billing")
+            else:
+                with pytest.raises(AuthError):
+                    authenticator.authenticate(credential)
+
+
+def test_the_development_mode_asks_for_nothing() -> None:
+    settings = ServerSettings(development=True, api_keys=ApiKeySettings(file="missing.json"))
+    authenticator = authenticator_of(settings, ManualClock().wall_ms)
+    assert isinstance(authenticator, DevelopmentAuthenticator)
+    authenticator.reload()
+    assert authenticator.authenticate(None).actor == "user:developer"
+
+
+# --- what is told of them ----------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_described() -> None:
+    fields = {*Limits.__struct_fields__, *DoorLimits.__struct_fields__}
+    assert {name.removeprefix("limits.") for name in NAMES if name.startswith("limits.")} == fields
+    assert NAMES["port"] == Described("port", "whole number", "7171", "The port to listen on. 0 is any free one.")
+    assert NAMES["tokens.key_files"].kind == "list of key files"
+    assert NAMES["tokens.algorithms"].default == "required"
+    assert NAMES["tls.certificate"].default == "none"
+    assert NAMES["log.format"].kind == "text or json"
+    ours = [NAMES[f"limits.{name}"] for name in DoorLimits.__struct_fields__]
+    ours += [one for name, one in NAMES.items() if not name.startswith(("tokens.", "limits."))]
+    assert [one.name for one in ours if not one.text] == []
+
+
+@pytest.mark.rule("CO-30")
+def test_every_setting_is_documented_with_its_default() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \| ?(.*) \|$", PAGE, re.MULTILINE)
+    assert sorted((name, default) for name, default, _ in rows) == sorted(
+        (one.name, one.default) for one in described()
+    )
+    assert all(text for _, _, text in rows)
+
+
+def test_the_example_of_the_handbook_is_good(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    settings = load(file_of(tmp_path, example), {}, {})
+    assert set(tomllib.loads(example)) >= {"log", "tls", "tokens", "api_keys", "limits"}
+    assert settings.tokens is not None
+    assert settings.tokens.key_files[0] == KeyFile("keys/login.pem", KeyKind.PEM, "2026-11")
+    assert settings.engine_limits.queue_items_max == 5000
+
+
+def test_the_variables_of_the_handbook_are_there() -> None:
+    shown = set(re.findall(r"ONCELOG_[A-Z_]*[A-Z]", PAGE))
+    assert shown
+    assert shown <= {variable_of(name) for name in NAMES}
