@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run test lint format bench peers soak pins conformance clean help new-venv
+.PHONY: run tour test lint format bench peers soak pins conformance clean help new-venv
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +18,10 @@ $(shell rm -f $(VENV)/.run)
 endif
 endif
 
-run: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twice; then a log in a file
+run: $(VENV)/.run ## The server on the embedded store, in development mode; prints what to try next
+	@exec $(BIN)/oncelog serve --development
+
+tour: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twice; then a log in a file
 	@$(BIN)/python examples/narrated.py
 	@$(BIN)/python examples/embedded.py
 
@@ -39,14 +42,15 @@ format: $(VENV)/.dev ## Put the code into the house's format
 bench: $(VENV)/.dev ## Measure, and write bench/results/ (see bench/README.md)
 	@$(BIN)/python -m bench
 
-peers: $(VENV)/.dev ## Measure against Powertools and DBOS, in .venv-peers (about 2 minutes)
+peers: $(VENV)/.dev ## Measure against Powertools, DBOS, NATS and PostgreSQL, in .venv-peers (about 8 minutes)
 	@if [ ! -e $(PEERS)/.whole ] || [ requirements/peers.txt -nt $(PEERS)/.whole ]; then \
 	  rm -rf $(PEERS); echo "Installing the peers into $(PEERS) …"; $(PYTHON) -m venv $(PEERS); \
 	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt; \
 	  touch $(PEERS)/.whole; fi
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench peers
+	@PYTHONPATH=src $(PEERS)/bin/python -m bench server
 
-soak: $(VENV)/.dev ## The long suites: many seeds, large histories (about 15 minutes)
+soak: $(VENV)/.dev ## The long suites: many seeds, large histories (about 40 minutes)
 	@$(BIN)/python -m pytest --soak
 
 conformance: $(VENV)/.dev ## Write docs/conformance.md anew from the tests

@@ -11,6 +11,7 @@ from doors.talking import House, Talk, Tokens, house, item, uuid
 from engine.watched import run, turns
 from oncelog.doors.events.session import CloseCode, Mode
 from oncelog.doors.grants import granted
+from oncelog.doors.rates import Rates
 from oncelog.errors import StoreUnavailableError
 
 
@@ -337,6 +338,45 @@ def test_a_connection_with_too_much_in_flight_is_told_so_and_kept() -> None:
             made.log.gate.open()
             assert (await talk.reply(first))["type"] == "submit_events_result"
             assert (await talk.submit(item(3)))[0]["committed_id"] == 3
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30", "EV-2")
+def test_a_connection_that_sends_too_many_frames_in_a_second_is_sent_away() -> None:
+    async def main() -> None:
+        async with house(frames_per_second_max=3) as made:
+            talk = await made.talk()
+            for number in (1, 2):
+                assert (await talk.submit(item(number)))[0]["committed_id"] == number
+            made.log.clock.advance(1000)
+            for number in (1, 2, 3):
+                assert (await talk.submit(item(number)))[0]["committed_id"] == number
+            await talk.send("submit_events", {"events": [item(4)]})
+            reply = (await talk.wire.arrived(7))[-1]
+            assert code_of(reply) == "rate_limited"
+            assert reply["payload"]["details"] == {"limit": 3, "retry_after_ms": 1000}
+            assert talk.wire.closed_with == (CloseCode.POLICY, "rate_limited")
+
+    run(main())
+
+
+@pytest.mark.rule("CO-15", "CO-18", "EV-2")
+def test_new_events_of_an_actor_are_limited_and_retries_are_not() -> None:
+    async def main() -> None:
+        async with house() as made:
+            made.door._new_events = Rates(1, 2, 100, made.log.clock.elapsed_ms)
+            first, other = await made.talk("ada"), await made.talk("bob")
+            await first.submit(item(1), item(2))
+            assert (await first.submit(item(1)))[0]["committed_id"] == 1
+            assert (await other.submit(item(3)))[0]["committed_id"] == 3
+            reply = await first.ask("submit_events", {"events": [item(2), item(4)]})
+            assert code_of(reply) == "rate_limited"
+            assert reply["payload"]["details"]["retry_after_ms"] > 0
+            assert first.wire.closed_with == (CloseCode.POLICY, "rate_limited")
+            made.log.clock.advance(2000)
+            again = await made.talk("ada")
+            assert [one["committed_id"] for one in await again.submit(item(2), item(4))] == [2, 4]
 
     run(main())
 
@@ -877,7 +917,6 @@ def test_a_session_that_is_gone_leaves_nothing_behind() -> None:
                 await turns(1)
             await turns()
             assert made.hub._flights == {}
-            assert made.hub._behind == []
             assert set(made.hub._live) == {"a"}
             assert ada.session.outbox == []
 

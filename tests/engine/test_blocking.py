@@ -31,7 +31,18 @@ from oncelog.engine.blocking import BlockingWorks
 from oncelog.engine.working import Works
 from oncelog.testing.contract.writes import committed, event, key
 
-ASYNC_ONLY = {"subscribe", "follow_several", "queued", "settled", "watch_commits", "listen", "unlisten", "submit_nowait", "submit_many_nowait"}
+ASYNC_ONLY = {
+    "subscribe",
+    "follow_several",
+    "read_brief",
+    "queued",
+    "settled",
+    "watch_commits",
+    "listen",
+    "unlisten",
+    "submit_nowait",
+    "submit_many_nowait",
+}
 """For servers that serve many from one event loop; a thread that reads follows, and one that writes can wait."""
 
 

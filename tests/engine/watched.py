@@ -11,7 +11,7 @@ from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, Remembered,
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
 from oncelog.stores.memory import MemoryStore
-from oncelog.stores.protocol import Consumer, Decided, Evidence, Page, Query, Standing, Store
+from oncelog.stores.protocol import BriefPage, Consumer, Decided, Evidence, Page, Query, Show, Standing, Store
 from oncelog.testing.clock import ManualClock
 
 T = TypeVar("T")
@@ -110,6 +110,13 @@ class WatchedStore:
         self.queries.append(query)
         await self.before_read(query)
         page = await self.inner.read(query)
+        await self.after_read(query)
+        return page
+
+    async def read_brief(self, query: Query, policy: str, show: Show) -> BriefPage:
+        self.queries.append(query)
+        await self.before_read(query)
+        page = await self.inner.read_brief(query, policy, show)
         await self.after_read(query)
         return page
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli import apikey, backup, clock, head, key, show, stats, token, verify
+from oncelog.cli import apikey, backup, clock, head, key, load, serve, show, stats, submit, tail, token, verify
 
 app = typer.Typer(
     name="oncelog",
@@ -26,6 +26,10 @@ def _root(
         raise typer.Exit
 
 
+app.command()(serve.serve)
+app.command()(submit.submit)
+app.command()(tail.tail)
+app.command()(load.load)
 app.command()(verify.verify)
 app.command()(head.head)
 app.command()(backup.backup)

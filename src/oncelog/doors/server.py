@@ -147,6 +147,7 @@ class Server:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_http_logger(),
             handle_signals=False,
             # aiohttp waits for it twice, and what was accepted has had its time before.
             shutdown_timeout=min(CLOSING_S, self.settings.shutdown_ms / 1000),
@@ -203,7 +204,8 @@ class Server:
     def _load_certificate(self, context: ssl.SSLContext) -> None:
         tls = self.settings.tls
         try:
-            context.load_cert_chain(tls.certificate or "", tls.private_key)
+            # With a password, even none: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+            context.load_cert_chain(tls.certificate or "", tls.private_key, password="")
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"tls.certificate and tls.private_key cannot be used: {error}") from error
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,8 +47,27 @@ RETRY_AFTER_MS_MIN: Final = 10
 _BUSY_MS: Final = 1
 """Tells the decision that new writes are not taken; the caller is told another delay."""
 
-Answer = asyncio.Future[Verdict]
-Answers = asyncio.Future[list[Verdict]]
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Receiver(Protocol[T_contra]):
+    """Who is told an outcome: a future, or a server's own kind of it, which is told at once and in its turn.
+
+    None of it may raise: the committer would have nobody to tell.
+    """
+
+    def done(self) -> bool:
+        """Whether nobody wants to know any more."""
+
+    def set_result(self, result: T_contra, /) -> None:
+        """This became of it, and it is durable."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Nobody can tell what became of it."""
+
+
+Answer = Receiver[Verdict]
+Answers = Receiver[list[Verdict]]
 
 
 class _Waiting(Struct, eq=False, gc=False):
@@ -111,31 +130,38 @@ class Committer:
         self.on_batch: Callable[[int, float], None] | None = None
         """Told of every group commit: how many items, how many seconds."""
 
-    def submit(self, item: Item) -> Verdict | Answer:
-        """What becomes of one item: at once if it is known, else when it is durable."""
+    def submit(self, item: Item, receiver: Answer | None = None) -> Verdict | asyncio.Future[Verdict] | None:
+        """What becomes of one item: at once if it is known, else when it is durable.
+
+        That is told to the receiver, and nothing is returned; without one a future is.
+        """
         if self._is_closing:
             raise ClosedError("the log is closed")
         if not isinstance(item, Submission):
             _demand_item(item)
-            return self._accept(item, None, 0)
+            return self._accept(item, None, 0, receiver)
         size = size_of(item)
         if size > self._body_bytes_max:
             return self._too_large(size)
         if not item.key:
-            return self._accept(item, None, size)
+            return self._accept(item, None, size, receiver)
         identity = key_identity(item)
-        if identity in self._cache or identity in self._in_flight:
+        if identity in self._cache:
             known = self._known(item, identity)
             if known is not None:
                 return known
-        return self._accept(item, identity, size)
+        if identity in self._in_flight and self._may_join(item, identity):
+            return self._join(identity, receiver)
+        return self._accept(item, identity, size, receiver)
 
-    def _accept(self, item: Item, identity: KeyIdentity | None, size: int) -> Refused | Answer:
+    def _accept(
+        self, item: Item, identity: KeyIdentity | None, size: int, receiver: Answer | None
+    ) -> Refused | asyncio.Future[Verdict] | None:
         """Into the queue, or among the questions if that is full."""
-        answer: Answer = (self._loop or self._found_loop()).create_future()
-        waiting = _Waiting(item, answer, None, size, identity)
+        future = None if receiver is not None else (self._loop or self._found_loop()).create_future()
+        waiting = _Waiting(item, receiver or future, None, size, identity)
         if self._items and not self._has_room(size, 1):
-            return answer if self._inquire(waiting) else self._busy()
+            return future if self._inquire(waiting) else self._busy()
         if identity is not None:
             self._in_flight.setdefault(identity, waiting)
         self._items += 1
@@ -143,48 +169,55 @@ class Committer:
         self._queue.append(waiting)
         if self._draining is None:
             self._drain_soon()
-        return answer
+        return future
 
-    def _known(self, item: Submission, identity: KeyIdentity) -> Verdict | Answer | None:
-        """From memory: what was answered before, or an equal submission's outcome that is on its way."""
+    def _known(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
+        """From memory: what was answered before."""
         # Who is no member, or no more, must not learn that the id is known; and shape comes before everything.
         if item.policy.members_only or malformed(item) is not None:
             return None
         remembered = self._cache.get(item.policy, identity, self._clock.wall_ms())
-        if remembered is not None:
-            return known_answer(item, remembered)
-        in_flight = self._in_flight.get(identity)
-        if in_flight is None or in_flight.asked != item or self._joined >= self._items_max:
-            return None
-        answer: Answer = self._found_loop().create_future()
+        return None if remembered is None else known_answer(item, remembered)
+
+    def _may_join(self, item: Submission, identity: KeyIdentity) -> bool:
+        """Whether an equal submission's outcome is on its way, and this one may wait for it too."""
+        if item.policy.members_only or self._joined >= self._items_max or malformed(item) is not None:
+            return False
+        return self._in_flight[identity].asked == item
+
+    def _join(self, identity: KeyIdentity, receiver: Answer | None) -> asyncio.Future[Verdict] | None:
+        in_flight = self._in_flight[identity]
         if in_flight.joined is None:
             in_flight.joined = []
-        in_flight.joined.append(answer)
         self._joined += 1
-        return answer
+        if receiver is not None:
+            in_flight.joined.append(receiver)
+            return None
+        future: asyncio.Future[Verdict] = self._found_loop().create_future()
+        in_flight.joined.append(future)
+        return future
 
-    def submit_request(self, request: Request) -> list[Verdict] | Answers:
-        """What becomes of several items that belong together: at once if all are known, else when it is durable."""
+    def submit_request(
+        self, request: Request, receiver: Answers | None = None
+    ) -> list[Verdict] | asyncio.Future[list[Verdict]] | None:
+        """What becomes of several items that belong together: as `submit` says."""
         if self._is_closing:
             raise ClosedError("the log is closed")
         if not request.items:
             return []
         for item in request.items:
             _demand_item(item)
-        if len(request.items) > self._limits.request_items_max:
-            message = f"items must be at most {self._limits.request_items_max}, not {len(request.items)}"
-            return [Refused(Reason.MALFORMED, message, "items")] * len(request.items)
         sizes = [size_of(item) for item in request.items if isinstance(item, Submission)]
-        if max(sizes, default=0) > self._body_bytes_max:
-            return [self._too_large(max(sizes))] * len(request.items)
-        if sum(sizes) > self._bytes_max:
-            message = f"items must come to at most {self._bytes_max} bytes, not {sum(sizes)}"
-            return [Refused(Reason.MALFORMED, message, "items")] * len(request.items)
+        refused = self._too_much(len(request.items), sizes)
+        if refused is not None:
+            return [refused] * len(request.items)
         known = self._all_known(request)
         if known is not None:
             return known
-        answers: Answers = self._found_loop().create_future()
-        waiting = _Waiting(request, None, answers, sum(sizes))
+        future: asyncio.Future[list[Verdict]] | None = None
+        if receiver is None:
+            receiver = future = self._found_loop().create_future()
+        waiting = _Waiting(request, None, receiver, sum(sizes))
         if self._has_room(waiting.bytes, len(request.items)):
             self._items += len(request.items)
             self._bytes += waiting.bytes
@@ -192,7 +225,19 @@ class Committer:
             self._drain_soon()
         elif not self._inquire(waiting):
             return [self._busy()] * len(request.items)
-        return answers
+        return future
+
+    def _too_much(self, items: int, sizes: Sequence[int]) -> Refused | None:
+        """More than one request may have."""
+        if items > self._limits.request_items_max:
+            message = f"items must be at most {self._limits.request_items_max}, not {items}"
+            return Refused(Reason.MALFORMED, message, "items")
+        if max(sizes, default=0) > self._body_bytes_max:
+            return self._too_large(max(sizes))
+        if sum(sizes) > self._bytes_max:
+            message = f"items must come to at most {self._bytes_max} bytes, not {sum(sizes)}"
+            return Refused(Reason.MALFORMED, message, "items")
+        return None
 
     def _all_known(self, request: Request) -> list[Verdict] | None:
         """The answers of a request whose items are all in memory."""
@@ -203,7 +248,7 @@ class Committer:
             if not isinstance(item, Submission) or not item.key or key_identity(item) not in self._cache:
                 return None
             answer = self._known(item, key_identity(item))
-            if answer is None or isinstance(answer, asyncio.Future):
+            if answer is None:
                 return None
             answers.append(answer)
         return answers

@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.engine.cache import AnswerCache
-from oncelog.engine.committer import Committer
+from oncelog.engine.committer import Committer, Receiver
 from oncelog.engine.cursors import Cursor, Proven, Reading, order_of
 from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
@@ -48,7 +48,7 @@ from oncelog.engine.working import Works
 from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, StoreUnavailableError
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
-from oncelog.stores.protocol import Consumer, Decided, Query, Store
+from oncelog.stores.protocol import BriefPage, Consumer, Decided, Query, Show, Store
 from oncelog.stores.sqlite import SqliteStore
 
 logger: Final = logging.getLogger("oncelog.engine")
@@ -164,25 +164,25 @@ class Log:
         if not self._knows(item):
             await self._declare(item)
         outcome = self._committer.submit(item)
-        return await outcome if isinstance(outcome, asyncio.Future) else outcome
+        return await outcome if isinstance(outcome, asyncio.Future) else cast("Verdict", outcome)
 
-    def submit_nowait(self, item: Item) -> Verdict | asyncio.Future[Verdict]:
-        """As `submit`, for those who have no task to wait in: the verdict if it is known already, else its future.
+    def submit_nowait(self, item: Item, receiver: Receiver[Verdict]) -> Verdict | None:
+        """As `submit`, for servers that have no task to wait in: the verdict if it is known already, else None.
 
-        The policy must be one that the log knows.
+        Then the receiver is told it, before any reader is given the record. The policy must be one that the log knows.
         """
         if not self._knows(item):
             raise PolicyError("the policy must be declared when the log is opened")
-        return self._committer.submit(item)
+        return cast("Verdict | None", self._committer.submit(item, receiver))
 
     def submit_many_nowait(
-        self, items: Sequence[Item], mode: Mode = Mode.EACH
-    ) -> list[Verdict] | asyncio.Future[list[Verdict]]:
+        self, items: Sequence[Item], receiver: Receiver[list[Verdict]], mode: Mode = Mode.EACH
+    ) -> list[Verdict] | None:
         """As `submit_many`, in the same way."""
         items = tuple(items)
         if not all(map(self._knows, items)):
             raise PolicyError("the policy must be declared when the log is opened")
-        return self._committer.submit_request(Request(items, mode))
+        return cast("list[Verdict] | None", self._committer.submit_request(Request(items, mode), receiver))
 
     async def _submit_work(self, item: Item) -> Verdict:
         """As `submit`, also while the log is being closed: what was begun is to be ended."""
@@ -191,7 +191,7 @@ class Log:
         if not self._is_known(item):
             await self._declare(item)
         outcome = self._committer.submit(item)
-        return await outcome if isinstance(outcome, asyncio.Future) else outcome
+        return await outcome if isinstance(outcome, asyncio.Future) else cast("Verdict", outcome)
 
     async def submit_many(self, items: Sequence[Item], mode: Mode = Mode.EACH) -> list[Verdict]:
         """One verdict an item, in order. `mode` says what a refused one means for the others."""
@@ -200,7 +200,7 @@ class Log:
             if not self._knows(item):
                 await self._declare(item)
         outcome = self._committer.submit_request(Request(items, mode))
-        return await outcome if isinstance(outcome, asyncio.Future) else outcome
+        return await outcome if isinstance(outcome, asyncio.Future) else cast("list[Verdict]", outcome)
 
     async def erase(
         self,
@@ -293,6 +293,20 @@ class Log:
         return Reading(
             page.records, Cursor(page.next, self.epoch, order_of(stream, lane)), page.upto, page.has_more, page.newest
         )
+
+    async def read_brief(
+        self, show: Show, *, partitions: Sequence[str], after: int = 0, upto: int | None = None, limit: int = 500
+    ) -> BriefPage:
+        """As `read`, of events in partitions of lane 0, as `show` makes them of what readers are shown: for servers."""
+        self._demand_open()
+        query = Query(
+            partitions=self._partitions(None, partitions, None),
+            after=after,
+            upto=upto,
+            limit=max(1, min(limit, self._limits.page_records_max)),
+            bytes_max=self._limits.page_bytes_max,
+        )
+        return await self._store.read_brief(query, EVENTS.name, show)
 
     def follow(
         self,

@@ -29,13 +29,16 @@ from oncelog.core.values import (
 from oncelog.errors import ClosedError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.stores.protocol import (
+    BriefPage,
     Consumer,
     Decided,
     Draw,
     Evidence,
     Page,
     Query,
+    Show,
     Standing,
+    brief_of,
     close_blocks,
     decide,
     newly_declared,
@@ -208,6 +211,13 @@ class MemoryStore:
             records.append(record)
             following = number
         return Page(records, max(upto, query.after), upto, has_more=False, newest=newest)
+
+    async def read_brief(self, query: Query, policy: str, show: Show) -> BriefPage:
+        """As `Store` says."""
+        page = await self.read(query)
+        briefs = [brief_of(record) for record in page.records if record.policy == policy]
+        shown = [show(briefs)] if briefs else []
+        return BriefPage(shown, len(briefs), page.next, page.upto, page.has_more, page.newest)
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""

@@ -5,8 +5,10 @@ A store keeps tables and transactions; it decides nothing. `commit` is the one w
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
+import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -116,6 +118,46 @@ class Page(Struct, frozen=True):
     """Of the order that was read, matching or not."""
 
 
+Brief = tuple[int, int, str, bytes, str, str | None]
+"""Of a record whose body is a text: position, log time in ms, client, key, partitions as a JSON array, body (None of an
+erased one). What readers are shown, without what proves it: half the work of a record."""
+
+
+def brief_of(record: Record) -> Brief:
+    """A record in brief."""
+    return (
+        record.position,
+        record.log_time_ms,
+        record.client,
+        record.key,
+        partitions_text(record.partitions),
+        None if record.erased else record.body.decode(),
+    )
+
+
+@lru_cache(maxsize=1024)
+def partitions_text(partitions: tuple[str, ...]) -> str:
+    """Partitions as a JSON array."""
+    return orjson.dumps(partitions).decode()
+
+
+Show = Callable[[Sequence[Brief]], bytes]
+"""Makes bytes of some records in brief, for whoever reads them."""
+
+
+class BriefPage(Struct, frozen=True):
+    """As `Page`, in brief."""
+
+    shown: list[bytes]
+    """All of them in order, some in each: what is made of a hundred lets its parts go before the next are made, and
+    never has the system give memory to the process and take it back."""
+    count: int
+    next: int
+    upto: int
+    has_more: bool
+    newest: int
+
+
 class Evidence(Struct, frozen=True):
     """A record with all that its hash is made of."""
 
@@ -187,6 +229,12 @@ class Store(Protocol):
 
     async def read(self, query: Query) -> Page:
         """A page of records. Raises HistoryChangedError for a cursor beyond the newest."""
+
+    async def read_brief(self, query: Query, policy: str, show: Show) -> BriefPage:
+        """A page of the records of one policy, whose bodies are texts; of a lane or of partitions in it.
+
+        `show` is called in a thread that may not be the caller's, never with none.
+        """
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """The heads of the lanes that have been written to."""

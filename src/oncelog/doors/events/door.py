@@ -24,7 +24,8 @@ from oncelog.doors.events.words import (
     DoorError,
     Rejected,
     Result,
-    page_json,
+    events_shown,
+    page_parts,
     reason_of,
 )
 from oncelog.doors.identity import Authenticates
@@ -32,10 +33,10 @@ from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
 from oncelog.doors.rates import Rates
-from oncelog.engine.cursors import Reading
 from oncelog.engine.log import Log
 from oncelog.errors import AuthError, ClockJumpedError, ClosedError, HistoryChangedError, OncelogError
 from oncelog.stores.clock import Clock
+from oncelog.stores.protocol import BriefPage
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -135,12 +136,13 @@ class EventsDoor:
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_changed("the epoch is another one: read again from a point that you know, or from 0")
 
-    async def read(self, sync: Sync, upto: int) -> Reading:
+    async def read(self, sync: Sync, upto: int) -> BriefPage:
         """A page, up to a bound. Raises DoorError."""
         limits = self.limits
         limit = limits.page_events_default if sync.limit is None else sync.limit
         try:
-            return await self.log.read(
+            return await self.log.read_brief(
+                events_shown,
                 partitions=sync.partitions,
                 after=sync.since,
                 upto=upto,
@@ -151,15 +153,15 @@ class EventsDoor:
         except OncelogError as error:
             raise error_of(error) from error
 
-    def page(self, sync: Sync, reading: Reading) -> bytes:
-        """The payload of its answer. It is not the bound's fault if a client is ahead of what has been delivered."""
-        self.counts.deliveries += len(reading.records)
-        return page_json(
+    def page(self, sync: Sync, page: BriefPage) -> list[bytes]:
+        """The payload of its answer, in parts. A client may be ahead of what has been delivered here."""
+        self.counts.deliveries += page.count
+        return page_parts(
             sync.partitions,
-            filter(is_event, reading.records),
-            following=reading.cursor.position,
-            has_more=reading.has_more,
-            upto=max(reading.upto, sync.since),
+            page.shown,
+            following=page.next,
+            has_more=page.has_more,
+            upto=max(page.upto, sync.since),
             epoch=self.log.epoch,
         )
 

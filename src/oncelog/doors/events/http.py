@@ -117,7 +117,7 @@ class EventsHttp:
         door.demand_readable(sync.partitions, principal)
         door.demand_epoch(sync.epoch)
         upto = door.hub.position if sync.upto is None else sync.upto
-        body = door.page(sync, await door.read(sync, upto))
+        body = b"".join(door.page(sync, await door.read(sync, upto)))
         door.counts.requests["events", "http", "ok"] += 1
         door.counts.bytes_sent += len(body)
         return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})

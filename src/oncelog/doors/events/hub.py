@@ -8,10 +8,8 @@ behind waits for it.
 """
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import Final, Protocol
 
 from oncelog.core.policy import EVENTS
@@ -70,9 +68,6 @@ class Hub:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, set[Reader]] = {}
         self._flights: dict[bytes, list[tuple[bytes, Answer]]] = {}
-        self._behind: list[tuple[int, int, Answer]] = []
-        """Answers that are known before the hub has come to their number, lowest first."""
-        self._order = count()
         self._dirty: list[Reader] = []
         self._is_flush_due = False
 
@@ -110,28 +105,24 @@ class Hub:
                 waiting.append((fingerprint, answer))
 
     def answered(self, answer: Answer) -> None:
-        """The outcome is known (`frame`, `number`). It is written when its turn comes."""
-        for key, fingerprint in answer.flights if answer.number <= self.position else ():
-            self._forget(key, fingerprint, answer)
-        if answer.is_placed:
+        """The outcome is known (`frame`, `number`). It is written when its turn comes: at the latest with its number.
+
+        A number that has not been delivered yet is that of one of the answer's own events, so it is waited for.
+        """
+        if answer.number <= self.position:
+            self._forget(answer)
+            if not answer.is_placed:
+                answer.session.place(answer)
             self.flush_soon(answer.session)
-        elif answer.number <= self.position:
-            self._place(answer)
-        else:
-            heapq.heappush(self._behind, (answer.number, next(self._order), answer))
 
-    def _forget(self, key: bytes, fingerprint: bytes, answer: Answer) -> None:
-        waiting = self._flights.get(key)
-        if waiting is None:
-            return
-        if len(waiting) > 1:
-            waiting.remove((fingerprint, answer))
-        else:
-            del self._flights[key]
-
-    def _place(self, answer: Answer) -> None:
-        answer.session.place(answer)
-        self.flush_soon(answer.session)
+    def _forget(self, answer: Answer) -> None:
+        flights = self._flights
+        for flight in answer.flights:
+            waiting = flights[flight[0]]
+            if len(waiting) > 1:
+                waiting.remove((flight[1], answer))
+            else:
+                del flights[flight[0]]
 
     # --- delivery
 
@@ -139,15 +130,13 @@ class Hub:
         """As `Listener` says."""
         for record in records:
             self.position = record.position
-            origins = self._flights.get(record.key)
-            if record.policy == EVENTS.name:
-                self._broadcast(record, origins)
-            elif origins:
-                origins = None  # a key of another policy
-            if origins:
+            if record.policy != EVENTS.name:
+                continue
+            # A scope has ids of its own, and is none of ours.
+            origins = None if record.scope else self._flights.get(record.key)
+            self._broadcast(record, origins)
+            if origins is not None:
                 self._place_origins(record, origins)
-            while self._behind and self._behind[0][0] <= self.position:
-                self._catch_up(heapq.heappop(self._behind)[2])
 
     def fail(self, error: Exception) -> None:
         """As `Listener` says: nobody could be told the truth any more, so all are let go."""
@@ -186,16 +175,12 @@ class Hub:
 
     def _place_origins(self, record: Record, origins: list[tuple[bytes, Answer]]) -> None:
         """Whoever submitted what has been committed gets its answer here. One who said something else is told so."""
-        for fingerprint, answer in origins:
+        for fingerprint, answer in list(origins):
             if fingerprint == record.fingerprint:
                 answer.session.place_origin(record.position, answer)
+                if answer.frame is not None and answer.number <= record.position:
+                    self._forget(answer)
                 self.flush_soon(answer.session)
-
-    def _catch_up(self, answer: Answer) -> None:
-        for key, fingerprint in answer.flights:
-            self._forget(key, fingerprint, answer)
-        if not answer.is_placed:
-            self._place(answer)
 
     # --- writing
 

@@ -16,9 +16,8 @@ import heapq
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from enum import Enum
-from functools import partial
 from itertools import count
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from msgspec import Struct
 
@@ -92,13 +91,25 @@ class Mode(Enum):
 class _Pending(Answer):
     """An answer to `submit_events`."""
 
-    __slots__ = ("ids", "items", "msg_id")
+    __slots__ = ("_of", "ids", "items", "msg_id")
 
     def __init__(self, session: "Session", msg_id: bytes, ids: list[str], items: list[Submission | Rejected]) -> None:
         super().__init__(session)
         self.msg_id = msg_id
         self.ids = ids
         self.items = items
+        self._of = session
+
+    # As a `Receiver` of the committer's.
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: Verdict | Sequence[Verdict], /) -> None:
+        self._of.decided(self, result)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        self._of.undecided(self, exception)
 
 
 class _Cycle(Struct, frozen=True):
@@ -136,6 +147,8 @@ class Session:
         self._holds_back = False
         """Paused or catching: answers that would overtake broadcasts are held."""
         self._is_warned = False
+        self._second = 0
+        self._frames_in_second = 0
         self._is_ending = False
         self._has_ended = False
         """Nothing may be written after the farewell."""
@@ -149,6 +162,8 @@ class Session:
         self.door.counts.frames_received += 1
         msg_id = b""
         try:
+            if self.door.limits.frames_per_second_max:
+                self._demand_rate(self.door.limits.frames_per_second_max)
             principal = self.principal
             if principal is not None and (quick := self._read_quickly(data, principal)) is not None:
                 msg_id, submit = quick
@@ -162,6 +177,16 @@ class Session:
         except DoorError as error:
             self._refuse(error, msg_id)
         return None
+
+    def _demand_rate(self, frames_max: int) -> None:
+        """Counts frames second by second."""
+        second = self.door.clock.elapsed_ms() // 1000
+        if second != self._second:
+            self._second, self._frames_in_second = second, 0
+        self._frames_in_second += 1
+        if self._frames_in_second > frames_max:
+            message = f"frames_per_second_max is {frames_max}"
+            raise DoorError(words.RATE_LIMITED, message, limit=frames_max, retry_after_ms=1000)
 
     def receive_binary(self) -> None:
         """A binary frame: there are none."""
@@ -223,26 +248,29 @@ class Session:
         new = [item for item in items if type(item) is Submission]
         pending.flights = [(item.key, item.fingerprint) for item in new]
         door.hub.expect(pending)
-        outcome: Verdict | Sequence[Verdict] | asyncio.Future[Any]
+        outcome: Verdict | Sequence[Verdict] | None
         try:
             if len(new) == 1:
-                outcome = door.log.submit_nowait(new[0])
+                outcome = door.log.submit_nowait(new[0], pending)
             else:
-                outcome = door.log.submit_many_nowait(new) if new else ()
+                outcome = door.log.submit_many_nowait(new, pending) if new else ()
         except OncelogError as error:
             self._failed(pending, error_of(error))
             return
-        if isinstance(outcome, asyncio.Future):
-            outcome.add_done_callback(partial(self._decided, pending))
-        else:
-            self._answer(pending, outcome)
+        if outcome is not None:
+            self.decided(pending, outcome)
 
-    def _decided(self, pending: _Pending, outcome: "asyncio.Future[Any]") -> None:
-        error = None if outcome.cancelled() else outcome.exception()
-        if outcome.cancelled() or error is not None:
-            self._failed(pending, error_of(error or DoorError(words.SERVER_ERROR, "the server is being stopped")))
-        else:
-            self._answer(pending, outcome.result())
+    def decided(self, pending: "_Pending", outcome: Verdict | Sequence[Verdict]) -> None:
+        """What became of a request. Never raises: the committer tells it, and has others to tell."""
+        try:
+            self._answer(pending, outcome)
+        except Exception:
+            logger.exception("an answer could not be written", extra=self._described())
+            self._failed(pending, DoorError(words.SERVER_ERROR, "the server is at fault; send it again"))
+
+    def undecided(self, pending: "_Pending", error: Exception) -> None:
+        """Nobody can tell what became of it."""
+        self._failed(pending, error_of(error))
 
     def _answer(self, pending: _Pending, outcome: Verdict | Sequence[Verdict]) -> None:
         verdicts: Sequence[Verdict] = outcome if isinstance(outcome, list | tuple) else (outcome,)
@@ -318,7 +346,7 @@ class Session:
         goes_on = cycle is not None and (cycle.partitions, cycle.following) == (sync.partitions, sync.since)
         try:
             upto = cycle.upto if cycle is not None and goes_on else self.door.hub.position
-            reading = await self.door.read(sync, upto)
+            page = await self.door.read(sync, upto)
         except BaseException:
             if was_delivering:
                 self._catch_up_soon()
@@ -328,11 +356,13 @@ class Session:
         if self.mode is Mode.CLOSED:
             return
         self.partitions = sync.partitions
-        self._delivered = max(reading.upto, sync.since)
+        self._delivered = max(page.upto, sync.since)
         self._release(self._delivered)
-        self._send(b"sync_response", self.door.page(sync, reading), msg_id)
-        if reading.has_more:
-            self._cycle = _Cycle(sync.partitions, reading.cursor.position, self._delivered)
+        parts = self.door.page(sync, page)
+        self._put_frame(words.frame_of_parts(b"sync_response", parts, self.door.clock.wall_ms(), msg_id))
+        self.door.hub.flush_soon(self)
+        if page.has_more:
+            self._cycle = _Cycle(sync.partitions, page.next, self._delivered)
             self._watch_cycle()
         else:
             self._catch_up_soon()

@@ -13,6 +13,7 @@ import orjson
 from msgspec import Struct
 
 from oncelog.core.values import Committed, Reason, Record, Refused, Replayed, Verdict
+from oncelog.stores.protocol import Brief, brief_of
 
 PROTOCOL_VERSION: Final = "1.0"
 
@@ -75,27 +76,26 @@ Result = Verdict | Rejected
 
 
 @lru_cache(maxsize=4096)
-def _json(text: str) -> bytes:
-    return orjson.dumps(text)
+def _json(text: str) -> str:
+    return orjson.dumps(text).decode()
 
 
-@lru_cache(maxsize=4096)
-def _json_of_partitions(partitions: tuple[str, ...]) -> bytes:
-    return orjson.dumps(partitions)
+def event_text(brief: Brief) -> str:
+    """An event as `sync`, broadcasts, pages and streams show it. An erased one has `null` for its event."""
+    position, log_time_ms, client, key, partitions, body = brief
+    digits = key.hex()
+    uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    rest = f'"event":{body},"status_updated_at":{log_time_ms}' if body is not None else _erased(log_time_ms)
+    return f'{{"id":"{uuid}","client_id":{_json(client)},"partitions":{partitions},"committed_id":{position},{rest}}}'
+
+
+def _erased(log_time_ms: int) -> str:
+    return f'"event":null,"status_updated_at":{log_time_ms},"erased":true'
 
 
 def event_json(record: Record) -> bytes:
-    """A record as `sync`, broadcasts, pages and streams show it. An erased one has `null` for its event."""
-    digits = record.key.hex()
-    return b'{"id":"%b","client_id":%b,"partitions":%b,"committed_id":%d,"event":%b,"status_updated_at":%d%b}' % (
-        f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode(),
-        _json(record.client),
-        _json_of_partitions(record.partitions),
-        record.position,
-        b"null" if record.erased else record.body,
-        record.log_time_ms,
-        b',"erased":true' if record.erased else b"",
-    )
+    """The same of a record."""
+    return event_text(brief_of(record)).encode()
 
 
 # --- results -----------------------------------------------------------------------------------------
@@ -143,21 +143,27 @@ def results_json(ids: Sequence[str], verdicts: Sequence[Result]) -> bytes:
     return b'{"results":[%b]}' % b",".join(map(result_json, ids, verdicts))
 
 
-def page_json(
-    partitions: tuple[str, ...], records: Iterable[Record], *, following: int, has_more: bool, upto: int, epoch: str
-) -> bytes:
-    """The payload of an answer to `sync`, and what a page is over HTTP."""
-    return (
-        b'{"partitions":%b,"events":[%b],"next_since_committed_id":%d,"has_more":%b,"sync_to_committed_id":%d,'
-        b'"epoch":"%b"}'
-    ) % (
-        _json_of_partitions(partitions),
-        b",".join(map(event_json, records)),
+def events_shown(briefs: Sequence[Brief]) -> bytes:
+    """Some events of a page, with commas between them."""
+    return ",".join(map(event_text, briefs)).encode()
+
+
+def page_parts(
+    partitions: tuple[str, ...], shown: Sequence[bytes], *, following: int, has_more: bool, upto: int, epoch: str
+) -> list[bytes]:
+    """The payload of an answer to `sync`, and what a page is over HTTP, in parts: it is large, and is copied once."""
+    tail = b'],"next_since_committed_id":%d,"has_more":%b,"sync_to_committed_id":%d,"epoch":"%b"}' % (
         following,
         b"true" if has_more else b"false",
         upto,
         epoch.encode(),
     )
+    parts = [b'{"partitions":%b,"events":[' % orjson.dumps(partitions)]
+    for one in shown:
+        parts += (one, b",")
+    if shown:
+        parts.pop()
+    return [*parts, tail]
 
 
 def connected_json(client_id: str, last_committed_id: int, epoch: str) -> bytes:
@@ -175,22 +181,34 @@ def error_json(error: DoorError) -> bytes:
 
 def envelope(kind: bytes, payload: bytes, timestamp_ms: int, msg_id: bytes = b"") -> bytes:
     """A message. `msg_id` is that of the request in JSON, for a reply to one that had it."""
-    return b'{"type":"%b","protocol_version":"1.0",%b"timestamp":%d,"payload":%b}' % (
+    return b"%b%b}" % (_head(kind, timestamp_ms, msg_id), payload)
+
+
+def _head(kind: bytes, timestamp_ms: int, msg_id: bytes) -> bytes:
+    return b'{"type":"%b","protocol_version":"1.0",%b"timestamp":%d,"payload":' % (
         kind,
         b'"msg_id":%b,' % msg_id if msg_id else b"",
         timestamp_ms,
-        payload,
     )
 
 
 def frame(message: bytes) -> bytes:
     """A text message as a WebSocket frame from a server (RFC 6455, 5.2): not masked, so it is the same for all."""
-    length = len(message)
+    return _frame_head(len(message)) + message
+
+
+def frame_of_parts(kind: bytes, parts: Sequence[bytes], timestamp_ms: int, msg_id: bytes) -> bytes:
+    """The frame of a message whose payload comes in parts."""
+    head = _head(kind, timestamp_ms, msg_id)
+    return b"".join((_frame_head(len(head) + sum(map(len, parts)) + 1), head, *parts, b"}"))
+
+
+def _frame_head(length: int) -> bytes:
     if length < 126:
-        return bytes((_TEXT, length)) + message
+        return bytes((_TEXT, length))
     if length < 65_536:
-        return _LENGTH_16(_TEXT, 126, length) + message
-    return _LENGTH_64(_TEXT, 127, length) + message
+        return _LENGTH_16(_TEXT, 126, length)
+    return _LENGTH_64(_TEXT, 127, length)
 
 
 def close_frame(code: int, reason: str) -> bytes:

@@ -1,6 +1,6 @@
 """Reading records: pages by cursor, blocks with their evidence. All of it on a connection inside a transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ import orjson
 
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import LaneHead, Record
-from oncelog.stores.protocol import Consumer, Evidence, Page, Query
+from oncelog.stores.protocol import BriefPage, Consumer, Evidence, Page, Query, Show
 from oncelog.stores.sqlite.index import POSITION_BITS, place_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.tables import lane_of_scope
@@ -17,12 +17,6 @@ from oncelog.stores.sqlite.tables import lane_of_scope
 _POSITION: Final = (1 << POSITION_BITS) - 1
 _FETCH: Final = 100
 _partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
-
-
-@lru_cache(maxsize=1024)
-def partitions_text(partitions: tuple[str, ...]) -> str:
-    """Partitions as a record's column holds them."""
-    return orjson.dumps(partitions).decode()
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
@@ -59,6 +53,38 @@ def read(connection: Any, query: Query, lanes: int, epoch: str) -> Page:
     if is_cut:
         following = records[-1].position if query.stream is None else records[-1].sequence
     return Page(records, max(following, query.after), upto, is_cut, newest)
+
+
+def read_brief(connection: Any, query: Query, policy: str, show: Show, epoch: str) -> BriefPage:
+    """The same in brief, of one policy."""
+    newest = _newest(connection, query, query.lane)
+    query = query.within(newest, epoch)
+    upto = newest if query.upto is None else query.upto
+    cursor, following = _brief_cursor(connection, query, policy, upto)
+    shown: list[bytes] = []
+    count = 0
+    for briefs, is_cut in _in_parts(cursor, query):
+        shown.append(show(briefs))
+        count += len(briefs)
+        if is_cut:
+            following = briefs[-1][0]
+    has_more = following is not None
+    return BriefPage(shown, count, max(upto if following is None else following, query.after), upto, has_more, newest)
+
+
+def _brief_cursor(connection: Any, query: Query, policy: str, upto: int) -> tuple[Any, int | None]:
+    """What the page is made of, and where it ends, if that is known already: positions of several partitions are."""
+    lane, limit = query.lane, query.limit + 1
+    if len(query.partitions) == 1:
+        bounds = (lane, query.partitions[0], query.after, upto, policy, limit)
+        return connection.execute(SQL["brief_partition_page"], bounds), None
+    if not query.partitions:
+        places = (place_of(lane, query.after), place_of(lane, upto), policy, limit)
+        return connection.execute(SQL["brief_lane_page"], places), None
+    positions = _positions(connection, query.partitions, (lane, query.after, upto, limit))
+    has_more = len(positions) > query.limit
+    asked = orjson.dumps([place_of(lane, position) for position in positions[: query.limit]]).decode()
+    return connection.execute(SQL["briefs_at"], (asked, policy)), positions[query.limit - 1] if has_more else None
 
 
 def heads(connection: Any) -> dict[int, LaneHead]:
@@ -121,23 +147,59 @@ def _cursor(connection: Any, query: Query, lane: int, upto: int) -> Any:
 
 
 def _positions(connection: Any, partitions: Sequence[str], bounds: tuple[int, int, int, int]) -> list[int]:
-    """The first positions of any of the partitions: what one alone has in the page is enough of it."""
+    """The first positions of any of the partitions, in order.
+
+    What has been found so far is a bound for what is looked for in the next partition: once there are enough,
+    nothing beyond the last of them is wanted.
+    """
     lane, after, upto, limit = bounds
-    found: set[int] = set()
+    found: list[int] = []
     for partition in partitions:
-        rows = connection.execute(SQL["partition_positions"], (lane, partition, after, upto, limit)).fetchall()
-        found.update(position for (position,) in rows)
-    return sorted(found)[:limit]
+        rows = connection.execute(SQL["partition_positions"], (lane, partition, after, upto, limit)).fetchone()[0]
+        if rows is not None:
+            found = sorted({*found, *map(int, rows.split(","))})[:limit]
+            if len(found) == limit:
+                upto = found[-1]
+    return found
 
 
 def _page_rows(cursor: Any, query: Query) -> tuple[list[tuple[Any, ...]], bool]:
     """The page's rows, and whether it was cut: by the limit, or early by the bytes of its bodies."""
     rows: list[tuple[Any, ...]] = []
-    size = 0
-    while fetched := cursor.fetchmany(_FETCH):
-        for row in fetched:
-            size += len(row[-1] or b"")
-            if len(rows) == query.limit or (rows and size > query.bytes_max):
-                return rows, True
-            rows.append(row)
-    return rows, False
+    is_cut = False
+    for part, is_cut in _in_parts(cursor, query):  # noqa: B007 - that of the last part is what is wanted
+        rows.extend(part)
+    return rows, is_cut
+
+
+def _in_parts(cursor: Any, query: Query) -> Iterator[tuple[list[tuple[Any, ...]], bool]]:
+    """The page's rows, a hundred at a time and never none; with the last of them whether the page was cut there."""
+    before: list[tuple[Any, ...]] = []
+    count = size = 0
+    while rows := cursor.fetchmany(_FETCH):
+        sizes = [len(row[-1] or b"") for row in rows]
+        end = _fitting(sizes, query.limit - count, query.bytes_max - size, is_first=not count)
+        if end < len(rows) and not end:
+            yield before, True
+            return
+        if before:
+            yield before, False
+        if end < len(rows):
+            yield rows[:end], True
+            return
+        before = rows
+        count += len(rows)
+        size += sum(sizes)
+    if before:
+        yield before, False
+
+
+def _fitting(sizes: Sequence[int], room: int, room_bytes: int, *, is_first: bool) -> int:
+    """How many of them there is room for; for the first of a page there always is."""
+    if len(sizes) <= room and sum(sizes) <= room_bytes:
+        return len(sizes)
+    for index, size in enumerate(sizes):
+        room_bytes -= size
+        if index == room or (room_bytes < 0 and not (is_first and not index)):
+            return index
+    return len(sizes)

@@ -26,11 +26,10 @@ from oncelog.core.values import (
     Snapshot,
 )
 from oncelog.stores.clock import Clock, ClockMark
-from oncelog.stores.protocol import Decided, Draw, decide, newly_declared
+from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position
-from oncelog.stores.sqlite.reading import partitions_text
 from oncelog.stores.sqlite.statements import SQL, Insert
 from oncelog.stores.sqlite.sweeping import Sweep
 

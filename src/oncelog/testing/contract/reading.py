@@ -2,17 +2,28 @@
 
 # ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from oncelog.core.values import SetCursor, Settings
+from msgspec.structs import replace
+
+from oncelog.core.policy import EVENTS
+from oncelog.core.values import Committed, SetCursor, Settings, Submission
 from oncelog.errors import HistoryChangedError
-from oncelog.stores.protocol import Consumer, Query
+from oncelog.stores.protocol import Brief, Consumer, Query, brief_of
 from oncelog.testing.contract.driven import Contract, DrivenStore, positions
 from oncelog.testing.contract.writes import ORGANISATION, event, transaction
 
 EVENTS_MADE = 12
+
+
+def repr_of(briefs: Sequence[Brief]) -> bytes:
+    """Some records in brief, so that they can be compared. There are never none."""
+    assert briefs
+    return repr(list(briefs)).encode()
 
 
 class ReadingContract(Contract):
@@ -129,6 +140,57 @@ class ReadingContract(Contract):
             page = log.page()
             assert (page.records, page.next, page.upto, page.has_more, page.newest) == ([], 0, 0, False, 0)
             assert log.heads() == {}
+
+    def test_in_brief_the_same_is_read_and_only_of_one_policy(self, tmp_path: Path) -> None:
+        other = replace(EVENTS, name="other", key_bytes=(1, 64))
+        with self.filled(tmp_path) as log:
+            log.run(log.store.declare([other]))
+            binary = Submission(
+                policy=other, scope="s", key=b"k", fingerprint=b"f", body=b"\xff\x00", partitions=("p",)
+            )
+            verdicts = log.together(
+                binary,
+                event(13, '{"é":"\U0001f600"}', partitions=("p", "q"), client="ü\n"),
+                event(14, partitions=("q",)),
+                event(15, "y" * 60, partitions=("p",)),
+            )
+            assert all(isinstance(verdict, Committed) for verdict in verdicts), verdicts
+            log.run(log.store.erase(0, [15]))
+            for partitions in (("p",), ("q",), ("p", "q"), ("none",), ("none", "q"), ()):
+                expected = [brief_of(one) for one in log.read(partitions=partitions) if one.policy == "events"]
+                for limit in (1, 2, 3, 5, 100):
+                    for bytes_max in (1, 25, 10_000):
+                        found = self._in_brief(log, partitions=partitions, limit=limit, bytes_max=bytes_max)
+                        assert found == expected
+            page = log.run(log.store.read_brief(Query(partitions=("q",), after=4, upto=9, limit=1), "events", repr_of))
+            assert (page.count, page.next, page.upto, page.has_more, page.newest) == (1, 6, 9, True, 16)
+            empty = log.run(log.store.read_brief(Query(partitions=("none",)), "events", repr_of))
+            assert (empty.shown, empty.count, empty.next, empty.has_more) == ([], 0, 16, False)
+            error = log.error_of(log.store.read_brief(Query(after=17, partitions=("p",)), "events", repr_of))
+            assert isinstance(error, HistoryChangedError)
+
+    def test_in_brief_pages_end_where_they_should_whatever_their_size(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log.together(*(event(number, partitions=("p", "q")[: 1 + number % 2]) for number in range(1, 306)))
+            for partitions in (("p",), ("p", "q")):
+                for limit in (99, 100, 101, 200, 304, 305, 306):
+                    page = log.run(log.store.read_brief(Query(partitions=partitions, limit=limit), "events", repr_of))
+                    assert (page.count, page.has_more, page.next) == (min(limit, 305), limit < 305, min(limit, 305))
+                    assert len(self._in_brief(log, partitions=partitions, limit=limit)) == 305
+
+    @staticmethod
+    def _in_brief(log: DrivenStore, **query: Any) -> list[Brief]:
+        """From page to page to the end, each page as many as it says."""
+        found: list[Brief] = []
+        after, has_more = 0, True
+        while has_more:
+            page = log.run(log.store.read_brief(Query(after=after, **query), "events", repr_of))
+            briefs = [brief for part in page.shown for brief in ast.literal_eval(part.decode())]
+            assert len(briefs) == page.count
+            assert page.count or not page.has_more or len(query.get("partitions", ())) != 1
+            found += briefs
+            after, has_more = page.next, page.has_more
+        return found
 
     def test_consumers_keep_their_cursors_and_their_lag_is_known(self, tmp_path: Path) -> None:
         with self.filled(tmp_path) as log:

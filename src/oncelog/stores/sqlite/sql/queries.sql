@@ -83,8 +83,11 @@ SELECT place, sequence, log_time_ms, height, policy, scope, key, fingerprint, ac
 FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
 
 -- name: partition_positions
-SELECT position FROM oncelog_partition_records
-WHERE lane = ? AND partition = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?;
+-- As one text: every row that is handed over costs as much as finding it. Ordered by the check of whoever reads it.
+SELECT group_concat(position) FROM (
+    SELECT position FROM oncelog_partition_records
+    WHERE lane = ? AND partition = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?
+);
 
 -- name: records_at
 -- Records at some places, in the order asked for.
@@ -96,6 +99,20 @@ FROM json_each(:places) AS n CROSS JOIN oncelog_records AS r ON place = n.value 
 SELECT place, r.sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_partition_records AS p CROSS JOIN oncelog_records AS r ON r.place = p.lane << 48 | p.position
 WHERE p.lane = ? AND p.partition = ? AND p.position > ? AND p.position <= ? ORDER BY p.position LIMIT ?;
+
+-- name: brief_partition_page
+-- What readers are shown of the records of a policy that touch a partition.
+SELECT p.position, log_time_ms, client, key, partitions, CAST(body AS TEXT)
+FROM oncelog_partition_records AS p CROSS JOIN oncelog_records AS r ON r.place = p.lane << 48 | p.position
+WHERE p.lane = ? AND p.partition = ? AND p.position > ? AND p.position <= ? AND policy = ? ORDER BY p.position LIMIT ?;
+
+-- name: brief_lane_page
+SELECT place & 281474976710655, log_time_ms, client, key, partitions, CAST(body AS TEXT)
+FROM oncelog_records WHERE place > ? AND place <= ? AND policy = ? ORDER BY place LIMIT ?;
+
+-- name: briefs_at
+SELECT place & 281474976710655, log_time_ms, client, r.key, partitions, CAST(body AS TEXT)
+FROM json_each(?) AS n CROSS JOIN oncelog_records AS r ON place = n.value WHERE policy = ? ORDER BY n.key;
 
 -- name: stream_page
 -- Records of a stream, by sequence.

@@ -1,0 +1,141 @@
+"""`oncelog serve`: the server."""
+
+import asyncio
+import gc
+import logging
+import os
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Final
+from uuid import uuid4
+
+import typer
+
+from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
+from oncelog.cli.terminal import INTERRUPTED, ending_well
+from oncelog.errors import OncelogError, SettingsError
+
+if TYPE_CHECKING:
+    from oncelog.doors.settings import ServerSettings
+
+GARBAGE_OBJECTS: Final = 50_000
+"""New objects between two looks for cycles; Python's own 700 cost a tenth of the time."""
+logger: Final = logging.getLogger("oncelog.doors")
+
+
+def serve(
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings, in TOML.")] = None,
+    store: Annotated[str | None, typer.Option(metavar="FILE", help="The log; made if it is not there.")] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless told otherwise.")] = None,
+    port: Annotated[int | None, typer.Option(help="Where to listen; 7171 unless told otherwise, 0 is any.")] = None,
+    development: Annotated[
+        bool | None, typer.Option("--development", help="Let everybody on this machine do everything.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any setting, e.g. limits.frame_bytes_max=1000000."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Do not say what to try, as it does in development mode.")
+    ] = False,
+) -> None:
+    """Serves a log: the events door by WebSocket, HTTP and server-sent events.
+
+    Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
+    line; the later wins. SIGHUP takes keys, grants and certificates anew; SIGTERM finishes what was accepted and exits.
+
+    Examples:
+
+      oncelog serve --development --store app.db
+
+      oncelog serve --config /etc/oncelog.toml --set log.format=json
+    """
+    with ending_well():
+        try:
+            from oncelog.doors import logs  # noqa: PLC0415 - what the library alone does not need
+            from oncelog.doors.settings import load  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
+        flags = {"store": store, "host": host, "port": port, "development": development}
+        overrides = {name: _text(value) for name, value in flags.items() if value is not None}
+        # It is for those who speak to a server, and no setting of one.
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+        settings = load(config, environment, {**overrides, **dict(map(_pair, set_ or []))})
+        logs.configure(settings.log.level, settings.log.format)
+        raise typer.Exit(_run(settings, says_more=settings.development and not quiet))
+
+
+def _run(settings: "ServerSettings", *, says_more: bool) -> int:
+    import uvloop  # noqa: PLC0415 - as above
+
+    from oncelog.doors.server import Server  # noqa: PLC0415
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        server = Server(settings)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _stop, stopped)
+        loop.add_signal_handler(signal.SIGHUP, server.reload)
+        async with server:
+            if says_more:
+                with suppress(OSError):  # whoever reads it has gone, and the server has not
+                    typer.echo(_what_to_try(server.urls[0], settings.store))
+            # What is there by now stays. A server makes and drops many objects, few of them in cycles.
+            gc.freeze()
+            gc.set_threshold(GARBAGE_OBJECTS)
+            await stopped.wait()
+
+    uvloop.run(main())
+    return 0
+
+
+def _what_to_try(url: str, store: str) -> str:
+    """Lines that can be pasted into another terminal."""
+    program = _program()
+    where = "" if url == DEFAULT_URL else f" --url {url}"
+    event = f'{{"id":"{uuid4()}","partitions":["orders"],"event":{{"type":"order.placed","order":17}}}}'
+    return f"""
+Oncelog listens on {url} and keeps its log in {store}.
+Everybody on this machine may do everything (development mode). Ctrl-C stops it. In another terminal, try:
+
+  # Submit an event. The same line again gets the same answer, and commits nothing.
+  curl -s '{url}/v1/events' -H 'Content-Type: application/json' -d '{{"events":[{event}]}}'
+
+  # Read a page; follow what comes.
+  curl -s '{url}/v1/events?partition=orders'
+  curl -N '{url}/v1/events/stream?partition=orders'
+
+  # The same with Oncelog's own commands, and a load test of ten seconds.
+  {program} tail{where} --partition orders
+  {program} submit{where} --partition orders '{{"type":"order.placed","order":18}}'
+  {program} load{where}
+"""
+
+
+def _program() -> str:
+    """How this program was called, so that it can be called so again."""
+    called = sys.argv[0]
+    if called.endswith("__main__.py"):
+        return f"{shlex.quote(sys.executable)} -m oncelog"
+    return shlex.quote(called) if os.access(called, os.X_OK) else "oncelog"
+
+
+def _stop(stopped: asyncio.Event) -> None:
+    """At the first signal it stops in order, at the second at once."""
+    if stopped.is_set():
+        os._exit(INTERRUPTED)
+    stopped.set()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, is_there, value = text.partition("=")
+    if not is_there:
+        raise SettingsError(f"--set {text}: must be NAME=VALUE")
+    return name, value

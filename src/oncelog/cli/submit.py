@@ -1,0 +1,391 @@
+"""`oncelog submit`: events to a server, one or many, each of them once."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Annotated, Final
+from uuid import uuid4
+
+import msgspec
+import orjson
+import typer
+from msgspec import Raw, Struct
+
+from oncelog.cli.remote import (
+    DEFAULT_URL,
+    ClientId,
+    LostError,
+    Partitions,
+    RefusedError,
+    Remote,
+    Token,
+    TokenFile,
+    Url,
+    as_foreign,
+    as_lost,
+    demand_text,
+    pauses_s,
+    refused_by,
+    refused_by_status,
+    remote_of,
+    say,
+)
+from oncelog.cli.terminal import CANNOT_LOOK, FOUND_NOTHING, AsJson, ending_well
+from oncelog.core.canonical import INTEGER_MAX
+from oncelog.core.writing import uuid_bytes
+from oncelog.errors import CanonicalError, OncelogError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+REQUEST_BYTES_MAX: Final = 1024 * 1024
+"""A request with more is divided: servers take 4 MiB unless told otherwise. One event is never divided."""
+READ_BYTES: Final = 64 * 1024
+PROGRESS_LINES_MIN: Final = 1000
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, Raw])
+
+Event = Annotated[
+    str,
+    typer.Argument(
+        metavar="EVENT-JSON",
+        help="An event, or `-` for one a line on standard input.",
+        show_default=False,
+    ),
+]
+
+
+def submit(  # noqa: PLR0913, PLR0917 - each one is an option
+    event: Event = "-",
+    partition: Partitions = None,
+    id: Annotated[str | None, typer.Option(metavar="UUID", help="Under which id; a new one unless given.")] = None,  # noqa: A002
+    expected_committed_id: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Only if this is the newest of all events.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    token_file: TokenFile = None,
+    client_id: ClientId = None,
+    batch: Annotated[int, typer.Option(min=1, max=1000, help="Events of one request, from standard input.")] = 100,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to try each request.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Submits events to a server, and tries again under the same ids until they are answered.
+
+    A line is an event ({"type": …}), or {"id", "partitions", "event"}, as `tail` prints it. The exit status is 1 if
+    some were rejected, 2 if the server cannot be reached or a line is wrong; what came before the line is committed.
+
+    Examples:
+
+      oncelog submit --partition orders '{"type":"order.placed","order":17}'
+
+      oncelog submit --partition orders - < events.jsonl
+    """
+    with ending_well():
+        remote = remote_of(url, token, token_file)
+        reader = _Reader([demand_text(one, "--partition") for one in partition or []])
+        if event == "-":
+            if id is not None or expected_committed_id is not None:
+                raise OncelogError("--id and --expected-committed-id go with one event; in lines, write them there")
+            batches = _batches_of_input(reader, batch)
+        else:
+            batches = _one(reader.read(os.fsencode(event), 0, id, expected_committed_id))
+        sender = _Sender(remote, None if client_id is None else demand_text(client_id, "--client-id"), timeout)
+        is_committed = asyncio.run(_submit_all(batches, sender, _Printer(as_json)))
+        if not is_committed:
+            raise typer.Exit(FOUND_NOTHING)
+
+
+# --- what is sent -----------------------------------------------------------------------------------------
+
+
+class _Item(Struct, frozen=True):
+    id: str
+    key: bytes
+    text: bytes
+    """In JSON, as it is sent."""
+    line: int
+    """0 is the command line."""
+
+    @property
+    def place(self) -> str:
+        return f"line {self.line}: " if self.line else ""
+
+
+class _Reader:
+    """Makes items of texts. What is in an event is never parsed and written anew: it is sent as it came."""
+
+    def __init__(self, partitions: Sequence[str]) -> None:
+        self._partitions = orjson.dumps(partitions) if partitions else b""
+
+    def read(self, text: bytes, line: int, id_text: str | None = None, expected: int | None = None) -> _Item:
+        """Raises OncelogError with the line."""
+        where = f"line {line}" if line else "the event"
+        if len(text) > LINE_BYTES_MAX:
+            raise OncelogError(f"{where}: is longer than {LINE_BYTES_MAX} bytes")
+        try:
+            orjson.loads(text)
+            members = _MEMBERS.decode(text)
+        except orjson.JSONDecodeError as error:
+            raise OncelogError(f"{where}: is no JSON: {error.msg}, at character {error.pos + 1}") from error
+        except msgspec.MsgspecError:
+            raise OncelogError(f"{where}: must be an object") from None
+        if "type" in members:
+            members = {"event": Raw(text)}
+        elif "event" not in members:
+            raise OncelogError(f'{where}: must be an event with a "type", or have the members id, partitions and event')
+        try:
+            return self._item(members, line, id_text, expected)
+        except CanonicalError as error:
+            raise OncelogError(f"{where}: {error}") from error
+
+    def _item(self, members: dict[str, Raw], line: int, id_text: str | None, expected: int | None) -> _Item:
+        own_id = members.get("id")
+        if own_id is not None:
+            if id_text is not None:
+                raise CanonicalError("--id", "the event has an id already")
+            id_text = msgspec.json.decode(own_id)
+        elif id_text is None:
+            id_text = str(uuid4())
+        key = uuid_bytes(id_text)
+        partitions = bytes(members.get("partitions", self._partitions)).strip()
+        if not partitions:
+            raise CanonicalError("$.partitions", "is missing; --partition says it for all")
+        if not partitions.startswith(b"["):
+            raise CanonicalError("$.partitions", "must be an array")
+        own_expected = members.get("expected_committed_id")
+        if own_expected is not None:
+            expected = msgspec.json.decode(own_expected)
+        if expected is not None and (type(expected) is not int or not 0 <= expected <= INTEGER_MAX):
+            raise CanonicalError("$.expected_committed_id", "must be a whole number from 0 to 2^53−1")
+        end = b"" if expected is None else b',"expected_committed_id":%d' % expected
+        text = b'{"id":"%b","partitions":%b,"event":%b%b}'
+        return _Item(id_text, key, text % (id_text.encode(), partitions, bytes(members["event"]), end), line)
+
+
+async def _one(item: _Item) -> AsyncIterator[list[_Item]]:
+    yield [item]
+
+
+async def _batches_of_input(reader: _Reader, items_max: int) -> AsyncIterator[list[_Item]]:
+    """What has come is sent, and not kept until a batch is full: somebody may be typing."""
+    if sys.stdin is None:
+        raise OncelogError("standard input must be open")
+    if sys.stdin.isatty():
+        typer.echo("Reading one event a line from the terminal; end with Ctrl-D.", err=True)
+    chunks, lines = _Input(sys.stdin.fileno()), _Lines(reader)
+    chunk = b"first"
+    while chunk and lines.wrong is None:
+        chunk = await chunks.next()
+        lines.take(chunk)
+        if len(lines.items) < items_max and lines.wrong is None and chunks.has_more:
+            continue
+        while lines.items:
+            yield _taken(lines.items, items_max)
+    if lines.wrong is not None:
+        raise lines.wrong
+
+
+class _Lines:
+    """The input in lines, up to its end or a line that is wrong. Those before it are good, and are sent."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+        self._rest = b""
+        self._line = 0
+        self.items: deque[_Item] = deque()
+        self.wrong: OncelogError | None = None
+
+    def take(self, chunk: bytes) -> None:
+        """Some bytes; none are the end."""
+        *texts, self._rest = (self._rest + chunk).split(b"\n") if chunk else (self._rest, b"")
+        if len(self._rest) > LINE_BYTES_MAX:
+            texts.append(self._rest)
+        try:
+            for text in texts:
+                self._line += 1
+                if text.strip():
+                    self.items.append(self._reader.read(text.strip(), self._line))
+        except OncelogError as error:
+            self.wrong = error
+
+
+def _taken(waiting: deque[_Item], items_max: int) -> list[_Item]:
+    """The next request. An id comes twice in the input, but never in one request (EV-7)."""
+    items = [waiting.popleft()]
+    keys, size = {items[0].key}, len(items[0].text)
+    while waiting and len(items) < items_max and waiting[0].key not in keys:
+        size += len(waiting[0].text)
+        if size > REQUEST_BYTES_MAX:
+            break
+        keys.add(waiting[0].key)
+        items.append(waiting.popleft())
+    return items
+
+
+class _Input:
+    """Reads a file descriptor in a thread that nobody has to wait for: an interrupted command ends at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=16)
+        os.set_blocking(descriptor, True)  # a pipe that does not wait would look like one that has ended
+        threading.Thread(target=self._read, args=(descriptor,), daemon=True).start()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come already."""
+        return not self._chunks.empty()
+
+    async def next(self) -> bytes:
+        """What comes next; nothing at the end."""
+        return await self._chunks.get()
+
+    def _read(self, descriptor: int) -> None:
+        chunk = b"first"
+        while chunk:
+            try:
+                chunk = os.read(descriptor, READ_BYTES)
+            except OSError:
+                chunk = b""
+            with suppress(RuntimeError):  # the command has ended
+                asyncio.run_coroutine_threadsafe(self._chunks.put(chunk), self._loop).result()
+
+
+# --- sending ----------------------------------------------------------------------------------------------
+
+
+class _Results(Struct, frozen=True):
+    results: list[Raw]
+
+
+class _FieldError(Struct, frozen=True):
+    field: str = ""
+    message: str = ""
+
+
+class _Result(Struct, frozen=True):
+    status: str
+    committed_id: int | None = None
+    reason: str = ""
+    errors: list[_FieldError] = []
+
+
+class _GaveUpError(OncelogError):
+    """Nobody knows what became of the request."""
+
+
+class _Sender:
+    def __init__(self, remote: Remote, client_id: str | None, timeout_s: float) -> None:
+        self.remote = remote
+        self._client = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
+        self._timeout_s = timeout_s
+        self._has_told = False
+
+    async def send(self, session: "aiohttp.ClientSession", items: Sequence[_Item]) -> list[Raw]:
+        """Sends a request until it is answered. Raises _GaveUpError, or RefusedError where another try is in vain."""
+        body = b'{%b"events":[%b]}' % (self._client, b",".join(item.text for item in items))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        pauses = pauses_s()
+        while True:
+            problem: OncelogError
+            retry_after_s = 0.0
+            try:
+                with as_lost(self.remote):
+                    async with asyncio.timeout_at(deadline):
+                        return await self._once(session, body, len(items))
+            except LostError as error:
+                problem = error
+            except RefusedError as error:
+                if not error.is_transient:
+                    raise
+                problem, retry_after_s = error, error.retry_after_ms / 1000
+            pause_s = max(next(pauses), retry_after_s)
+            if loop.time() + pause_s >= deadline:
+                raise _GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
+            if not self._has_told:
+                self._has_told = True
+                say(f"{problem}; trying again")
+            await asyncio.sleep(pause_s)
+
+    async def _once(self, session: "aiohttp.ClientSession", body: bytes, count: int) -> list[Raw]:
+        headers = {"Content-Type": "application/json", **self.remote.headers}
+        async with session.post(self.remote.events_url, data=body, headers=headers) as response:
+            answer = await response.read()
+            if response.status != 200:
+                try:
+                    error = msgspec.json.decode(answer, type=dict[str, Raw])["error"]
+                    raise refused_by(error)
+                except (KeyError, msgspec.MsgspecError):
+                    raise refused_by_status(response.status) from None
+            with as_foreign(self.remote):
+                results = msgspec.json.decode(answer, type=_Results).results
+        if len(results) != count:
+            raise OncelogError(f"{self.remote.url} has answered {count} events with {len(results)} results")
+        return results
+
+
+async def _submit_all(batches: AsyncIterator[list[_Item]], sender: _Sender, printer: "_Printer") -> bool:
+    import aiohttp  # noqa: PLC0415 - what the library alone does not need
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session, aclosing(batches):  # type: ignore[type-var]
+        async for items in batches:
+            try:
+                results = await sender.send(session, items)
+            except _GaveUpError as error:
+                say(str(error))
+                _tell_unknown(items)
+                raise typer.Exit(CANNOT_LOOK) from None
+            except asyncio.CancelledError:
+                _tell_unknown(items)
+                raise
+            except RefusedError as error:
+                place = f" (the request began with line {items[0].line})" if items[0].line else ""
+                raise OncelogError(f"{error}{place}") from error
+            with as_foreign(sender.remote):
+                decided = [(raw, msgspec.json.decode(raw, type=_Result)) for raw in results]
+            printer.print(items, decided)
+    printer.end()
+    return not printer.rejected
+
+
+def _tell_unknown(items: Sequence[_Item]) -> None:
+    """A retry needs the ids, and we may have made them."""
+    for item in items:
+        say(f"{item.place}the outcome is not known; send it again under the same id: {item.id}")
+
+
+class _Printer:
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._printed = 0
+        self._shows_progress = sys.stderr is not None and sys.stderr.isatty() and not sys.stdout.isatty()
+        self.rejected = 0
+
+    def print(self, items: Sequence[_Item], results: Sequence[tuple[Raw, _Result]]) -> None:
+        """One line a result."""
+        lines = []
+        for item, (raw, result) in zip(items, results, strict=True):
+            is_committed = result.status == "committed"
+            if self._as_json:
+                lines.append(bytes(raw).decode())
+            else:
+                lines.append(f"{result.status} {result.committed_id if is_committed else result.reason} {item.id}")
+            if not is_committed:
+                self.rejected += 1
+                why = "; ".join(f"{error.field}: {error.message}" for error in result.errors)
+                say(f"{item.place}{item.id} was {result.status}: {result.reason}: {why}")
+        typer.echo("\n".join(lines))
+        self._printed += len(lines)
+        if self._shows_progress and self._printed >= PROGRESS_LINES_MIN:
+            typer.echo(f"\r{self._printed} events, {self.rejected} rejected", nl=False, err=True)
+
+    def end(self) -> None:
+        """Ends the line of the progress."""
+        if self._shows_progress and self._printed >= PROGRESS_LINES_MIN:
+            typer.echo(err=True)

@@ -1,0 +1,193 @@
+"""`oncelog serve` as a real process: what it prints can be pasted, what is wrong is told, and it ends in order."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.served import ENVIRONMENT, WAIT_S, ended, oncelog
+from oncelog.cli import serve
+
+PROGRAM = Path(sys.executable).parent / "oncelog"
+
+
+@contextmanager
+def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    """By the script, as people start it."""
+    process = subprocess.Popen(  # noqa: S603
+        [PROGRAM, "serve", "--port", "0", "--store", "log.db", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**ENVIRONMENT, **environment},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
+    """The commands that are shown, by what they do."""
+    assert process.stdout is not None
+    names = iter(["post", "page", "stream", "tail", "submit", "load"])
+    found = {}
+    for line in process.stdout:
+        if re.match(r"  [^ #]", line):
+            found[next(names)] = line.strip()
+        if "load" in found:
+            return found
+    raise AssertionError(found)
+
+
+def pasted(line: str, cwd: Path) -> str:
+    done = subprocess.run(  # noqa: S603
+        ["/bin/bash", "-c", line], capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=cwd, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wait_until_listening(process: "subprocess.Popen[str]") -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "listening" in line:
+            return line
+    raise AssertionError
+
+
+def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Path) -> None:
+    with served(tmp_path, "--development") as process:
+        lines = lines_to_paste(process)
+        assert [line.split()[0] for line in lines.values()] == ["curl"] * 3 + [str(PROGRAM)] * 3
+        first = json.loads(pasted(lines["post"], tmp_path))["results"][0]
+        assert (first["status"], first["committed_id"]) == ("committed", 1)
+        assert json.loads(pasted(lines["post"], tmp_path))["results"] == [first]
+        page = json.loads(pasted(lines["page"], tmp_path))
+        assert [one["id"] for one in page["events"]] == [first["id"]]
+        assert re.fullmatch(r"committed 2 [0-9a-f-]{36}\n", pasted(lines["submit"], tmp_path))
+        shown = pasted(f"{lines['tail']} --limit 2 --pretty", tmp_path)
+        assert re.fullmatch(
+            r'1  [\d:]{8}  orders  order\.placed  {"order":17}\n2  [\d:]{8}  orders  order\.placed  {"order":18}\n',
+            shown,
+        )
+        assert streamed(lines["stream"], 2) == [1, 2]
+        figures = json.loads(pasted(f"{lines['load']} --seconds 0.5 --connections 2 --json", tmp_path))
+        assert figures["events"] > 0
+        process.send_signal(signal.SIGTERM)
+        assert ended(process)[0] == 0
+
+
+def streamed(line: str, count: int) -> list[int]:
+    """The numbers of the first events of a stream that does not end by itself."""
+    found: list[int] = []
+    command = ["/bin/bash", "-c", f"exec {line}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as curl:  # noqa: S603
+        assert curl.stdout is not None
+        for text in curl.stdout:
+            if text.startswith("data: ") and "committed_id" in (event := json.loads(text[6:])):
+                found.append(event["committed_id"])
+            if len(found) == count:
+                curl.kill()
+                break
+    return found
+
+
+def test_quiet_hides_it(tmp_path: Path) -> None:
+    with served(tmp_path, "--development", "--quiet") as process:
+        wait_until_listening(process)
+        process.send_signal(signal.SIGTERM)
+        status, said, errors = ended(process)
+        assert (status, said) == (0, "")
+        assert "stopped" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_in_production_there_is_a_line_of_the_log_and_nothing_more(tmp_path: Path, number: signal.Signals) -> None:
+    created = oncelog("apikey", "create", str(tmp_path / "keys.json"), "--client-id", "c", "--name", "n")
+    assert created.returncode == 0
+    with served(tmp_path, "--set", "api_keys.file=keys.json") as process:
+        assert re.search(
+            r"INFO oncelog.doors listening urls=http://127.0.0.1:\d+ store=log.db$", wait_until_listening(process)
+        )
+        process.send_signal(number)
+        assert ended(process)[:2] == (0, "")
+
+
+def test_nobody_has_to_read_what_it_prints(tmp_path: Path) -> None:
+    with served(tmp_path, "--development") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        line = wait_until_listening(process)
+        url = re.findall(r"urls=(\S+)", line)[0]
+        done = oncelog("submit", "--url", url, "--partition", "a", '{"type":"x"}')
+        assert (done.returncode, done.stderr) == (0, "")
+        process.stdout = None
+        process.send_signal(signal.SIGTERM)
+        assert ended(process)[0] == 0
+
+
+def test_the_token_of_the_other_commands_is_no_setting_of_a_server(tmp_path: Path) -> None:
+    with served(tmp_path, "--development", ONCELOG_TOKEN="a secret") as process:  # noqa: S106
+        wait_until_listening(process)
+        process.send_signal(signal.SIGTERM)
+        status, said, errors = ended(process)
+        assert status == 0
+        assert "a secret" not in said + errors
+
+
+WRONG: list[tuple[list[str], str]] = [
+    ([], "nobody could come in: configure tokens"),
+    (["--development", "--port", "70000"], "port must be a whole number from 0 to 65535, not 70000"),
+    (["--development", "--host", "0.0.0.0"], "host must be a loopback address"),  # noqa: S104
+    (["--development", "--set", "limits.frame_bytes"], "--set limits.frame_bytes: must be NAME=VALUE"),
+    (["--development", "--set", "no.such=1"], "no.such"),
+    (["--development", "--set", "validate=no_such_module:check"], "no_such_module:check cannot be imported"),
+    (["--development", "--config", "nowhere.toml"], "nowhere.toml"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), WRONG, ids=lambda one: " ".join(one) if isinstance(one, list) else ""
+)
+def test_wrong_settings_are_told_in_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = oncelog("serve", "--store", str(tmp_path / "log.db"), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("oncelog: ")
+    assert not (tmp_path / "log.db").exists()
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = oncelog("serve", "--development", "--store", str(tmp_path / "log.db"), "--port", str(port))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"oncelog: cannot listen on 127.0.0.1:{port}: " in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("called", "shown"),
+    [
+        (str(PROGRAM), str(PROGRAM)),
+        ("a program that is not there", "oncelog"),
+        ("/somewhere/oncelog/__main__.py", f"{sys.executable} -m oncelog"),
+    ],
+)
+def test_the_program_is_shown_as_it_was_called(called: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [called, "serve"])
+    told: Any = serve._what_to_try("http://127.0.0.1:7171", "log.db")
+    assert f"  {shown} tail --partition orders\n" in told  # the default is not repeated
+    assert f"  {shown} load --url http://[::1]:80\n" in serve._what_to_try("http://[::1]:80", "log.db")

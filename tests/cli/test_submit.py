@@ -1,0 +1,366 @@
+"""`oncelog submit` against real servers: one event or many, retries under the same id, and what went wrong."""
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.served import Served, ended, oncelog, serving, started
+from oncelog.cli import app, remote
+
+ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
+COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("submit")) as served:
+        yield served
+
+
+def submit(url: str, *arguments: str, given: str | None = None) -> tuple[int, list[str], list[str]]:
+    done = oncelog("submit", "--url", url, *arguments, given=given)
+    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def events_of(url: str, partition: str, count: int) -> list[dict[str, Any]]:
+    done = oncelog("tail", "--url", url, "--partition", partition, "--limit", str(count), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# --- one event ----------------------------------------------------------------------------------------------
+
+
+def test_an_event_gets_an_id_and_the_id_gets_the_same_answer(server: Served) -> None:
+    status, [line], errors = submit(server.url, "--partition", "one", '{"type":"x"}')
+    assert (status, errors) == (0, [])
+    found = COMMITTED.fullmatch(line)
+    assert found is not None
+    assert UUID(found[2]).version == 4
+    again = submit(server.url, "--partition", "one", "--id", found[2], '{"type":"x"}')
+    assert again == (0, [line], [])
+
+
+def test_several_partitions_a_client_and_json(server: Served) -> None:
+    options = ["--partition", "b2", "--partition", "a2", "--id", ID.upper(), "--client-id", "till", "--json"]
+    status, [line], errors = submit(server.url, *options, '{"type":"y","n":1.0}')
+    assert (status, errors) == (0, [])
+    result = json.loads(line)
+    assert (result["id"], result["status"]) == (ID.upper(), "committed")
+    [event] = events_of(server.url, "a2", 1)
+    assert event == {
+        "id": ID,
+        "client_id": "till",
+        "partitions": ["a2", "b2"],
+        "committed_id": result["committed_id"],
+        "event": {"type": "y", "n": 1},
+        "status_updated_at": result["status_updated_at"],
+    }
+
+
+def test_a_rejected_event_is_exit_status_1_and_says_why(server: Served) -> None:
+    id_text = str(UUID(int=1))
+    assert submit(server.url, "--partition", "r", "--id", id_text, '{"type":"x"}')[0] == 0
+    status, lines, [error] = submit(server.url, "--partition", "r", "--id", id_text, '{"type":"other"}')
+    assert (status, lines) == (1, [f"rejected validation_failed {id_text}"])
+    assert error.startswith(f"oncelog: {id_text} was rejected: validation_failed: ")
+    status, [line], [error] = submit(server.url, "--partition", "r", "--json", '{"type":""}')
+    assert (status, json.loads(line)["status"]) == (1, "rejected")
+    assert "event.type: " in error
+
+
+def test_expected_committed_id(server: Served) -> None:
+    _, [line], _ = submit(server.url, "--partition", "e", '{"type":"x"}')
+    newest = line.split()[1]
+    assert submit(server.url, "--partition", "e", "--expected-committed-id", newest, '{"type":"x"}')[0] == 0
+    status, _, [error] = submit(server.url, "--partition", "e", "--expected-committed-id", newest, '{"type":"x"}')
+    assert status == 1
+    assert "expected_committed_id: " in error
+
+
+def test_what_is_in_an_event_is_sent_as_it_came(server: Served) -> None:
+    status, _, [error] = submit(server.url, "--partition", "raw", '{"type":"x","n":1,"n":2}')
+    assert status == 1  # one name twice: nobody has chosen one of them on the way
+    assert "validation_failed" in error
+
+
+# --- lines --------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_events_or_items_in_their_order(server: Served) -> None:
+    ids = [str(UUID(int=number)) for number in (100, 101)]
+    lines = [
+        '{"type":"bare"}',
+        "",
+        json.dumps({"id": ids[0], "partitions": ["own"], "event": {"type": "full"}}),
+        json.dumps({"event": {"type": "half"}, "id": ids[1], "committed_id": 7, "expected_committed_id": None}),
+        '  {"type":"last, without an end of line"}',
+    ]
+    status, said, errors = submit(server.url, "--partition", "lines", "-", given="\n".join(lines))
+    assert (status, errors) == (0, [])
+    found = [COMMITTED.fullmatch(line) for line in said]
+    assert [one[2] for one in found[1:3] if one] == ids
+    numbers = [int(one[1]) for one in found if one]
+    assert len(numbers) == 4
+    assert numbers == sorted(numbers)
+    assert [one["event"]["type"] for one in events_of(server.url, "lines", 3)] == ["bare", "half", lines[4][11:-2]]
+    assert [one["event"]["type"] for one in events_of(server.url, "own", 1)] == ["full"]
+
+
+def test_many_lines_go_in_batches_and_one_id_may_come_twice(server: Served) -> None:
+    items = [
+        json.dumps({"id": str(UUID(int=1000 + n % 150)), "event": {"type": "n", "n": n % 150}}) for n in range(300)
+    ]
+    given = "\n".join(items) + "\n"
+    status, lines, errors = submit(server.url, "--partition", "many", "--batch", "200", given=given)
+    assert (status, errors) == (0, [])
+    assert len(lines) == 300
+    assert lines[:150] == lines[150:]
+    assert [one["event"]["n"] for one in events_of(server.url, "many", 150)] == list(range(150))
+
+
+def test_a_bad_line_is_named_and_those_before_it_are_committed(server: Served) -> None:
+    for bad, sentence in [
+        ("nonsense", "line 3: is no JSON: "),
+        ("[1]", "line 3: must be an object"),
+        ('{"name":"x"}', 'line 3: must be an event with a "type", or have the members id, partitions and event'),
+        ('{"id":"x","event":{"type":"x"}}', "line 3: $.id: must be a UUID"),
+        ('{"id":7,"event":{"type":"x"}}', "line 3: $.id: "),
+        ('{"partitions":"a","event":{"type":"x"}}', "line 3: $.partitions: must be an array"),
+        ('{"expected_committed_id":"7","event":{"type":"x"}}', "line 3: $.expected_committed_id: must be a whole"),
+    ]:
+        given = f'{{"type":"x"}}\n\n{bad}\n{{"type":"y"}}\n'
+        status, [line], [error] = submit(server.url, "--partition", "bad", "-", given=given)
+        assert status == 2
+        assert COMMITTED.fullmatch(line)
+        assert error.startswith(f"oncelog: {sentence}")
+
+
+def test_a_rejected_line_is_named_and_the_others_are_committed(server: Served) -> None:
+    given = '{"type":"x"}\n{"type":""}\n{"type":"z"}\n'
+    status, lines, [error] = submit(server.url, "--partition", "some", "-", given=given)
+    assert status == 1
+    assert [line.split()[0] for line in lines] == ["committed", "rejected", "committed"]
+    assert error.startswith(f"oncelog: line 2: {lines[1].split()[2]} was rejected: validation_failed: ")
+
+
+def test_a_line_is_answered_before_the_next_is_written(server: Served) -> None:
+    with started("submit", "--url", server.url, "--partition", "typed", "-") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(3):
+            process.stdin.write(f'{{"type":"x","n":{number}}}\n')
+            process.stdin.flush()
+            assert COMMITTED.fullmatch(process.stdout.readline().strip())
+        assert ended(process) == (0, "", "")
+
+
+def test_what_tail_prints_can_be_submitted_to_another_log(server: Served, tmp_path: Path) -> None:
+    given = "".join(f'{{"type":"x","n":{number}}}\n' for number in range(5))
+    assert submit(server.url, "--partition", "copied", given=given)[0] == 0
+    events = events_of(server.url, "copied", 5)
+    with serving(tmp_path) as other:
+        given = "".join(json.dumps(one) + "\n" for one in events)
+        for _ in range(2):
+            status, lines, _ = submit(other.url, "-", given=given)
+            assert (status, [line.split()[1] for line in lines]) == (0, ["1", "2", "3", "4", "5"])
+        copied = events_of(other.url, "copied", 5)
+    assert [(one["id"], one["event"]) for one in copied] == [(one["id"], one["event"]) for one in events]
+
+
+# --- retries --------------------------------------------------------------------------------------------------
+
+Handle = Callable[[BaseHTTPRequestHandler, int], None]
+
+
+def answer(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+def busy(handler: BaseHTTPRequestHandler, _: int = 0) -> None:
+    details = {"retry_after_ms": 1}
+    answer(handler, 503, {"error": {"code": "server_busy", "message": "too much", "details": details}})
+
+
+@contextmanager
+def scripted(handle: Handle) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server whose answers are a test's own: its URL, and what it was sent."""
+    received: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            handle(self, len(received))
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_port}", received
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+def test_it_tries_again_with_the_same_bytes_until_it_is_answered() -> None:
+    def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
+        if attempt == 1:
+            busy(handler)
+        elif attempt == 2:
+            handler.close_connection = True  # the answer is lost
+        elif attempt == 3:
+            answer(handler, 502, b"a proxy's own words")
+        else:
+            answer(handler, 200, {"results": [{"id": "x", "status": "committed", "committed_id": 17}]})
+
+    with scripted(handle) as (url, received):
+        status, [line], errors = submit(url, "--partition", "a", '{"type":"x"}')
+    assert status == 0
+    assert received == [received[0]] * 4
+    assert line == f"committed 17 {received[0]['events'][0]['id']}"
+    assert errors == ["oncelog: server_busy: too much; trying again"]
+
+
+def test_it_gives_up_in_time_and_tells_the_id() -> None:
+    with scripted(busy) as (url, received):
+        status, lines, errors = submit(url, "--partition", "a", "--timeout", "0.5", '{"type":"x"}')
+    assert (status, lines) == (2, [])
+    assert len(received) > 1
+    assert errors[1:] == [
+        "oncelog: gave up after 0.5 s: server_busy: too much",
+        f"oncelog: the outcome is not known; send it again under the same id: {received[0]['events'][0]['id']}",
+    ]
+
+
+def test_a_server_that_never_answers_is_not_waited_for_for_ever() -> None:
+    asked, is_over = threading.Event(), threading.Event()
+
+    def handle(_: BaseHTTPRequestHandler, __: int) -> None:
+        asked.set()
+        is_over.wait()
+
+    with scripted(handle) as (url, received):
+        try:
+            status, _, errors = submit(
+                url, "--partition", "a", "--timeout", "0.5", given='{"type":"x"}\n{"type":"y"}\n'
+            )
+        finally:
+            is_over.set()
+    assert (status, asked.is_set()) == (2, True)
+    assert errors[0] == f"oncelog: gave up after 0.5 s: {url} does not answer in time"
+    ids = [one["id"] for one in received[0]["events"]]
+    assert [error.rpartition(" ")[2] for error in errors[1:]] == ids
+    assert errors[2].startswith("oncelog: line 2: the outcome is not known")
+
+
+def test_interrupted_while_it_tries_it_tells_the_id() -> None:
+    with (
+        scripted(busy) as (url, received),
+        started("submit", "--url", url, "--partition", "a", '{"type":"x"}') as process,
+    ):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "oncelog: server_busy: too much; trying again\n"
+        process.send_signal(signal.SIGINT)
+        status, said, errors = ended(process)
+    assert (status, said) == (130, "")
+    assert received[0]["events"][0]["id"] in errors
+
+
+def test_it_waits_for_a_server_that_is_being_started_again(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        served.kill()
+        with started("submit", "--url", served.url, "--partition", "a", '{"type":"x"}') as process:
+            assert process.stderr is not None
+            told = process.stderr.readline()
+            assert told == f"oncelog: {served.url} cannot be reached: Connection refused; trying again\n"
+            served.start()
+            status, said, errors = ended(process)
+        assert (status, errors) == (0, "")
+        assert said.startswith("committed 1 ")
+
+
+def test_an_answer_that_is_none() -> None:
+    with scripted(lambda handler, _: answer(handler, 200, b"<html>")) as (url, _):
+        status, lines, [error] = submit(url, "--partition", "a", '{"type":"x"}')
+    assert (status, lines) == (2, [])
+    assert "does not answer as an Oncelog server does" in error
+    with scripted(lambda handler, _: answer(handler, 200, {"results": []})) as (url, _):
+        status, lines, [error] = submit(url, "--partition", "a", '{"type":"x"}')
+    assert (status, lines) == (2, [])
+    assert "has answered 1 events with 0 results" in error
+
+
+# --- who, and what is wrong -------------------------------------------------------------------------------------
+
+
+def test_tokens_from_three_places(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    create = ["apikey", "create", str(keys), "--client-id", "till", "--name", "n", "--write", "a", "--read", "a"]
+    key = oncelog(*create).stdout.strip()
+    file = tmp_path / "key.txt"
+    file.write_text(f"{key}\n")
+    with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
+        command = ["submit", "--url", served.url, "--partition"]
+        event = '{"type":"x"}'
+        assert oncelog(*command, "a", "--token", key, event).returncode == 0
+        assert oncelog(*command, "a", "--token-file", str(file), event, ONCELOG_TOKEN="wrong").returncode == 0  # noqa: S106
+        assert oncelog(*command, "a", event, ONCELOG_TOKEN=key).returncode == 0
+        done = oncelog(*command, "a", event)
+        assert (done.returncode, done.stderr) == (2, "oncelog: auth_failed: authentication failed\n")
+        done = oncelog(*command, "a", "--token", key, "--client-id", "other", event)
+        assert (done.returncode, done.stdout) == (2, "")
+        done = oncelog(*command, "b", "--token", key, event)
+        assert done.returncode == 1
+        assert "rejected: forbidden: partitions: not all of them may be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (['{"type":"x"}'], "the event: $.partitions: is missing; --partition says it for all"),
+        (["--partition", "a", "{"], "the event: is no JSON: "),
+        (["--partition", "a", "--id", "7", '{"type":"x"}'], "the event: $.id: must be a UUID"),
+        (["--partition", "a", "--id", ID, "-"], "--id and --expected-committed-id go with one event"),
+        (
+            ["--id", ID, f'{{"id":"{ID}","partitions":["a"],"event":{{}}}}'],
+            "the event: --id: the event has an id already",
+        ),
+        (["--url", "ftp://x", "--partition", "a", "{}"], "--url must be http://HOST:PORT or https://HOST:PORT"),
+        (["--url", "http://u:secret@x", "--partition", "a", "{}"], "--url must be http://HOST:PORT"),
+        (["--url", "http://x:99999", "--partition", "a", "{}"], "--url must be http://HOST:PORT"),
+        (["--partition", "\udcff", '{"type":"x"}'], "--partition is not UTF-8"),
+        (["--token", "a", "--token-file", "b", "--partition", "a", "{}"], "--token and --token-file: one of them"),
+        (["--token-file", "nowhere", "--partition", "a", "{}"], "nowhere cannot be read: No such file or directory"),
+        (["--token", "ä", "--partition", "a", "{}"], "the token has characters that no token has"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], sentence: str) -> None:
+    done = oncelog("submit", *arguments, given="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"oncelog: {sentence}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["submit", "tail", "load"])
+def test_without_aiohttp_it_says_what_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "find_spec", lambda _: None)
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == 2
+    assert done.stderr == "oncelog: this command needs aiohttp: pip install 'oncelog[server]'\n"

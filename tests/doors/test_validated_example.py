@@ -1,0 +1,26 @@
+"""The example of a server that asks the application does what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.rule("EV-10")
+def test_the_validated_server(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples/validated.py")]
+    for _ in range(2):  # the second run begins anew too
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)  # noqa: S603
+        assert (done.returncode, done.stderr) == (0, "")
+        assert re.findall(r"-> +(.*)", done.stdout) == [
+            "committed: 1",
+            "rejected: total must be a whole number of cents, above 0",
+            "committed: 1",
+            "committed: 2",
+        ]
+    verified = [sys.executable, "-m", "oncelog", "verify", "validated.db"]
+    assert subprocess.run(verified, capture_output=True, check=False, cwd=tmp_path).returncode == 0  # noqa: S603

@@ -1,0 +1,260 @@
+"""An application's own validation: how it is found, what becomes of its objections, and that retries pass by it."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import aiohttp
+import pytest
+
+from oncelog.core.policy import CHAT
+from oncelog.core.values import Submission
+from oncelog.core.writing import event
+from oncelog.doors.server import Server
+from oncelog.doors.settings import VALIDATORS_GROUP, ServerSettings
+from oncelog.doors.validating import OBJECTION_CHARACTERS_MAX, NewEvent, validate_of, validating
+from oncelog.errors import SettingsError
+
+T = TypeVar("T")
+WAIT_S = 30
+MODULE = """
+from pathlib import Path
+
+asked = []
+
+class Rules:
+    def strict(self, event):
+        raise ValueError("nothing is good enough")
+
+    async def waiting(self, event):
+        pass
+
+class Awaited:
+    async def __call__(self, event):
+        pass
+
+rules = Rules()
+awaited = Awaited()
+number = 7
+
+def check(event):
+    asked.append(event)
+    limit = int(Path("limit.txt").read_text())
+    if event.body.get("total", 0) > limit:
+        raise ValueError(f"total must be at most {limit}")
+    if "stop" in event.body:
+        raise SystemExit
+    if "silent" in event.body:
+        raise RuntimeError
+    if "says" in event.body:
+        return "said so"
+    if "false" in event.body:
+        return False
+
+async def waiting(event):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module in the directory where the server is started."""
+    name = f"rules_of_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "limit.txt").write_text("100")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(main, WAIT_S))
+
+
+def item(number: int, **members: Any) -> dict[str, Any]:
+    return {"id": str(UUID(int=number)), "partitions": ["orders"], "event": {"type": "order.placed", **members}}
+
+
+async def submit(server: Server, *items: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{server.urls[0]}/v1/events", json={"events": items, "client_id": "shop"}) as response,
+    ):
+        assert response.status == 200, await response.text()
+        results: list[dict[str, Any]] = (await response.json())["results"]
+        return results
+
+
+def serving(tmp_path: Path, name: str) -> Server:
+    return Server(ServerSettings(development=True, port=0, store=str(tmp_path / "log.db"), validate=name))
+
+
+def refusal(name: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        validate_of(name)
+    return str(caught.value)
+
+
+# --- how it is found --------------------------------------------------------------------------------------
+
+
+def test_a_callable_of_a_module_in_the_working_directory(module: str) -> None:
+    validate = validate_of(f"{module}:check")
+    order = event(str(UUID(int=1)), {"type": "order.placed", "total": 101}, ["b", "a"], actor="user:ada", client="shop")
+    with pytest.raises(ValueError, match=r"^total must be at most 100$"):
+        validate(order)
+    assert sys.modules[module].asked == [
+        NewEvent(
+            id=UUID(int=1),
+            type="order.placed",
+            body={"type": "order.placed", "total": 101},
+            partitions=("a", "b"),
+            client_id="shop",
+            actor="user:ada",
+        )
+    ]
+
+
+def test_a_method_by_its_path(module: str) -> None:
+    validate = validate_of(f"{module}:rules.strict")
+    with pytest.raises(ValueError, match=r"^nothing is good enough$"):
+        validate(event(str(UUID(int=1)), {"type": "x"}, ["a"]))
+
+
+def test_an_entry_point(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "shop-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
+    entries = f"[{VALIDATORS_GROUP}]\nshop = {module}:check\nbroken = {module}:nothing\nnumber = {module}:number\n"
+    (package / "entry_points.txt").write_text(entries)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert validate_of("shop")(event(str(UUID(int=1)), {"type": "x", "total": 100}, ["a"])) is None
+    assert refusal("broken").startswith("validate: broken cannot be loaded: AttributeError: ")
+    assert refusal("number") == "validate: number is not callable"
+    again = tmp_path / "other"
+    again.mkdir()
+    (again / "shop2-1.0.dist-info").mkdir()
+    (again / "shop2-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: shop2\nVersion: 1.0\n")
+    (again / "shop2-1.0.dist-info/entry_points.txt").write_text(entries)
+    monkeypatch.syspath_prepend(str(again))
+    assert len(metadata.entry_points(group=VALIDATORS_GROUP, name="shop")) == 2
+    assert (
+        refusal("shop") == "validate: there is more than one entry point named 'shop' in the group oncelog.validators"
+    )
+
+
+def test_what_is_not_there_is_told(module: str, tmp_path: Path) -> None:
+    assert refusal("no_such_module:check") == (
+        "validate: no_such_module:check cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
+    )
+    assert f"{module}:nothing cannot be imported: AttributeError" in refusal(f"{module}:nothing")
+    assert refusal(f"{module}:number") == f"validate: {module}:number is not callable"
+    assert refusal("nobody") == "validate: there is no entry point named 'nobody' in the group oncelog.validators"
+    (tmp_path / "broken_rules.py").write_text("1 / 0")
+    assert refusal("broken_rules:check").endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("name", ["waiting", "rules.waiting", "awaited"])
+def test_a_coroutine_function_would_refuse_nothing_and_is_refused(module: str, name: str) -> None:
+    assert refusal(f"{module}:{name}") == (
+        f"validate: {module}:{name} is a coroutine function, and must be an ordinary one"
+    )
+
+
+def test_a_server_does_not_start_without_it(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no_such_module:check cannot be imported"):
+        serving(tmp_path, "no_such_module:check")
+    assert not (tmp_path / "log.db").exists()
+
+
+# --- what becomes of objections -----------------------------------------------------------------------------
+
+
+@pytest.mark.rule("EV-10")
+def test_an_objection_is_validation_failed_and_hurts_no_other_event(module: str, tmp_path: Path) -> None:
+    async def main() -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
+        async with serving(tmp_path, f"{module}:check") as server:
+            several = await submit(
+                server, item(1, total=1), item(2, total=101), item(3, silent=1), item(4, stop=1), item(5, total=100)
+            )
+            return several, await submit(server, item(6, says=1), item(7, false=1), item(8))
+
+    several, others = run(main())
+    assert [(one["status"], one.get("committed_id")) for one in several] == [
+        ("committed", 1),
+        ("rejected", None),
+        ("rejected", None),
+        ("rejected", None),
+        ("committed", 2),
+    ]
+    assert {one["reason"] for one in several if "reason" in one} == {"validation_failed"}
+    messages = [one["errors"][0]["message"] for one in several if "errors" in one]
+    assert messages == ["total must be at most 100", "RuntimeError", "SystemExit"]
+    # A text that is returned is an objection; what is neither a text nor nothing is no silent yes.
+    assert [one["errors"][0]["message"] for one in others if "errors" in one] == [
+        "said so",
+        "the application's validation is at fault",
+    ]
+    assert others[2]["committed_id"] == 3
+
+
+@pytest.mark.rule("EV-10")
+def test_it_is_asked_for_new_ids_only(module: str, tmp_path: Path) -> None:
+    async def first() -> Sequence[dict[str, Any]]:
+        async with serving(tmp_path, f"{module}:check") as server:
+            return await submit(server, item(1, total=90), item(2, total=101))
+
+    async def stricter() -> Sequence[dict[str, Any]]:
+        async with serving(tmp_path, f"{module}:check") as server:
+            return await submit(server, item(1, total=90), item(2, total=101), item(3, total=90))
+
+    committed, rejected = run(first())
+    (tmp_path / "limit.txt").write_text("50")
+    sys.modules[module].asked.clear()
+    again, still, new = run(stricter())
+    assert again == committed
+    assert (rejected["status"], still["status"], new["status"]) == ("rejected", "rejected", "rejected")
+    # What was rejected has left nothing behind: it is a new id again.
+    assert [one.id.int for one in sys.modules[module].asked] == [2, 3]
+
+
+@pytest.mark.rule("EV-10")
+def test_what_was_refused_is_committed_when_the_check_allows_it(module: str, tmp_path: Path) -> None:
+    async def main() -> list[str]:
+        async with serving(tmp_path, f"{module}:check") as server:
+            before = await submit(server, item(1, total=101))
+            (tmp_path / "limit.txt").write_text("200")
+            return [one["status"] for one in (*before, *await submit(server, item(1, total=101)))]
+
+    assert run(main()) == ["rejected", "committed"]
+
+
+def test_an_objection_that_cannot_be_sent_is_made_one_that_can() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def objection(error: Exception) -> str:
+        def check(_: NewEvent) -> None:
+            raise error
+
+        with pytest.raises(ValueError) as caught:
+            validating(check)(event(str(UUID(int=1)), {"type": "x"}, ["a"]))
+        return str(caught.value)
+
+    assert objection(MuteError()) == "MuteError"
+    assert objection(ValueError("half \ud800")) == "half ?"
+    assert objection(ValueError("x" * (OBJECTION_CHARACTERS_MAX + 5))).endswith("x… (5 more characters)")
+
+
+def test_writes_of_other_policies_pass() -> None:
+    def check(_: NewEvent) -> None:
+        raise AssertionError
+
+    message = Submission(policy=CHAT, scope="room", key=b"k" * 16, fingerprint=b"f", body=b"no json")
+    assert validating(check)(message) is None
