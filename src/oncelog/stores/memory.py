@@ -198,6 +198,9 @@ class MemoryStore:
 
     async def read(self, query: Query) -> Page:
         """As `Store` says."""
+        return self._page(query, None)
+
+    def _page(self, query: Query, policy: str | None) -> Page:
         self._demand_open()
         newest = self._newest(query.stream, query.lane)
         query = query.within(newest, self._epoch)
@@ -205,6 +208,8 @@ class MemoryStore:
         records: list[Record] = []
         following, size = query.after, 0
         for number, record in self._records(query, upto):
+            if policy is not None and record.policy != policy:
+                continue
             size += len(record.body)
             if len(records) == query.limit or (records and size > query.bytes_max):
                 return Page(records, following, upto, has_more=True, newest=newest)
@@ -214,8 +219,8 @@ class MemoryStore:
 
     async def read_brief(self, query: Query, policy: str, show: Show) -> BriefPage:
         """As `Store` says."""
-        page = await self.read(query)
-        briefs = [brief_of(record) for record in page.records if record.policy == policy]
+        page = self._page(query, policy)
+        briefs = [brief_of(record) for record in page.records]
         shown = [show(briefs)] if briefs else []
         return BriefPage(shown, len(briefs), page.next, page.upto, page.has_more, page.newest)
 
