@@ -21,11 +21,11 @@ the machine was busy and the run is worth repeating. p50 and p99 are how long re
 many processors were busy on average; a client marked with (!) had no more to give, so that its server could do more.
 
 Single events: a request is one event of about 300 bytes with a random UUID. Oncelog and NATS have {in_flight} requests
-in flight on each of {connections} connections. PostgreSQL has {connections} callers, who share a pool of connections
-over a local socket: a connection has one transaction at a time. Of the ways to write it by hand and the sizes of the
-pool the fastest is taken. What the others do not do: NATS finds a duplicate by its id alone, for two minutes, and does
-not look whether its content is another; the tables on PostgreSQL find it for ever, by its id alone, and have no index
-to read a partition by, no proof and nobody who listens.
+in flight on each of {connections} connections. PostgreSQL has {connections} callers with a connection each, over a
+local socket: a connection has one transaction at a time. Of the ways to write it by hand the fastest is taken; what a
+small pool of connections makes of them stands beside it. What the others do not do: NATS finds a duplicate by its id
+alone, for two minutes, and does not look whether its content is another; the tables on PostgreSQL find it for ever, by
+its id alone, and have no index to read a partition by, no proof and nobody who listens.
 `half load` submits half as many events a second as the best round had, at times set beforehand, and counts what an
 event waits from the time when it was due.
 

@@ -1,6 +1,6 @@
 """What a shop demands of new events. The server of examples/validated.py asks it: `--set validate=shop_rules:check`."""
 
-from oncelog.doors.validating import NewEvent
+from oncelog import NewEvent
 
 
 def check(event: NewEvent) -> None:

@@ -88,6 +88,7 @@ from oncelog.errors import (
 from oncelog.stores.memory import MemoryLog
 
 if TYPE_CHECKING:
+    from oncelog.doors.validating import NewEvent
     from oncelog.engine.blocking import BlockingLog, open_blocking
     from oncelog.engine.cursors import Cursor, Proven, Reading
     from oncelog.engine.follower import Follower
@@ -115,6 +116,7 @@ _LATER: Final = {
     "IdempotencyMiddleware": ("oncelog.idempotency.asgi", "IdempotencyMiddleware"),
     "Limits": ("oncelog.engine.limits", "Limits"),
     "Log": ("oncelog.engine.log", "Log"),
+    "NewEvent": ("oncelog.doors.validating", "NewEvent"),
     "Outcome": ("oncelog.engine.outcome", "Outcome"),
     "Proven": ("oncelog.engine.cursors", "Proven"),
     "Reading": ("oncelog.engine.cursors", "Reading"),
@@ -192,6 +194,7 @@ __all__ = [
     "MemoryLog",
     "Mode",
     "Must",
+    "NewEvent",
     "NewerSchemaError",
     "NotALogError",
     "OnReuse",

@@ -435,7 +435,7 @@ def test_an_erased_event_is_answered_and_shown_as_erased() -> None:
         b'{"type":"sync","type":"sync","protocol_version":"1.0","payload":{}}',
         b'{"type":"sync","protocol_version":"1.0","payload":{"a":1,"a":2},"msg_id":[]}',
         b'{"type":"sy\\u006ec","protocol_version":"1.0","payload":{"partitions":["\\ud800"],"since_committed_id":0}}',
-        b'{"type":"sync","protocol_version":"1.0","payload":{"partitions":["a"],"since_committed_id":1e3}}',
+        b'{"type":"sync","protocol_version":"1.0","payload":{"partitions":["a"],"since_committed_id":0.5}}',
         b'{"type":"sync","protocol_version":"1.0","payload":{"partitions":["a"],"since_committed_id":-1}}',
         b'{"type":"sync","protocol_version":"1.0","payload":{"partitions":[],"since_committed_id":0}}',
         b'{"type":"sync","protocol_version":"1.0","payload":{"partitions":["a"],"since_committed_id":0,"limit":"9"}}',

@@ -15,8 +15,8 @@ from oncelog.core.policy import CHAT
 from oncelog.core.values import Submission
 from oncelog.core.writing import event
 from oncelog.doors.server import Server
-from oncelog.doors.settings import VALIDATORS_GROUP, ServerSettings
-from oncelog.doors.validating import OBJECTION_CHARACTERS_MAX, NewEvent, validate_of, validating
+from oncelog.doors.settings import ServerSettings
+from oncelog.doors.validating import OBJECTION_CHARACTERS_MAX, VALIDATORS_GROUP, NewEvent, validate_of, validating
 from oncelog.errors import SettingsError
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from oncelog.doors.events import words
 from oncelog.doors.events.door import EventsDoor
@@ -19,7 +20,14 @@ from oncelog.doors.events.socket import Sockets
 from oncelog.doors.events.words import DoorError
 from oncelog.doors.metrics import Counts, Metrics
 from oncelog.doors.openapi import description
-from oncelog.doors.origins import client_address, client_network, is_allowed_origin, is_loopback_host, scheme_of
+from oncelog.doors.origins import (
+    client_address,
+    client_network,
+    is_allowed_origin,
+    is_loopback_host,
+    normal_origin,
+    scheme_of,
+)
 from oncelog.doors.rates import Rates
 from oncelog.doors.settings import ServerSettings, authenticator_of
 from oncelog.doors.validating import validate_of
@@ -36,6 +44,12 @@ CLOSING_S: Final = 1.0
 """How long one who does not read may take to be closed when the server stops."""
 HEADER_BYTES_MAX: Final = 32 * 1024
 """Of the request line, and of each header."""
+PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
+    "Access-Control-Max-Age": "600",
+}
+"""What a browser is told that asks before it sends a request of another origin (CORS)."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -136,14 +150,15 @@ class Server:
         logger.info("stopped")
 
     async def _answered(self) -> None:
-        """Returns when nothing is in flight and what was answered has been written."""
+        """Returns when nothing is in flight and what was answered is on its way, but for those who do not read."""
         await self.log.settled()
         await asyncio.sleep(0)  # the answers of the last commit
-        await self.sockets.drained()
+        await asyncio.wait([asyncio.ensure_future(self.sockets.drained())], timeout=CLOSING_S)
 
     async def _listen(self) -> None:
         app = web.Application(client_max_size=self.settings.door_limits.frame_bytes_max, middlewares=[self._guard])
         self._route(app)
+        app.on_response_prepare.append(self._tell_origin)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -225,6 +240,8 @@ class Server:
         """Whom we do not serve at all, and how errors look."""
         try:
             self._demand_ours(request)
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+                return web.Response(status=204, headers=PREFLIGHT)
             return await handler(request)
         except DoorError as error:
             self.counts.requests["events", "http", error.code] += 1
@@ -254,6 +271,15 @@ class Server:
         )
         if not is_allowed_origin(request.headers.get("Origin"), scheme, host, self._origins):
             raise DoorError(words.FORBIDDEN, "Origin: is not one of those that may connect", field="Origin")
+
+    async def _tell_origin(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Lets pages of configured origins read the answer. Who is not allowed was refused, and gets no such header."""
+        origin = request.headers.get("Origin")
+        if origin is not None and normal_origin(origin) in self._origins:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "Retry-After"
+        if self._origins:
+            response.headers["Vary"] = "Origin"
 
     def _address(self, request: web.Request) -> str:
         return client_network(client_address(request.remote, request.headers.get("X-Forwarded-For"), self._networks))
@@ -313,11 +339,14 @@ class _Unquoted(logging.Filter):
     """What was no HTTP is told without its bytes: whoever sent them to the wrong place may have sent a token."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keeps the record, and little of what is in it."""
-        error = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
+        """Keeps the record, and little of what is in it where a client is at fault."""
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is None or not issubclass(kind, (HttpProcessingError, ConnectionError)):
+            return True  # an error of aiohttp's own, or of ours
         record.msg, record.args = "what was sent could not be read as HTTP", ()
         record.exc_info = record.exc_text = None
-        record.error = error
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.error = kind.__name__
         return True
 
 

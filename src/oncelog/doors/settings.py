@@ -24,11 +24,10 @@ from oncelog.doors.logs import Format, Level
 from oncelog.doors.origins import Networks, networks_of, normal_origin
 from oncelog.doors.signing import KeyFile, KeyKind
 from oncelog.doors.tokens import Tokens, TokenSettings
+from oncelog.doors.validating import VALIDATORS_GROUP
 from oncelog.engine.limits import Limits
 from oncelog.errors import SettingsError
 
-VALIDATORS_GROUP: Final = "oncelog.validators"
-"""Of the entry points that `validate` may name."""
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
 _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
 

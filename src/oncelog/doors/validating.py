@@ -1,6 +1,6 @@
 """An application's own validation of new events: found by its name, asked for new ids only (EV-10).
 
-from oncelog.doors.validating import NewEvent
+from oncelog import NewEvent
 
 def check(event: NewEvent) -> None:
     if event.type == "order.placed" and event.body["total"] < 0:
@@ -25,7 +25,6 @@ from msgspec import Struct
 from oncelog.core.plan import Validate
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Submission
-from oncelog.doors.settings import VALIDATORS_GROUP
 from oncelog.errors import SettingsError
 
 
@@ -43,6 +42,8 @@ class NewEvent(Struct, frozen=True):
 
 Check = Callable[[NewEvent], None]
 
+VALIDATORS_GROUP: Final = "oncelog.validators"
+"""Of the entry points that can be named in place of a callable."""
 OBJECTION_CHARACTERS_MAX: Final = 2000
 """What a longer objection has beyond it is left out, and how much that was is said."""
 

@@ -40,6 +40,8 @@ from oncelog.stores.protocol import BriefPage
 
 logger: Final = logging.getLogger("oncelog.doors")
 
+KNOWN_PARTITIONS_MAX: Final = 1000
+"""Of one connection, so that grants need not be asked for each event."""
 RETRY_AFTER_MS: Final = 1000
 """What a client is told that comes while the log cannot take new writes."""
 
@@ -93,20 +95,39 @@ class EventsDoor:
 
     # --- submit
 
-    def authorized(self, submit: Submit, principal: Principal) -> list[Submission | Rejected]:
-        """The items, with a rejection in place of those that the principal may not write (EV-10)."""
-        may_write = principal.grants.may_write
+    def authorized(
+        self, submit: Submit, principal: Principal, known: set[tuple[str, ...]] | None = None
+    ) -> list[Submission | Rejected]:
+        """The items, with a rejection in place of those that the principal may not write (EV-10).
+
+        `known` are partitions that this principal, as it is now, may write: found here, and looked up the next time.
+        """
         wait_ms = 0 if self._new_events is None else self._new_events.retry_after_ms(principal.actor)
         items: list[Submission | Rejected] = []
         for item in submit.items:
             if isinstance(item, Submission):
-                if not all(map(may_write, item.partitions)):
+                if (known is None or item.partitions not in known) and not self._may_write(item, principal, known):
                     items.append(_NOT_WRITABLE)
                     continue
                 if wait_ms:
                     item = replace(item, retry_after_ms=wait_ms)  # noqa: PLW2901 - the same, with what it may cost
             items.append(item)
         return items
+
+    def _may_write(self, item: Submission, principal: Principal, known: set[tuple[str, ...]] | None) -> bool:
+        if not all(map(principal.grants.may_write, item.partitions)):
+            return False
+        if known is not None:
+            if len(known) >= KNOWN_PARTITIONS_MAX:
+                known.clear()
+            known.add(item.partitions)
+        return True
+
+    def count_committed(self, events: int, principal: Principal) -> None:
+        """New events of a principal."""
+        self.counts.events_committed += events
+        if self._new_events is not None and events:
+            self._new_events.take(principal.actor, events)
 
     def count(self, results: Sequence[Result], principal: Principal) -> None:
         """What became of a request, for those who watch the server."""
@@ -120,9 +141,7 @@ class EventsDoor:
                 counts.events_replayed += 1
             else:
                 counts.events_rejected[reason_of(result)] += 1
-        counts.events_committed += committed
-        if self._new_events is not None and committed:
-            self._new_events.take(principal.actor, committed)
+        self.count_committed(committed, principal)
 
     # --- sync
 

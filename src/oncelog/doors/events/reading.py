@@ -29,6 +29,7 @@ from oncelog.doors.principal import client_id_of
 from oncelog.errors import CanonicalError
 
 MSG_ID_CHARACTERS_MAX: Final = 256
+_COMMITTED_ID: Final = "a whole number from 0 to 2^53−1"
 _KINDS: Final = {dict: "an object", list: "an array", str: "a string", int: "a whole number", bool: "true or false"}
 
 
@@ -291,8 +292,8 @@ def _shape(value: JsonValue, path: str) -> _Shape:
     if type(partitions) is not list:
         raise _wrong_type(f"{path}.partitions", partitions, "an array")
     expected = value.get("expected_committed_id")
-    if expected is not None and (type(expected) is not int or not 0 <= expected <= INTEGER_MAX):
-        raise _wrong_type(f"{path}.expected_committed_id", expected, "a whole number from 0 to 2^53−1")
+    if expected is not None:
+        expected = _committed_id(expected, f"{path}.expected_committed_id")
     return id_text, key, partitions, body, expected
 
 
@@ -313,8 +314,8 @@ def read_sync(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Sync
     since = _required(payload, "since_committed_id", path)
     limit = payload.get("limit")
     epoch = payload.get("epoch")
-    if limit is not None and type(limit) is not int:
-        raise _wrong_type(f"{path}.limit", limit, "a whole number")
+    if limit is not None:
+        limit = _whole(limit, f"{path}.limit", "a whole number")
     if epoch is not None and type(epoch) is not str:
         raise _wrong_type(f"{path}.epoch", epoch, "a string")
     return Sync(
@@ -339,8 +340,18 @@ def read_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, ..
 
 
 def _committed_id(value: JsonValue, path: str) -> int:
-    if type(value) is not int or not 0 <= value <= INTEGER_MAX:
-        raise _wrong_type(path, value, "a whole number from 0 to 2^53−1")
+    number = _whole(value, path, _COMMITTED_ID)
+    if not 0 <= number <= INTEGER_MAX:
+        raise _bad(path, f"must be {_COMMITTED_ID}, not {number}")
+    return number
+
+
+def _whole(value: JsonValue, path: str, wanted: str) -> int:
+    """1, 1.0 and 1e0 are one value (CO-1)."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) is not int:
+        raise _wrong_type(path, value, wanted)
     return value
 
 

@@ -22,7 +22,7 @@ from typing import Final, Protocol, cast
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue
-from oncelog.core.values import Submission, Verdict
+from oncelog.core.values import Committed, Submission, Verdict
 from oncelog.doors.events import words
 from oncelog.doors.events.door import EventsDoor, error_of, highest, is_event
 from oncelog.doors.events.hub import Answer
@@ -144,6 +144,8 @@ class Session:
         self._catching: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._writable: set[tuple[str, ...]] = set()
+        """Partitions of which the principal's grants have been asked."""
         self._holds_back = False
         """Paused or catching: answers that would overtake broadcasts are held."""
         self._is_warned = False
@@ -235,6 +237,8 @@ class Session:
         door = self.door
         limits = door.limits
         self._demand_current(principal)
+        if door.is_closing:
+            raise DoorError(words.SERVER_BUSY, "the server is being stopped", retry_after_ms=1000)
         if self._events_in_flight and self._events_in_flight + len(submit.ids) > limits.events_in_flight_max:
             raise DoorError(
                 words.SERVER_BUSY,
@@ -242,7 +246,7 @@ class Session:
                 f"{limits.events_in_flight_max} may",
                 retry_after_ms=100,
             )
-        items = door.authorized(submit, principal)
+        items = door.authorized(submit, principal, self._writable)
         pending = _Pending(self, msg_id, submit.ids, items)
         self._events_in_flight += len(items)
         new = [item for item in items if type(item) is Submission]
@@ -273,6 +277,9 @@ class Session:
         self._failed(pending, error_of(error))
 
     def _answer(self, pending: _Pending, outcome: Verdict | Sequence[Verdict]) -> None:
+        if type(outcome) is Committed and len(pending.items) == 1:
+            self._answer_committed(pending, outcome)
+            return
         verdicts: Sequence[Verdict] = outcome if isinstance(outcome, list | tuple) else (outcome,)
         results: Sequence[Result] = verdicts
         if len(verdicts) != len(pending.items):
@@ -287,6 +294,15 @@ class Session:
         payload = words.results_json(pending.ids, results)
         pending.frame = self._framed(b"submit_events_result", payload, pending.msg_id)
         pending.number = highest(results)
+        self.door.hub.answered(pending)
+
+    def _answer_committed(self, pending: _Pending, committed: Committed) -> None:
+        """The same for what most requests of a busy server are."""
+        receipt = committed.receipt
+        if self.principal is not None:
+            self.door.count_committed(1, self.principal)
+        pending.frame = words.committed_frame(pending.ids[0], receipt, self.door.clock.wall_ms(), pending.msg_id)
+        pending.number = receipt.position
         self.door.hub.answered(pending)
 
     def _failed(self, pending: _Pending, error: DoorError) -> None:
@@ -550,6 +566,7 @@ class Session:
             self._refuse(DoorError(words.AUTH_FAILED, "the token has expired, or its rights have changed"), b"")
         else:
             self.principal = principal
+            self._writable.clear()
 
     def end(self, error: Exception) -> None:
         """The log could not be read."""

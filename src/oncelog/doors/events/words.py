@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
-from oncelog.core.values import Committed, Reason, Record, Refused, Replayed, Verdict
+from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Verdict
 from oncelog.stores.protocol import Brief, brief_of
 
 PROTOCOL_VERSION: Final = "1.0"
@@ -136,6 +136,21 @@ def result_json(id_text: str, verdict: Result) -> bytes:
     else:
         raise TypeError(f"an event was answered with {verdict!r}")
     return orjson.dumps({"id": id_text, "status": "rejected", "reason": reason, "errors": [error]})
+
+
+def committed_frame(id_text: str, receipt: Receipt, timestamp_ms: int, msg_id: bytes) -> bytes:
+    """The whole answer to a request of one event that was committed: what most answers of a busy server are."""
+    message = (
+        b'{"type":"submit_events_result","protocol_version":"1.0",%b"timestamp":%d,"payload":{"results":['
+        b'{"id":"%b","status":"committed","committed_id":%d,"status_updated_at":%d}]}}'
+    ) % (
+        b'"msg_id":%b,' % msg_id if msg_id else b"",
+        timestamp_ms,
+        id_text.encode(),
+        receipt.position,
+        receipt.log_time_ms,
+    )
+    return _frame_head(len(message)) + message
 
 
 def results_json(ids: Sequence[str], verdicts: Sequence[Result]) -> bytes:
