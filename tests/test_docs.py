@@ -125,7 +125,7 @@ def test_the_function_of_the_readme_runs_once(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_readme_print_what_it_shows() -> None:
-    shown = re.findall(r"^\$ echo '(.*)' \| \.venv/bin/oncelog (.*)\n(.*)$", blocks("console")[1], re.MULTILINE)
+    shown = re.findall(r"^\$ echo '(.*)' \| \.venv/bin/oncelog (.*)\n(.*)$", "\n".join(blocks("console")), re.MULTILINE)
     assert len(shown) == 2
     for given, command, answer in shown:
         assert run(sys.executable, "-m", "oncelog", *command.split(), given=given).strip() == answer

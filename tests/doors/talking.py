@@ -196,7 +196,7 @@ class House:
     def __init__(self, log: WatchedLog, authenticator: Authenticates, **limits: int) -> None:
         self.log = log
         self.counts = Counts()
-        self.hub = Hub(log.clock.wall_ms, self.counts)
+        self.hub = Hub(log.clock.wall_ms, self.counts, self.fail)
         self.door = EventsDoor(
             log,
             self.hub,
@@ -207,6 +207,11 @@ class House:
             auth_failures=Rates(1, 3, 100, log.clock.elapsed_ms),
         )
         self.talks: list[Talk] = []
+
+    def fail(self, error: Exception) -> None:
+        """As a server does."""
+        for talk in self.talks:
+            talk.session.end(error)
 
     async def talk(self, name: str = "ada") -> Talk:
         """A session that is connected."""

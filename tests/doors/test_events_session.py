@@ -12,7 +12,7 @@ from engine.watched import run, turns
 from oncelog.doors.events.session import CloseCode, Mode
 from oncelog.doors.grants import granted
 from oncelog.doors.rates import Rates
-from oncelog.errors import StoreUnavailableError
+from oncelog.errors import HistoryChangedError, StoreUnavailableError
 
 
 def numbers(page: dict[str, Any]) -> list[int]:
@@ -899,6 +899,32 @@ def test_a_reader_that_catches_its_breath_gets_all_of_it_in_one_write() -> None:
             assert slow.story()[2:] == list(range(1, 8))
             assert slow.wire.writes == writes + 1
             assert slow.wire.closed_with is None
+
+    run(main())
+
+
+@pytest.mark.rule("CO-16")
+def test_nobody_waits_for_ever_for_a_log_that_cannot_be_read() -> None:
+    async def main() -> None:
+        async with house(engine={"poll_ms": 600_000}) as made:
+            idle, live = await made.talk("ada"), await made.talk("bob")
+            await live.sync("a")
+
+            async def changed(_: object) -> None:
+                raise HistoryChangedError("another file", "e", 0)
+
+            made.log.store.before_read = changed
+            await made.log.commit_elsewhere(*_submissions(made, item(7)))
+            await idle.send("submit_events", {"events": [item(8)]})
+            while idle.wire.closed_with is None or live.wire.closed_with is None:
+                await turns(1)
+            assert idle.wire.closed_with == live.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
+            assert made.hub._flights == {}
+            made.log.store.before_read = _nothing
+            made.hub.start(await made.log.listen(made.hub))
+            back = await made.talk("cyd")
+            assert (await back.submit(item(8)))[0]["committed_id"] == 2
+            assert (await back.submit(item(9)))[0]["committed_id"] == 3
 
     run(main())
 

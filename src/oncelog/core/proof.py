@@ -68,9 +68,6 @@ class Proof(Struct, frozen=True):
 def record_header(record: Record) -> bytes:
     """All of a record but its body, in one spelling."""
     key, said = record.key, record.fingerprint
-    before, between, after = _frames(
-        record.policy, record.scope, len(key), len(said), record.actor, record.client, record.partitions
-    )
     numbers = _RECORD_NUMBERS.pack(
         FORMAT_VERSION,
         record.lane,
@@ -80,27 +77,36 @@ def record_header(record: Record) -> bytes:
         record.height,
         record.client_sequence,
     )
-    return b"".join((numbers, before, key, between, said, after))
-
-
-@lru_cache(maxsize=1024)  # names and lengths come again and again
-def _frames(
-    policy: str,
-    scope: str,
-    key_bytes: int,
-    fingerprint_bytes: int,
-    actor: str,
-    client: str,
-    partitions: tuple[str, ...],
-) -> tuple[bytes, bytes, bytes]:
-    """What stands in a header before the key, between key and fingerprint, and after the fingerprint."""
-    return (
-        _framed("policy", policy) + _framed("scope", scope) + b"key" + _LENGTH.pack(key_bytes),
-        b"fingerprint" + _LENGTH.pack(fingerprint_bytes),
-        _framed("actor", actor)
-        + _framed("client", client)
-        + b"".join(_framed("partition", partition) for partition in partitions),
+    return b"".join(
+        (
+            numbers,
+            _named(record.policy, record.scope, len(key)),
+            key,
+            b"fingerprint",
+            _LENGTH.pack(len(said)),
+            said,
+            _sent(record.actor, record.client),
+            _placed(record.partitions),
+        )
     )
+
+
+# Names and lengths come again and again; but all of them together may come in more ways than anybody wants to keep.
+
+
+@lru_cache(maxsize=4096)
+def _named(policy: str, scope: str, key_bytes: int) -> bytes:
+    return _framed("policy", policy) + _framed("scope", scope) + b"key" + _LENGTH.pack(key_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _sent(actor: str, client: str) -> bytes:
+    return _framed("actor", actor) + _framed("client", client)
+
+
+@lru_cache(maxsize=4096)
+def _placed(partitions: tuple[str, ...]) -> bytes:
+    return b"".join(_framed("partition", partition) for partition in partitions)
 
 
 def _framed(label: str, text: str) -> bytes:

@@ -63,7 +63,7 @@ class Server:
         self.log = open_log(settings.store, validate=validate, limits=settings.engine_limits, clock=self._clock)
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
-        self.hub = Hub(self._clock.wall_ms, self.counts)
+        self.hub = Hub(self._clock.wall_ms, self.counts, self._cannot_read)
         self._door = self._events_door()
         self.sockets = Sockets(self._door)
         self.http = EventsHttp(self._door)
@@ -79,6 +79,7 @@ class Server:
         self._tls: ssl.SSLContext | None = None
         self._runner: web.AppRunner | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._is_ready = False
         self.urls: list[str] = []
         """Where it listens."""
@@ -136,8 +137,9 @@ class Server:
         logger.info("stopping", extra={"connections": len(self.sockets) + len(self.http), "queued": self.log.queued})
         for site in list(runner.sites):
             await site.stop()
-        if self._renewing is not None:
-            self._renewing.cancel()
+        for task in (self._renewing, self._listening):
+            if task is not None:
+                task.cancel()
         try:
             async with asyncio.timeout(self.settings.shutdown_ms / 1000):
                 await self._answered()
@@ -154,6 +156,26 @@ class Server:
         await self.log.settled()
         await asyncio.sleep(0)  # the answers of the last commit
         await asyncio.wait([asyncio.ensure_future(self.sockets.drained())], timeout=CLOSING_S)
+
+    def _cannot_read(self, error: Exception) -> None:
+        """The log could not be read for long. Everybody is let go; whoever comes back finds it as it is then."""
+        logger.error("the log cannot be read; all connections are closed: %s", error)
+        self._is_ready = False
+        self.sockets.fail(error)
+        if not self._door.is_closing:
+            self._listening = asyncio.get_running_loop().create_task(self._listen_again())
+
+    async def _listen_again(self) -> None:
+        while True:
+            try:
+                self.hub.start(await self.log.listen(self.hub))
+            except OncelogError as error:
+                logger.warning("the log still cannot be read: %s", error)
+                await asyncio.sleep(RENEW_S)
+            else:
+                self._is_ready = True
+                logger.warning("the log can be read again")
+                return
 
     async def _listen(self) -> None:
         app = web.Application(client_max_size=self.settings.door_limits.frame_bytes_max, middlewares=[self._guard])
@@ -319,7 +341,8 @@ class Server:
     async def _readyz(self, _: web.Request) -> web.Response:
         """And can do its work: the log can be read, and it is not about to stop."""
         if not self._is_ready:
-            return web.json_response({"status": "stopping"}, status=503)
+            status = "stopping" if self._door.is_closing else "the store cannot be read"
+            return web.json_response({"status": status}, status=503)
         try:
             heads = await self.log.heads()
         except OncelogError as error:

@@ -8,16 +8,13 @@ behind waits for it.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Record
 from oncelog.doors.events import words
 from oncelog.doors.metrics import Counts
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 
 class Answer:
@@ -53,17 +50,15 @@ class Reader(Protocol):
     def place(self, answer: Answer) -> None:
         """The answer is known, and all up to its number has been delivered."""
 
-    def end(self, error: Exception) -> None:
-        """The log cannot be read any more."""
-
 
 class Hub:
     """One for a server. All of it happens on the event loop's thread."""
 
-    def __init__(self, now_ms: Callable[[], int], counts: Counts) -> None:
+    def __init__(self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None]) -> None:
         self.position = 0
         """Everything up to here has been delivered."""
         self._counts = counts
+        self._on_fail = on_fail
         self._now_ms = now_ms
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, set[Reader]] = {}
@@ -117,12 +112,14 @@ class Hub:
 
     def _forget(self, answer: Answer) -> None:
         flights = self._flights
-        for flight in answer.flights:
-            waiting = flights[flight[0]]
+        for key, fingerprint in answer.flights:
+            waiting = flights.get(key)
+            if waiting is None:
+                continue  # the hub has failed meanwhile
             if len(waiting) > 1:
-                waiting.remove((flight[1], answer))
+                waiting.remove((fingerprint, answer))
             else:
-                del flights[flight[0]]
+                del flights[key]
 
     # --- delivery
 
@@ -139,11 +136,9 @@ class Hub:
                 self._place_origins(record, origins)
 
     def fail(self, error: Exception) -> None:
-        """As `Listener` says: nobody could be told the truth any more, so all are let go."""
-        logger.error("the log cannot be read; all connections are closed: %s", error)
-        readers = {reader for group in self._live.values() for reader in group}
-        for reader in readers:
-            reader.end(error)
+        """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
+        self._flights.clear()
+        self._on_fail(error)
 
     def _broadcast(self, record: Record, origins: list[tuple[bytes, Answer]] | None) -> None:
         readers = self._concerned(record)

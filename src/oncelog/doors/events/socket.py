@@ -102,6 +102,11 @@ class Sockets:
         waiting = [session.drained() for session in self._sessions]
         await asyncio.gather(*waiting)
 
+    def fail(self, error: Exception) -> None:
+        """Lets all of them go: the log cannot be read."""
+        for session in list(self._sessions):
+            session.end(error)
+
     def finish(self) -> None:
         """Tells all that the server goes away. Their answers have been written before."""
         for session in list(self._sessions):
