@@ -1,4 +1,4 @@
-"""The server over its WebSocket: single events beside NATS and PostgreSQL, batches, subscribers, catching up.
+"""The server over its WebSocket: single events beside NATS and PostgreSQL, a crowd, batches, subscribers, catching up.
 
 `make peers` installs the peers. What each of them checks and does not stands in bench/README.md.
 """
@@ -29,6 +29,7 @@ from bench.server_report import Figures, Series, report_of
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
 from bench.ws_fan_out import fan_out
+from bench.ws_idle import WRITTEN, crowd, demand_given_up
 from bench.ws_load import Connection, Load, catch_up, connected, demand_once, events_of
 from oncelog import Committed, Log, Submission
 
@@ -56,6 +57,11 @@ class Sizes:
     paced_s: float = 10
     callers: int = 16
     """Of batches."""
+    writers: int = 16
+    """Beside those who are idle, with `in_flight` requests each."""
+    idle: int = 1000
+    outbox_frames_max: int = 10_000
+    """How far a reader that stopped reading may fall behind: the default of the server."""
     subscribers: int = 1000
     broadcasts: int = 400
     window: int = 100
@@ -71,6 +77,9 @@ QUICK_SIZES: Final = Sizes(
     slice_s=0.3,
     paced_s=0.5,
     callers=2,
+    writers=4,
+    idle=50,
+    outbox_frames_max=500,
     subscribers=50,
     broadcasts=20,
     window=5,
@@ -89,12 +98,13 @@ class Serving:
 
 
 def run(effort: Effort) -> Report:
-    """All four parts, each with servers of its own."""
+    """All five parts, each with servers of its own."""
     sizes = QUICK_SIZES if effort.is_quick else Sizes()
-    allow_files(2 * sizes.subscribers + 1000)
+    allow_files(2 * max(sizes.subscribers, sizes.idle) + 1000)
     figures = Figures(sizes.connections, sizes.in_flight)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_single_events(sizes, figures))
+        runner.run(_idle(sizes, figures))
         runner.run(_batches(sizes, figures))
         _broadcasts(sizes, figures)
         runner.run(_catching_up(sizes, figures))
@@ -102,9 +112,10 @@ def run(effort: Effort) -> Report:
 
 
 @contextmanager
-def serving(place: Path, store: Path) -> Iterator[Serving]:
+def serving(place: Path, store: Path, *settings: str) -> Iterator[Serving]:
     """Oncelog's server on a file."""
-    with process([*COMMAND, str(store)], place / f"{store.stem}.log", ADDRESS) as (pid, said):
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    with process([*COMMAND, str(store), *chosen], place / f"{store.stem}.log", ADDRESS) as (pid, said):
         yield Serving(said[1], int(said[2]), pid)
 
 
@@ -166,6 +177,30 @@ async def _in_turn(loads: Mapping[str, SliceOf], sizes: Sizes) -> dict[str, Seri
             if number:
                 slices[name].append(one)
     return {name: Series(ones) for name, ones in slices.items()}
+
+
+# --- those who are idle ------------------------------------------------------------------------------
+
+
+async def _idle(sizes: Sizes, figures: Figures) -> None:
+    """The same load on one server, alone and in a crowd that comes and goes."""
+    fallen_behind = f"limits.outbox_frames_max={sizes.outbox_frames_max}"
+    with directory() as place, serving(place, place / "idle.db", fallen_behind) as server:
+        async with connected(server.host, server.port, sizes.writers) as writers:
+
+            async def alone(seconds: float) -> Slice:
+                return await Load(writers, 1, [WRITTEN]).keep_busy(server.pid, sizes.in_flight, seconds)
+
+            async def in_a_crowd(seconds: float) -> Slice:
+                async with crowd(server.host, server.port, sizes.idle) as stuck:
+                    result = await alone(seconds)
+                    await demand_given_up(server.host, server.port, server.pid, writers, stuck, result.events)
+                return result
+
+            loads: dict[str, SliceOf] = {"alone": alone, "in a crowd": in_a_crowd}
+            figures.idle, figures.writers = sizes.idle, sizes.writers
+            series = await _in_turn(loads, sizes)
+            figures.crowd = {name: series[name] for name in ("in a crowd", "alone")}
 
 
 # --- batches -----------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ its id alone, and have no index to read a partition by, no proof and nobody who 
 `half load` submits half as many events a second as the best round had, at times set beforehand, and counts what an
 event waits from the time when it was due.
 
+In a crowd: {writers} connections with {in_flight} single events in flight each, all in one partition, on one server.
+In every round first alone, then with {idle} connections that follow a partition nobody writes to, and a reader of the
+written one that has stopped reading. Then all but the writers leave. The reader must be closed as a slow one (more is
+written until it is, outside the time that counts), and a new connection must get everything behind its cursor.
+
 Batches: requests of 100 events by as many callers, each of which waits for its answer. `in process` makes each
 submission of a dict (`oncelog.event`), as the server makes it of JSON; beside it the same with submissions that were
 prepared before the time began.
@@ -79,6 +84,10 @@ class Figures:
     ways: dict[str, float] = field(default_factory=dict)
     single: dict[str, Series] = field(default_factory=dict)
     half_load: Slice | None = None
+    writers: int = 0
+    idle: int = 0
+    crowd: dict[str, Series] = field(default_factory=dict)
+    """Single events in a crowd, and alone."""
     batches: dict[str, Series] = field(default_factory=dict)
     subscribers: int = 0
     window: int = 0
@@ -103,6 +112,7 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
             ("by hand on PostgreSQL", "events a second, one slice", ""),
             [(way, f"{per_s:.0f}", "taken" if way == figures.way else "") for way, per_s in figures.ways.items()],
         ),
+        _table(f"single events, {figures.writers} writers", figures.crowd),
         _table("batches of 100", figures.batches),
         _table("broadcasts (deliveries)", others, compared=False),
         _table("catching up", figures.catching_up, compared=False),
@@ -110,7 +120,11 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
     )
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
     how_to_read = HOW_TO_READ.format(
-        connections=figures.connections, in_flight=figures.in_flight, window=figures.window
+        connections=figures.connections,
+        in_flight=figures.in_flight,
+        writers=figures.writers,
+        idle=figures.idle,
+        window=figures.window,
     )
     return Report(tables, how_to_read, is_met)
 
@@ -124,6 +138,9 @@ def _findings(figures: Figures) -> Iterator[Finding]:
         yield Finding(f"single events, Oncelog / {name}", ratio, "×", f"≥ {target}×", ratio >= target, fails_run=True)
     p99_ms = Series([figures.half_load]).speed.p99_ms
     yield Finding("p99 at half load", p99_ms, " ms", "< 50 ms", p99_ms < 50)
+    ratio, _ = figures.crowd["in a crowd"].ratios(figures.crowd["alone"])
+    name = f"single events, with {figures.idle} idle connections and a stuck reader / alone"
+    yield Finding(name, ratio, "×", "≥ 0.9×", ratio >= 0.9, fails_run=True)
     over_the_wire = figures.batches["over the WebSocket"]
     for name, at_least in (("in process", 0.5), ("in process, prepared beforehand", None)):
         ratio, _ = over_the_wire.ratios(figures.batches[name])

@@ -37,9 +37,9 @@ def uuids() -> Iterator[str]:
             yield f"{one[:8]}-{one[8:12]}-4{one[13:16]}-a{one[17:20]}-{one[20:]}"
 
 
-def wire_events() -> Iterator[WireEvent]:
+def wire_events(partitions: Sequence[str] = PARTITIONS) -> Iterator[WireEvent]:
     """Without end, spread over the partitions."""
-    return map(WireEvent, uuids(), itertools.cycle(PARTITIONS), itertools.cycle(BODIES))
+    return map(WireEvent, uuids(), itertools.cycle(partitions), itertools.cycle(BODIES))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from bench.wire import Slice, Watch, WireEvent, wire_events
+from bench.wire import PARTITIONS, Slice, Watch, WireEvent, wire_events
 
 TEXT: Final = 0x81
 PING: Final = 0x89
@@ -122,6 +122,13 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         self._transport.write(data)
 
+    def pause(self) -> None:
+        """Reads no more: what comes stays with the system, and then with the server."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        self._transport.resume_reading()
+
     def close(self) -> None:
         self.on_lost = lambda _: None
         self._transport.close()
@@ -210,14 +217,16 @@ async def connected(host: str, port: int, count: int) -> AsyncIterator[list[Conn
     finally:
         for connection in connections:
             connection.close()
+        await asyncio.sleep(0.01)  # sockets are shut by the loop, and a server that is stopped next would wait for it
 
 
 class Load:
     """Submissions that are under way on many connections, and what became of them."""
 
-    def __init__(self, connections: Sequence[Connection], batch: int) -> None:
+    def __init__(self, connections: Sequence[Connection], batch: int, partitions: Sequence[str] = PARTITIONS) -> None:
         self._connections = connections
         self._batch = batch
+        self._partitions = partitions
         self._numbers = itertools.count(1)
         self._began: dict[str, float] = {}
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -225,7 +234,7 @@ class Load:
 
     async def keep_busy(self, server: int, in_flight: int, seconds: float) -> Slice:
         """So many requests in flight on each connection, until the time is over and all have their answers."""
-        events = wire_events()
+        events = wire_events(self._partitions)
         watch = Watch(server)
         until = watch.began + seconds
 
@@ -251,7 +260,7 @@ class Load:
         What a request waited is counted from the moment when it was due: a client that is late, because the one
         before took long, does not hide that.
         """
-        events = wire_events()
+        events = wire_events(self._partitions)
         watch = Watch(server)
         total = max(1, round(per_s * seconds))
         sent = 0
@@ -306,9 +315,11 @@ async def demand_once(connection: Connection) -> None:
         raise ValueError(f"an event, its retry and another with its id were answered with {first}, {second}, {third}")
 
 
-async def catch_up(connection: Connection, partitions: Sequence[str], limit: int) -> AsyncIterator[bytes]:
-    """Pages from zero on, as they come."""
-    since, has_more = 0, True
+async def catch_up(
+    connection: Connection, partitions: Sequence[str], limit: int, since: int = 0
+) -> AsyncIterator[bytes]:
+    """Pages from a cursor on, as they come."""
+    has_more = True
     while has_more:
         request = {"partitions": partitions, "since_committed_id": since, "limit": limit}
         page = await connection.ask_raw(message("sync", 1, request))

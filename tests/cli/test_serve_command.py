@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import curl
 from cli.served import ENVIRONMENT, WAIT_S, ended, oncelog
 from oncelog.cli import serve
 
@@ -50,9 +51,9 @@ def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
     raise AssertionError(found)
 
 
-def pasted(line: str, cwd: Path) -> str:
+def pasted(line: str, cwd: Path, environment: Mapping[str, str]) -> str:
     done = subprocess.run(  # noqa: S603
-        ["/bin/bash", "-c", line], capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=cwd, env=ENVIRONMENT
+        ["/bin/bash", "-c", line], capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=cwd, env=environment
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -66,39 +67,43 @@ def wait_until_listening(process: "subprocess.Popen[str]") -> str:
     raise AssertionError
 
 
-def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", curl.kinds())
+def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Path, kind: str) -> None:
+    environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     with served(tmp_path, "--development") as process:
         lines = lines_to_paste(process)
         assert [line.split()[0] for line in lines.values()] == ["curl"] * 3 + [str(PROGRAM)] * 3
-        first = json.loads(pasted(lines["post"], tmp_path))["results"][0]
+        first = json.loads(pasted(lines["post"], tmp_path, environment))["results"][0]
         assert (first["status"], first["committed_id"]) == ("committed", 1)
-        assert json.loads(pasted(lines["post"], tmp_path))["results"] == [first]
-        page = json.loads(pasted(lines["page"], tmp_path))
+        assert json.loads(pasted(lines["post"], tmp_path, environment))["results"] == [first]
+        page = json.loads(pasted(lines["page"], tmp_path, environment))
         assert [one["id"] for one in page["events"]] == [first["id"]]
-        assert re.fullmatch(r"committed 2 [0-9a-f-]{36}\n", pasted(lines["submit"], tmp_path))
-        shown = pasted(f"{lines['tail']} --limit 2 --pretty", tmp_path)
+        assert re.fullmatch(r"committed 2 [0-9a-f-]{36}\n", pasted(lines["submit"], tmp_path, environment))
+        shown = pasted(f"{lines['tail']} --limit 2 --pretty", tmp_path, environment)
         assert re.fullmatch(
             r'1  [\d:]{8}  orders  order\.placed  {"order":17}\n2  [\d:]{8}  orders  order\.placed  {"order":18}\n',
             shown,
         )
-        assert streamed(lines["stream"], 2) == [1, 2]
-        figures = json.loads(pasted(f"{lines['load']} --seconds 0.5 --connections 2 --json", tmp_path))
+        assert streamed(lines["stream"], 2, environment) == [1, 2]
+        figures = json.loads(pasted(f"{lines['load']} --seconds 0.5 --connections 2 --json", tmp_path, environment))
         assert figures["events"] > 0
         process.send_signal(signal.SIGTERM)
         assert ended(process)[0] == 0
 
 
-def streamed(line: str, count: int) -> list[int]:
+def streamed(line: str, count: int, environment: Mapping[str, str]) -> list[int]:
     """The numbers of the first events of a stream that does not end by itself."""
     found: list[int] = []
     command = ["/bin/bash", "-c", f"exec {line}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as curl:  # noqa: S603
-        assert curl.stdout is not None
-        for text in curl.stdout:
+    with subprocess.Popen(  # noqa: S603
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
             if text.startswith("data: ") and "committed_id" in (event := json.loads(text[6:])):
                 found.append(event["committed_id"])
             if len(found) == count:
-                curl.kill()
+                process.kill()
                 break
     return found
 

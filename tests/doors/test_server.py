@@ -4,12 +4,11 @@ import asyncio
 import datetime as dt
 import json
 import re
-import shutil
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +20,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+import curl
+from cli.served import ENVIRONMENT
 from doors.serving import Serving, SocketClient, api_key, item, numbers, run, serving, soon, until
-from oncelog.doors.server import Server
+from oncelog.doors.server import Server, _place
 from oncelog.doors.settings import ServerSettings, TlsSettings
 from oncelog.errors import OncelogError, SettingsError, StoreUnavailableError
 from oncelog.testing.clock import ManualClock
@@ -315,6 +316,41 @@ def test_what_was_accepted_is_answered_before_it_stops(tmp_path: Path, monkeypat
     run(main())
 
 
+@pytest.mark.rule("CO-11")
+def test_while_it_stops_it_takes_no_new_events_from_those_who_are_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise clients that never pause would keep it from stopping."""
+
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            client = await served.connected()
+            gate = served.hold_commits(monkeypatch)
+            await client.send("submit_events", {"events": [item(1)]}, "accepted")
+            await soon(gate.reached.wait())
+            stopping = asyncio.ensure_future(stopped(served.server))
+            await until(lambda: served.server._door.is_closing)
+            for name, kept_off in (("single", [item(2)]), ("several", [item(3), item(4)])):
+                await client.send("submit_events", {"events": kept_off}, name)
+                refused = await client.receive()
+                assert (refused["type"], refused["msg_id"]) == ("error", name)
+                assert refused["payload"]["code"] == "server_busy"
+                assert refused["payload"]["details"]["retry_after_ms"] == 1000
+            assert not stopping.done()
+            gate.open()
+            answer = await client.receive()
+            assert (answer["type"], answer["msg_id"]) == ("submit_events_result", "accepted")
+            assert numbers(answer["payload"]["results"]) == [1]
+            assert await client.closed() == 1001
+            assert await stopping < SHUTDOWN_S
+        async with serving(tmp_path) as served:
+            assert [one["event"]["number"] for one in (await served.page("a")).json["events"]] == [1]
+            # What was refused can be sent again.
+            assert await served.commit(item(2), item(3)) == [2, 3]
+
+    run(main())
+
+
 def test_while_it_stops_it_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -405,14 +441,33 @@ def test_a_store_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     run(main())
 
 
-def test_ipv6_has_its_brackets(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        (("127.0.0.1", 80), "127.0.0.1:80"),
+        (("::1", 7171, 0, 0), "[::1]:7171"),
+        (("fe80::1%eth0", 7171, 0, 2), "[fe80::1%eth0]:7171"),
+    ],
+)
+def test_ipv6_has_its_brackets(address: Any, place: str) -> None:
+    assert _place(address) == place
+
+
+def loopback_addresses() -> dict[str, str]:
+    """Those that this machine has, and how they stand in a URL. All have the first."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return {"127.0.0.1": "127.0.0.1", "::1": "[::1]"}
+    except OSError:
+        return {"127.0.0.1": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(("host", "shown"), loopback_addresses().items())
+def test_its_address_is_one_to_connect_to(tmp_path: Path, host: str, shown: str) -> None:
     async def main() -> None:
-        try:
-            async with serving(tmp_path, host="::1") as served:
-                assert served.url.startswith("http://[::1]:")
-                assert (await served.get("/healthz")).status == 200
-        except SettingsError:
-            pytest.skip("this machine has no IPv6")
+        async with serving(tmp_path, host=host) as served:
+            assert re.fullmatch(rf"http://{re.escape(shown)}:\d+", served.url)
+            assert (await served.get("/healthz")).status == 200
 
     run(main())
 
@@ -427,20 +482,22 @@ def test_it_is_a_server_on_a_clock(tmp_path: Path) -> None:
 # --- the handbook ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_the_examples_of_the_handbook_work(tmp_path: Path) -> None:
+async def curled(command: str, environment: Mapping[str, str]) -> tuple[int | None, str]:
+    """The exit status, and what was printed. A stream does not end by itself."""
+    limited = command.replace("curl ", "curl --fail --max-time 1 ", 1)
+    pipe = asyncio.subprocess.PIPE
+    started = await asyncio.create_subprocess_shell(limited, stdout=pipe, env=environment)
+    text, _ = await soon(started.communicate())
+    return started.returncode, text.decode()
+
+
+@pytest.mark.parametrize("kind", curl.kinds())
+def test_the_examples_of_the_handbook_work(tmp_path: Path, kind: str) -> None:
+    environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     page = HANDBOOK.read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n\$ (curl .*?)```", page, re.DOTALL)
     found = [re.fullmatch(r"(curl [^\n]* -d '[^']*'|[^\n]*)\n(.*)", block, re.DOTALL) for block in blocks]
     assert len(found) == page.count("$ curl") == 5
-
-    async def printed(command: str) -> str:
-        # A stream does not end by itself.
-        limited = command.replace("curl ", "curl --fail --max-time 1 ", 1)
-        process = await asyncio.create_subprocess_shell(limited, stdout=asyncio.subprocess.PIPE)
-        text, _ = await soon(process.communicate())
-        assert process.returncode in (0, 28 if "-sN" in command else 0), text
-        return text.decode()
 
     def as_in_the_page(text: str, epoch: str) -> str:
         text = re.sub(r'"status_updated_at":\d+', '"status_updated_at":1794808200000', text)
@@ -452,7 +509,8 @@ def test_the_examples_of_the_handbook_work(tmp_path: Path) -> None:
             for number, example in enumerate(found):
                 assert example is not None
                 command, shown = example.groups()
-                text = await printed(command.replace("127.0.0.1:7171", place))
+                status, text = await curled(command.replace("127.0.0.1:7171", place), environment)
+                assert status == (curl.TOO_LATE if "-sN" in command else 0), text
                 if number == 1:
                     await served.commit(*(item(one, "orders/1") for one in range(2, 251)))  # for the page from 100 on
                 elif number == 2:
@@ -468,6 +526,21 @@ def test_the_examples_of_the_handbook_work(tmp_path: Path) -> None:
                 elif number == 4:
                     assert "\nid: 2\n" in text
                     assert "\nid: 1\n" not in text
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", curl.kinds())
+def test_curl_fails_where_it_is_told_to(tmp_path: Path, kind: str) -> None:
+    """Otherwise an example that does not work any more would go by."""
+    environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            assert await curled(f"curl -s {served.url}/nowhere", environment) == (curl.REFUSED, "")
+            status, text = await curled(f"curl -s {served.url}/healthz", environment)
+            assert (status, json.loads(text)) == (0, {"status": "ok"})
+        assert await curled(f"curl -s {served.url}/healthz", environment) == (curl.CANNOT_CONNECT, "")
 
     run(main())
 
