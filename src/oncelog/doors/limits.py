@@ -32,6 +32,11 @@ API_KEYS_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 API_KEY_SECRET_BYTES: Final = 32
 API_KEY_ID_BYTES: Final = 8
 
+CONNECT_BYTES_MAX: Final = 32 * 1024
+"""Of a WebSocket's frames before it has said who it is."""
+LONG_FRAME_BYTES: Final = 64 * 1024
+"""What is longer is read in a thread of its own, beside what others send."""
+
 SETTINGS_FILE_BYTES_MAX: Final = 1024 * 1024
 SETTING_NUMBER_MAX: Final = 2**53 - 1
 """The largest whole number that a setting may be."""

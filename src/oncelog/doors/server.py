@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from oncelog.doors.events import words
-from oncelog.doors.events.door import EventsDoor
+from oncelog.doors.events.door import EventsDoor, stopping
 from oncelog.doors.events.http import EventsHttp, error_response
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.socket import Sockets
@@ -288,9 +288,8 @@ class Server:
         if self.settings.development and not is_loopback_host(host):
             # A web page can have its own name point to this machine, and be of the same origin as we are.
             raise DoorError(words.FORBIDDEN, "Host: must be a loopback name in development mode", field="Host")
-        scheme = scheme_of(
-            request.remote, request.headers.get("X-Forwarded-Proto"), self._tls is not None, self._networks
-        )
+        forwarded = ",".join(request.headers.getall("X-Forwarded-Proto", ())) or None
+        scheme = scheme_of(request.remote, forwarded, self._tls is not None, self._networks)
         if not is_allowed_origin(request.headers.get("Origin"), scheme, host, self._origins):
             raise DoorError(words.FORBIDDEN, "Origin: is not one of those that may connect", field="Origin")
 
@@ -304,7 +303,9 @@ class Server:
             response.headers["Vary"] = "Origin"
 
     def _address(self, request: web.Request) -> str:
-        return client_network(client_address(request.remote, request.headers.get("X-Forwarded-For"), self._networks))
+        # Of several lines the last was written by the proxy that we know, as of several addresses in one.
+        forwarded = ",".join(request.headers.getall("X-Forwarded-For", ())) or None
+        return client_network(client_address(request.remote, forwarded, self._networks))
 
     def _demand_room(self) -> None:
         connections_max = self.settings.door_limits.connections_max
@@ -312,7 +313,7 @@ class Server:
             message = f"connections_max is {connections_max}, and that many are there already"
             raise DoorError(words.SERVER_BUSY, message, retry_after_ms=1000)
         if self._door.is_closing:
-            raise DoorError(words.SERVER_BUSY, "the server is being stopped", retry_after_ms=1000)
+            raise stopping()
 
     # --- the doors
 

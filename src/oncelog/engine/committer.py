@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,6 +47,7 @@ RETRY_AFTER_MS_MIN: Final = 10
 _BUSY_MS: Final = 1
 """Tells the decision that new writes are not taken; the caller is told another delay."""
 
+T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -436,24 +437,29 @@ class Committer:
             verdict = next(verdicts)
             if isinstance(verdict, Replayed) and may_keep:
                 self._remember(waiting, verdict)
-            if not answer.done():
-                answer.set_result(verdict)
+            try:
+                if not answer.done():
+                    answer.set_result(verdict)
+            except Exception:
+                logger.exception("a receiver could not take its verdict")
         self._items -= items
         self._bytes -= size
-        self._on_commit(decided)
+        try:
+            self._on_commit(decided)
+        except Exception:
+            logger.exception("those who read could not be told of a commit")
 
     def _settle_other(self, waiting: _Waiting, verdicts: list[Verdict]) -> None:
         """Several items, several that wait for one, or a question that was asked while the queue was full."""
         self._leave(waiting)
         if waiting.is_inquiry:
             verdicts = [self._busy() if _is_limited(verdict) else verdict for verdict in verdicts]
-        if waiting.answers is not None and not waiting.answers.done():
-            waiting.answers.set_result(verdicts)
-        if waiting.answer is not None and not waiting.answer.done():
-            waiting.answer.set_result(verdicts[0])
+        if waiting.answers is not None:
+            _tell(waiting.answers, verdicts)
+        if waiting.answer is not None:
+            _tell(waiting.answer, verdicts[0])
         for joined in waiting.joined or ():
-            if not joined.done():
-                joined.set_result(_as_retry(verdicts[0]))
+            _tell(joined, _as_retry(verdicts[0]))
 
     def _remember(self, waiting: _Waiting, verdict: Replayed) -> None:
         """An answer that came from the store: the next retry gets it from memory."""
@@ -467,8 +473,8 @@ class Committer:
         for waiting in batch:
             self._leave(waiting)
             for one in (waiting.answer, waiting.answers, *(waiting.joined or ())):
-                if one is not None and not one.done():
-                    one.set_exception(error)
+                if one is not None:
+                    _tell_error(one, error)
 
     def _leave(self, waiting: _Waiting) -> None:
         if waiting.is_inquiry:
@@ -479,6 +485,23 @@ class Committer:
         self._items -= len(waiting.items)
         self._bytes -= waiting.bytes
         self._in_flight.pop(waiting.identity, None)
+
+
+def _tell(receiver: Receiver[T], result: T) -> None:
+    """A receiver that raises must not cost the others anything."""
+    try:
+        if not receiver.done():
+            receiver.set_result(result)
+    except Exception:
+        logger.exception("a receiver could not take its verdict")
+
+
+def _tell_error(receiver: Receiver[Any], error: Exception) -> None:
+    try:
+        if not receiver.done():
+            receiver.set_exception(error)
+    except Exception:
+        logger.exception("a receiver could not take its error")
 
 
 def _demand_item(item: object) -> None:

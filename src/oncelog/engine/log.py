@@ -169,7 +169,7 @@ class Log:
     def submit_nowait(self, item: Item, receiver: Receiver[Verdict]) -> Verdict | None:
         """As `submit`, for servers that have no task to wait in: the verdict if it is known already, else None.
 
-        Then the receiver is told it, before any reader is given the record. The policy must be one that the log knows.
+        Then the receiver is told it when it is durable. The policy must be one that the log knows.
         """
         if not self._knows(item):
             raise PolicyError("the policy must be declared when the log is opened")

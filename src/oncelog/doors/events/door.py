@@ -10,8 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from oncelog.core.policy import EVENTS
-from oncelog.core.values import Committed, Record, Replayed, Submission
+from oncelog.core.values import Committed, Replayed, Submission, Verdict
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.reading import Submit, Sync
 from oncelog.doors.events.words import (
@@ -123,13 +122,13 @@ class EventsDoor:
             known.add(item.partitions)
         return True
 
-    def count_committed(self, events: int, principal: Principal) -> None:
+    def count_committed(self, events: int, principal: Principal | None) -> None:
         """New events of a principal."""
         self.counts.events_committed += events
-        if self._new_events is not None and events:
+        if self._new_events is not None and events and principal is not None:
             self._new_events.take(principal.actor, events)
 
-    def count(self, results: Sequence[Result], principal: Principal) -> None:
+    def count(self, results: Sequence[Result], principal: Principal | None) -> None:
         """What became of a request, for those who watch the server."""
         counts = self.counts
         committed = 0
@@ -192,9 +191,17 @@ class EventsDoor:
 _NOT_WRITABLE: Final = Rejected(FORBIDDEN, "partitions", "not all of them may be written")
 
 
-def is_event(record: Record) -> bool:
-    """Whether the door shows it: lane 0 can hold records of an application's own policies too."""
-    return record.policy == EVENTS.name
+def stopping() -> DoorError:
+    """What new events are told by a server that is about to end."""
+    return DoorError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
+
+
+def merged(items: Sequence[Submission | Rejected], verdicts: Sequence[Verdict]) -> Sequence[Result]:
+    """One result an item: the verdicts of those that the log was asked about, and what the door itself has refused."""
+    if len(verdicts) == len(items):
+        return verdicts
+    following = iter(verdicts)
+    return [next(following) if isinstance(item, Submission) else item for item in items]
 
 
 def highest(results: Sequence[Result]) -> int:

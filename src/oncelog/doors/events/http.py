@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -12,9 +13,11 @@ from aiohttp import web
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Record, Submission, Verdict
 from oncelog.doors.events import words
-from oncelog.doors.events.door import EventsDoor, error_of, is_event
-from oncelog.doors.events.reading import Sync, read_body, read_client_id, read_partitions, read_submit
+from oncelog.doors.events.door import EventsDoor, error_of, merged, stopping
+from oncelog.doors.events.hub import is_event
+from oncelog.doors.events.reading import Submit, Sync, read_body, read_client_id, read_partitions, read_submit
 from oncelog.doors.events.words import DoorError, Rejected, Result
+from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
 from oncelog.errors import OncelogError
 
@@ -74,12 +77,16 @@ class EventsHttp:
         if request.content_type != JSON:
             # A page of another origin can send a form without asking, but not this (CO-24).
             raise DoorError(words.BAD_REQUEST, f"Content-Type: must be {JSON}", field="Content-Type", status=415)
-        members = read_body(await _body(request))
-        client_id = self._client_id(read_client_id(members), principal, address)
+        body = await _body(request)
         door = self._door
-        submit = read_submit(members, principal.actor, client_id, door.limits.request_events_max, "$")
+        read = partial(self._read, body, principal)
+        # What is long is read in a thread: others must not wait for it.
+        client_id, submit = await asyncio.to_thread(read) if len(body) > LONG_FRAME_BYTES else read()
+        if client_id is None:
+            raise door.refuse_client(address, "another")
+        principal = self._still(principal)
         if door.is_closing:
-            raise DoorError(words.SERVER_BUSY, "the server is being stopped", retry_after_ms=1000)
+            raise stopping()
         items = door.authorized(submit, principal)
         results = await self._results(items)
         error = words.request_error(results)
@@ -89,6 +96,21 @@ class EventsHttp:
         door.counts.requests["events", "http", "ok"] += 1
         return web.Response(body=words.results_json(submit.ids, results), content_type=JSON)
 
+    def _read(self, body: bytes, principal: Principal) -> tuple[str | None, Submit]:
+        """Whose events they are (None: not one that the principal may be), and the events. Raises DoorError."""
+        members = read_body(body)
+        client_id = self._client_id(read_client_id(members), principal)
+        return client_id, read_submit(
+            members, principal.actor, client_id or "", self._door.limits.request_events_max, "$"
+        )
+
+    def _still(self, principal: Principal) -> Principal:
+        """The principal with the rights of now: they may have been taken away while the body came."""
+        current = self._door.authenticator.current(principal, self._door.clock.wall_ms())
+        if current is None:
+            raise DoorError(words.AUTH_FAILED, "the token has expired, or its rights have changed")
+        return current
+
     async def _results(self, items: Sequence[Submission | Rejected]) -> Sequence[Result]:
         new = [item for item in items if isinstance(item, Submission)]
         verdicts: Sequence[Verdict]
@@ -96,16 +118,14 @@ class EventsHttp:
             verdicts = [await self._door.log.submit(new[0])] if len(new) == 1 else await self._door.log.submit_many(new)
         except OncelogError as error:
             raise error_of(error) from error
-        following = iter(verdicts)
-        return [next(following) if isinstance(item, Submission) else item for item in items]
+        return merged(items, verdicts)
 
-    def _client_id(self, asked: str | None, principal: Principal, address: str) -> str:
+    @staticmethod
+    def _client_id(asked: str | None, principal: Principal) -> str | None:
         """Whose events they are: as they say, if they may, else as their credential says."""
         if asked is None:
             return principal.client_id or principal.actor.partition(":")[2]
-        if not principal.may_connect_as(asked):
-            raise self._door.refuse_client(address, asked)
-        return asked
+        return asked if principal.may_connect_as(asked) else None
 
     # --- read
 

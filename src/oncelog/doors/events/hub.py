@@ -1,54 +1,55 @@
-"""Fan-out: every record reaches the sessions it concerns, in order, once, and each answer stands in its place.
+"""Fan-out: every record reaches the readers it concerns, in order, once, and each answer stands in its place.
 
 The hub is the one listener on lane 0 (delivery is by position, never by verdict). It encodes a broadcast once and puts
-the same bytes into the outbox of every session whose scope meets the record's partitions, but for those that submitted
-it. A session's answer for position p enters its outbox when the hub comes to p: after the broadcasts of lower
-numbers, before those of higher ones (EV-14). The place is taken even if the answer is not written yet; what comes
-behind waits for it.
+the same bytes into the outbox of every reader whose scope meets the record's partitions, but for those that submitted
+it. An answer whose highest number is p stands after the broadcasts of lower numbers and before those of higher ones
+(EV-14): it enters its reader's outbox when the hub comes to p. If the hub is there before the verdict is told, a place
+is kept for it; what comes behind waits.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Record
 from oncelog.doors.events import words
+from oncelog.doors.events.outbox import Answer, Outbox
 from oncelog.doors.metrics import Counts
 
-
-class Answer:
-    """An answer to a submission, from the moment it is asked for until it is written."""
-
-    __slots__ = ("flights", "frame", "is_placed", "number", "session")
-
-    def __init__(self, session: "Reader") -> None:
-        self.session = session
-        self.frame: bytes | None = None
-        """None until the outcome is known."""
-        self.is_placed = False
-        self.number = 0
-        """The highest that is in it; 0 for none."""
-        self.flights: Sequence[tuple[bytes, bytes]] = ()
-        """Key and fingerprint of each of its events that may be committed yet."""
+logger: Final = logging.getLogger("oncelog.doors")
 
 
 class Reader(Protocol):
-    """What the hub needs of a session."""
+    """One connection, as far as the hub is concerned."""
 
     partitions: tuple[str, ...]
-    outbox: list[bytes | Answer]
-    outbox_bytes: int
-    is_dirty: bool
+    outbox: Outbox
 
-    def flush(self) -> None:
-        """Writes what can be written."""
+    def own(self, position: int) -> None:
+        """The record at this position is one that it submitted: it is not broadcast to it."""
 
-    def place_origin(self, position: int, answer: Answer) -> None:
-        """The record at this position is the answer's own. Called for each of its records."""
+    def place(self, number: int, answer: "Flight") -> None:
+        """The answer stands at this number; if it stood at a lower one it moves."""
 
-    def place(self, answer: Answer) -> None:
-        """The answer is known, and all up to its number has been delivered."""
+    def abort(self) -> None:
+        """Something is wrong with this one alone."""
+
+
+class Flight(Answer):
+    """An answer to a submission, from the moment it is asked for until it is written."""
+
+    __slots__ = ("number", "placed_at", "reader", "waits_for")
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+        self.number = 0
+        """The highest that is in it; 0 for none."""
+        self.placed_at: int | None = None
+        self.waits_for: Sequence[tuple[bytes, bytes]] = ()
+        """Key and fingerprint of each of its events that may be committed yet."""
 
 
 class Hub:
@@ -62,7 +63,7 @@ class Hub:
         self._now_ms = now_ms
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, set[Reader]] = {}
-        self._flights: dict[bytes, list[tuple[bytes, Answer]]] = {}
+        self._flights: dict[bytes, list[tuple[bytes, Flight]]] = {}
         self._dirty: list[Reader] = []
         self._is_flush_due = False
 
@@ -89,37 +90,42 @@ class Hub:
 
     # --- answers
 
-    def expect(self, answer: Answer) -> None:
-        """Some of the answer's events may be committed from now on."""
+    def expect(self, flight: Flight) -> None:
+        """Some of its events may be committed from now on."""
         flights = self._flights
-        for key, fingerprint in answer.flights:
+        for key, fingerprint in flight.waits_for:
             waiting = flights.get(key)
             if waiting is None:
-                flights[key] = [(fingerprint, answer)]
+                flights[key] = [(fingerprint, flight)]
             else:
-                waiting.append((fingerprint, answer))
+                waiting.append((fingerprint, flight))
 
-    def answered(self, answer: Answer) -> None:
-        """The outcome is known (`frame`, `number`). It is written when its turn comes: at the latest with its number.
+    def answered(self, flight: Flight) -> None:
+        """The outcome is known (`frame`, `number`). It is written when all up to its number has been delivered.
 
-        A number that has not been delivered yet is that of one of the answer's own events, so it is waited for.
+        A number that has not been delivered yet is that of one of its own events, so `deliver` will come to it.
         """
-        if answer.number <= self.position:
-            self._forget(answer)
-            if not answer.is_placed:
-                answer.session.place(answer)
-            self.flush_soon(answer.session)
+        if flight.number <= self.position:
+            self._due(flight)
 
-    def _forget(self, answer: Answer) -> None:
+    def _due(self, flight: Flight) -> None:
+        self._forget(flight)
+        flight.is_due = True
+        if flight.placed_at is None:
+            flight.reader.place(flight.number, flight)
+        self.flush_soon(flight.reader)
+
+    def _forget(self, flight: Flight) -> None:
         flights = self._flights
-        for key, fingerprint in answer.flights:
+        for key, fingerprint in flight.waits_for:
             waiting = flights.get(key)
             if waiting is None:
                 continue  # the hub has failed meanwhile
             if len(waiting) > 1:
-                waiting.remove((fingerprint, answer))
+                waiting.remove((fingerprint, flight))
             else:
                 del flights[key]
+        flight.waits_for = ()
 
     # --- delivery
 
@@ -127,25 +133,25 @@ class Hub:
         """As `Listener` says."""
         for record in records:
             self.position = record.position
-            if record.policy != EVENTS.name:
+            if not is_event(record):
                 continue
             # A scope has ids of its own, and is none of ours.
             origins = None if record.scope else self._flights.get(record.key)
             self._broadcast(record, origins)
             if origins is not None:
-                self._place_origins(record, origins)
+                self._reach(record, origins)
 
     def fail(self, error: Exception) -> None:
         """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
         self._flights.clear()
         self._on_fail(error)
 
-    def _broadcast(self, record: Record, origins: list[tuple[bytes, Answer]] | None) -> None:
+    def _broadcast(self, record: Record, origins: list[tuple[bytes, Flight]] | None) -> None:
         readers = self._concerned(record)
         if not readers:
             return
         submitters = (
-            {answer.session for fingerprint, answer in origins if fingerprint == record.fingerprint} if origins else ()
+            {flight.reader for fingerprint, flight in origins if fingerprint == record.fingerprint} if origins else ()
         )
         frame = words.frame(words.envelope(b"event_broadcast", words.event_json(record), self._now_ms()))
         size = len(frame)
@@ -154,11 +160,12 @@ class Hub:
         for reader in readers:
             if reader in submitters:
                 continue
-            reader.outbox.append(frame)
-            reader.outbox_bytes += size
+            outbox = reader.outbox
+            outbox.frames.append(frame)
+            outbox.bytes += size
             deliveries += 1
-            if not reader.is_dirty:
-                reader.is_dirty = True
+            if not outbox.is_dirty:
+                outbox.is_dirty = True
                 dirty.append(reader)
         self._counts.deliveries += deliveries
         self._flush_all_soon()
@@ -168,21 +175,26 @@ class Hub:
             return self._live.get(record.partitions[0], ())
         return set().union(*(self._live.get(partition, ()) for partition in record.partitions))
 
-    def _place_origins(self, record: Record, origins: list[tuple[bytes, Answer]]) -> None:
-        """Whoever submitted what has been committed gets its answer here. One who said something else is told so."""
-        for fingerprint, answer in list(origins):
-            if fingerprint == record.fingerprint:
-                answer.session.place_origin(record.position, answer)
-                if answer.frame is not None and answer.number <= record.position:
-                    self._forget(answer)
-                self.flush_soon(answer.session)
+    def _reach(self, record: Record, origins: list[tuple[bytes, Flight]]) -> None:
+        """The hub comes to a record that is in flight. Who said something else under its id is told so elsewhere."""
+        for fingerprint, flight in list(origins):
+            if fingerprint != record.fingerprint:
+                continue
+            flight.reader.own(record.position)
+            if flight.frame is None:
+                # The verdict is still to come. If a later record is its own too, the place moves there.
+                flight.reader.place(record.position, flight)
+            elif flight.number <= record.position:
+                flight.reader.place(record.position, flight)
+                self._due(flight)
 
     # --- writing
 
     def flush_soon(self, reader: Reader) -> None:
         """What is in its outbox is written at the end of this turn of the loop, together with what comes till then."""
-        if not reader.is_dirty:
-            reader.is_dirty = True
+        outbox = reader.outbox
+        if not outbox.is_dirty:
+            outbox.is_dirty = True
             self._dirty.append(reader)
         self._flush_all_soon()
 
@@ -195,5 +207,14 @@ class Hub:
         self._is_flush_due = False
         dirty, self._dirty = self._dirty, []
         for reader in dirty:
-            reader.is_dirty = False
-            reader.flush()
+            reader.outbox.is_dirty = False
+            try:
+                reader.outbox.flush()
+            except Exception:
+                logger.exception("what is for a reader could not be written")
+                reader.abort()
+
+
+def is_event(record: Record) -> bool:
+    """Whether the door shows it: lane 0 can hold records of an application's own policies too."""
+    return record.policy == EVENTS.name

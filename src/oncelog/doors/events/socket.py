@@ -7,6 +7,7 @@ from aiohttp import WSMsgType, web
 
 from oncelog.doors.events import words
 from oncelog.doors.events.door import EventsDoor
+from oncelog.doors.events.outbox import WIRE_BYTES_HIGH
 from oncelog.doors.events.session import CloseCode, Session
 
 CLOSE_WAIT_S: Final = 2.0
@@ -22,6 +23,8 @@ class SocketWire:
     def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
         self._request = request
         self._transport = transport
+        # Of TLS the limits are others, and one would wait for room that is there by that measure.
+        transport.set_write_buffer_limits(high=WIRE_BYTES_HIGH)
 
     def write(self, data: bytes) -> None:
         """As `Wire` says."""
@@ -99,7 +102,7 @@ class Sockets:
 
     async def drained(self) -> None:
         """Returns when what has been answered is on its way to all who read."""
-        waiting = [session.drained() for session in self._sessions]
+        waiting = [session.outbox.drained() for session in self._sessions]
         await asyncio.gather(*waiting)
 
     def fail(self, error: Exception) -> None:

@@ -177,7 +177,7 @@ def _in_parts(cursor: Any, query: Query) -> Iterator[tuple[list[tuple[Any, ...]]
     before: list[tuple[Any, ...]] = []
     count = size = 0
     while rows := cursor.fetchmany(_FETCH):
-        sizes = [len(row[-1] or b"") for row in rows]
+        sizes = [_size(row[-1]) for row in rows]
         end = _fitting(sizes, query.limit - count, query.bytes_max - size, is_first=not count)
         if end < len(rows) and not end:
             yield before, True
@@ -192,6 +192,13 @@ def _in_parts(cursor: Any, query: Query) -> Iterator[tuple[list[tuple[Any, ...]]
         size += sum(sizes)
     if before:
         yield before, False
+
+
+def _size(body: bytes | str | None) -> int:
+    """In bytes, also of one that was read as text."""
+    if body is None:
+        return 0
+    return len(body) if isinstance(body, bytes) or body.isascii() else len(body.encode())
 
 
 def _fitting(sizes: Sequence[int], room: int, room_bytes: int, *, is_first: bool) -> int:

@@ -162,11 +162,15 @@ class ReadingContract(Contract):
                     for bytes_max in (1, 25, 10_000):
                         found = self._in_brief(log, partitions=partitions, limit=limit, bytes_max=bytes_max)
                         assert found == expected
+            texts = [event(20 + number, "漢" * 20, partitions=("cjk",)) for number in range(3)]
+            log.together(*texts)
+            page = log.run(log.store.read_brief(Query(partitions=("cjk",), bytes_max=120), "events", repr_of))
+            assert page.count == 2  # of 60 bytes each
             page = log.run(log.store.read_brief(Query(partitions=("q",), after=4, upto=9, limit=1), "events", repr_of))
-            assert (page.count, page.next, page.upto, page.has_more, page.newest) == (1, 6, 9, True, 16)
+            assert (page.count, page.next, page.upto, page.has_more, page.newest) == (1, 6, 9, True, 19)
             empty = log.run(log.store.read_brief(Query(partitions=("none",)), "events", repr_of))
-            assert (empty.shown, empty.count, empty.next, empty.has_more) == ([], 0, 16, False)
-            error = log.error_of(log.store.read_brief(Query(after=17, partitions=("p",)), "events", repr_of))
+            assert (empty.shown, empty.count, empty.next, empty.has_more) == ([], 0, 19, False)
+            error = log.error_of(log.store.read_brief(Query(after=20, partitions=("p",)), "events", repr_of))
             assert isinstance(error, HistoryChangedError)
 
     def test_in_brief_pages_end_where_they_should_whatever_their_size(self, tmp_path: Path) -> None:

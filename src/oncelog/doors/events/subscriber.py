@@ -1,0 +1,254 @@
+"""What one connection reads: pages that it asks for, then what comes, in the order that EV-12 to EV-15 say.
+
+A subscriber has a scope: the partitions of its last `sync`. It is in one of these modes:
+
+    idle      it has not asked for anything yet
+    paused    a sync cycle is open: no broadcasts, and answers that would overtake them are held
+    catching  the cycle is over: what was committed meanwhile is read from the store and sent, in order
+    live      the hub puts records straight into the outbox
+    ended     nothing more
+
+`delivered` says up to where the reader has got everything in its scope, or will get it by the open cycle. A commit of
+its own is never broadcast to it, in none of the modes; its place in the order is that of its answer.
+"""
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.doors.events import words
+from oncelog.doors.events.door import EventsDoor
+from oncelog.doors.events.hub import Flight, is_event
+from oncelog.doors.events.outbox import Outbox
+from oncelog.doors.events.reading import Sync
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+CATCH_UP_RECORDS: Final = 500
+
+
+class Reads(Enum):
+    """See above."""
+
+    IDLE = "idle"
+    PAUSED = "paused"
+    CATCHING = "catching"
+    LIVE = "live"
+    ENDED = "ended"
+
+
+class _Cycle(Struct, frozen=True):
+    """A paging that goes on."""
+
+    partitions: tuple[str, ...]
+    following: int
+    upto: int
+
+
+class Subscriber:
+    """The reading side of one connection."""
+
+    def __init__(
+        self, door: EventsDoor, outbox: Outbox, on_error: Callable[[Exception], None], on_abort: Callable[[], None]
+    ) -> None:
+        self.mode = Reads.IDLE
+        self.partitions: tuple[str, ...] = ()
+        self.outbox = outbox
+        self._door = door
+        self._hub = door.hub
+        self._on_error = on_error
+        self._on_abort = on_abort
+        self._delivered = 0
+        self._cycle: _Cycle | None = None
+        self._held: list[tuple[int, int, Flight]] = []
+        self._order = count()
+        self._own: set[int] = set()
+        self._holds_back = False
+        """Paused or catching: answers that would overtake broadcasts are held."""
+        self._is_reading = False
+        self._catching: asyncio.Task[None] | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_paging(self) -> bool:
+        """Whether a cycle is open."""
+        return self._cycle is not None
+
+    # --- the place of an answer (see `Reader`)
+
+    def own(self, position: int) -> None:
+        """As `Reader` says."""
+        if self._holds_back:
+            self._own.add(position)
+
+    def place(self, number: int, flight: Flight) -> None:
+        """As `Reader` says."""
+        if self.mode is Reads.ENDED:
+            return
+        if flight.placed_at is not None:
+            if flight.placed_at >= number:
+                return
+            self.outbox.take_back(flight)
+        flight.placed_at = number
+        if self._holds_back and number > self._delivered:
+            heapq.heappush(self._held, (number, next(self._order), flight))
+            self._watch_cycle()
+        else:
+            self.outbox.put_answer(flight)
+
+    def abort(self) -> None:
+        """As `Reader` says."""
+        self._on_abort()
+
+    def _release(self, upto: int) -> None:
+        """Held answers whose turn has come. One that has moved on since stands there a second time, further back."""
+        while self._held and self._held[0][0] <= upto:
+            number, _, flight = heapq.heappop(self._held)
+            if flight.placed_at == number:
+                self.outbox.put_answer(flight)
+
+    # --- pages
+
+    async def page(self, sync: Sync, msg_id: bytes, demand_allowed: Callable[[], None]) -> None:
+        """Sends a page. If it cannot be read the scope is as it was, and goes on where it stood.
+
+        `demand_allowed` is asked once more when it has been read: rights may have been taken away meanwhile. Raises
+        what it raises, and DoorError.
+        """
+        await self.outbox.drained()
+        was_delivering = self._pause()
+        cycle = self._cycle
+        goes_on = cycle is not None and (cycle.partitions, cycle.following) == (sync.partitions, sync.since)
+        self._is_reading = True
+        try:
+            upto = cycle.upto if cycle is not None and goes_on else self._hub.position
+            page = await self._door.read(sync, upto)
+            demand_allowed()
+        except BaseException:
+            self._is_reading = False
+            if was_delivering:
+                self._catch_up_soon()
+            else:
+                self._watch_cycle()
+            raise
+        self._is_reading = False
+        if self.mode is Reads.ENDED:
+            return
+        self.partitions = sync.partitions
+        self._delivered = max(page.upto, sync.since)
+        self._release(self._delivered)
+        parts = self._door.page(sync, page)
+        self.outbox.put(words.frame_of_parts(b"sync_response", parts, self._door.clock.wall_ms(), msg_id))
+        self._hub.flush_soon(self)
+        if page.has_more:
+            self._cycle = _Cycle(sync.partitions, page.next, self._delivered)
+            self._watch_cycle()
+        else:
+            self._catch_up_soon()
+
+    def _pause(self) -> bool:
+        """Stops broadcasts. True if there were any, or would have been."""
+        self._stop_timer()
+        was_delivering = self.mode is not Reads.PAUSED
+        if self.mode is Reads.ENDED:
+            return False
+        if self._catching is not None:
+            self._catching.cancel()
+            self._catching = None
+        elif was_delivering:
+            self._hub.leave(self)
+            self._delivered = self._hub.position
+        self.mode, self._holds_back = Reads.PAUSED, True
+        return was_delivering
+
+    # --- catching up
+
+    def _catch_up_soon(self) -> None:
+        self._cycle = None
+        if self.mode is Reads.ENDED:
+            return
+        if self._is_level():
+            self._go_live()
+            return
+        self.mode, self._holds_back = Reads.CATCHING, True
+        self._catching = asyncio.get_running_loop().create_task(self._catch_up())
+
+    def _is_level(self) -> bool:
+        return self._delivered >= self._hub.position or not self.partitions
+
+    def _go_live(self) -> None:
+        """From here on the hub delivers. Nothing may be awaited between the look at its position and this."""
+        self._catching = None
+        if self.mode is Reads.ENDED:
+            return
+        self._delivered = max(self._delivered, self._hub.position)
+        self._release(self._delivered)
+        self._own.clear()
+        self._holds_back = False
+        self.mode = Reads.LIVE if self.partitions else Reads.IDLE
+        self._hub.join(self)
+        self._hub.flush_soon(self)
+
+    async def _catch_up(self) -> None:
+        """What was committed while the cycle was open, in order, the answers of its own in their places."""
+        try:
+            while not self._is_level():
+                await self._catch_up_once()
+            self._go_live()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client must not wait for ever
+            self._catching = None
+            self._on_error(error)
+
+    async def _catch_up_once(self) -> None:
+        reading = await self._door.log.read(
+            partitions=self.partitions, after=self._delivered, upto=self._hub.position, limit=CATCH_UP_RECORDS
+        )
+        now_ms = self._door.clock.wall_ms()
+        for record in filter(is_event, reading.records):
+            self._release(record.position - 1)
+            if record.position not in self._own:
+                self.outbox.put(words.frame(words.envelope(b"event_broadcast", words.event_json(record), now_ms)))
+                self._door.counts.deliveries += 1
+        self._delivered = reading.cursor.position
+        self._release(self._delivered)
+        await self.outbox.drained()
+
+    # --- a cycle that nobody goes on with
+
+    def _watch_cycle(self) -> None:
+        """An answer must not wait for ever for pages that its client does not ask for."""
+        if self._held and self._cycle is not None and self._idle_timer is None and not self._is_reading:
+            idle_s = self._door.limits.cycle_idle_ms / 1000
+            self._idle_timer = asyncio.get_running_loop().call_later(idle_s, self._give_cycle_up)
+
+    def _give_cycle_up(self) -> None:
+        """What the rest of the pages would have brought is broadcast in its place: no gap, and in order."""
+        self._idle_timer = None
+        cycle = self._cycle
+        if cycle is not None and self.mode is Reads.PAUSED:
+            self._delivered = cycle.following
+            self._catch_up_soon()
+
+    def _stop_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    # --- the end
+
+    def end(self) -> None:
+        """Gets nothing more."""
+        if self.mode is Reads.LIVE:
+            self._hub.leave(self)
+        self.mode = Reads.ENDED
+        self._stop_timer()
+        if self._catching is not None:
+            self._catching.cancel()
+        self._held.clear()
+        self._own.clear()
