@@ -48,6 +48,8 @@ _NOT_FINITE: Final = "NaN and infinities have no JSON form"
 _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
 _TOO_DEEP_FOR_STACK: Final = f"{_TOO_DEEP}, or than the caller's own stack leaves room for"
 _FAST_FLOAT_MIN: Final = 1e-4
+_FAST_SMALL_FLOAT_MAX: Final = 1e-6
+"""Below it both write an exponent; between the two only the native encoder does."""
 _FAST_FLOAT_MAX: Final = 1e15
 _LAST_OF_BMP: Final = "\uffff"
 _FIRST_OF_FOUR_BYTES: Final = b"\xf0\xf1\xf2\xf3\xf4"
@@ -279,7 +281,10 @@ def _keys_are_in_bmp(value: JsonValue) -> bool:
 
 
 def _is_plain_float(value: float) -> bool:
-    return _FAST_FLOAT_MIN <= abs(value) < _FAST_FLOAT_MAX and not value.is_integer()
+    size = abs(value)
+    if size < _FAST_SMALL_FLOAT_MAX:
+        return size > 0
+    return _FAST_FLOAT_MIN <= size < _FAST_FLOAT_MAX and not value.is_integer()
 
 
 # --- the exact way -----------------------------------------------------------------------------------
