@@ -15,7 +15,7 @@ from oncelog.doors.events import words
 from oncelog.doors.events.hub import Flight
 from oncelog.doors.events.session import CloseCode
 from oncelog.doors.grants import granted
-from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
+from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, DoorLimits
 from oncelog.doors.rates import Rates
 from oncelog.errors import HistoryChangedError, StoreUnavailableError
 from oncelog.stores.protocol import Query
@@ -862,6 +862,25 @@ def test_a_cycle_is_not_given_up_while_its_page_is_being_read() -> None:
             await ada.wire.arrived(6)
             assert ada.story()[:4] == ["connected", "sync_response", "sync_response", "sync_response"]
             assert ada.story()[4:] == [[6], 7]
+
+    run(main())
+
+
+@pytest.mark.rule("EV-13", "EV-14")
+def test_a_cycle_that_is_begun_anew_and_then_left_has_neither_gap_nor_overtaking() -> None:
+    async def main() -> None:
+        async with house(cycle_idle_ms=1) as made:
+            ada, bob = await made.talk("ada"), await made.talk("bob")
+            await bob.submit(*(item(number) for number in range(1, 6)))
+            made.door.limits = DoorLimits(cycle_idle_ms=10**7)
+            await ada.sync(limit=2)
+            await ada.send("submit_events", {"events": [item(6)]})
+            await bob.submit(item(7), item(8))
+            made.door.limits = DoorLimits(cycle_idle_ms=1)
+            await ada.sync(limit=2)
+            await ada.send("submit_events", {"events": [item(9)]})
+            await ada.wire.arrived(10)
+            assert ada.story() == ["connected", "sync_response", "sync_response", 3, 4, 5, [6], 7, 8, [9]]
 
     run(main())
 

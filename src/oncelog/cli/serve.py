@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -20,6 +21,8 @@ from oncelog.errors import OncelogError, SettingsError
 if TYPE_CHECKING:
     from oncelog.doors.settings import ServerSettings
 
+FILES_RESERVE: Final = 1000
+"""Open files beside those of connections."""
 SWITCH_S: Final = 0.00003
 """How long a thread waits for another before it asks for the interpreter. The writer lets go of it at every statement,
 and with Python's own 5 ms would wait that long for it each time, while the event loop is busy."""
@@ -55,6 +58,9 @@ def serve(
 
       oncelog serve --config /etc/oncelog.toml --set log.format=json
     """
+    # Until the server has its own handlers: there is nothing to reload yet, and nothing to finish.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with ending_well():
         try:
             from oncelog.doors import logs  # noqa: PLC0415 - what the library alone does not need
@@ -92,6 +98,7 @@ def _run(settings: "ServerSettings", *, says_more: bool) -> int:
             await stopped.wait()
 
     sys.setswitchinterval(SWITCH_S)
+    _allow_files(settings.door_limits.connections_max)
     uvloop.run(main())
     return 0
 
@@ -125,6 +132,16 @@ def _program() -> str:
     if called.endswith("__main__.py"):
         return f"{shlex.quote(sys.executable)} -m oncelog"
     return shlex.quote(called) if os.access(called, os.X_OK) else "oncelog"
+
+
+def _allow_files(connections_max: int) -> None:
+    """A connection is an open file, and most systems allow fewer than they could."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections_max + FILES_RESERVE
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _stop(stopped: asyncio.Event) -> None:

@@ -7,11 +7,13 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from oncelog.doors.arrivals import Arrivals
 from oncelog.doors.events import words
 from oncelog.doors.events.door import EventsDoor, stopping
 from oncelog.doors.events.http import EventsHttp, error_response
@@ -37,6 +39,9 @@ from oncelog.stores.clock import Clock, SystemClock
 
 logger: Final = logging.getLogger("oncelog.doors")
 
+KEEP_ALIVE_S: Final = 75.0
+"""How long a connection without a request is kept for the next one."""
+BACKLOG: Final = 1024
 RENEW_S: Final = 1.0
 """How often the rights of those who are connected are looked at."""
 RATE_KEYS_MAX: Final = 100_000
@@ -78,6 +83,9 @@ class Server:
         self._origins = settings.allowed_origins
         self._tls: ssl.SSLContext | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        limits = settings.door_limits
+        self._arrivals = Arrivals(limits.connections_max, limits.connect_timeout_ms, self._clock.elapsed_ms)
         self._renewing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._is_ready = False
@@ -135,8 +143,8 @@ class Server:
         self._door.is_closing = True
         runner, self._runner = self._runner, None
         logger.info("stopping", extra={"connections": len(self.sockets) + len(self.http), "queued": self.log.queued})
-        for site in list(runner.sites):
-            await site.stop()
+        if self._listener is not None:
+            self._listener.close()
         for task in (self._renewing, self._listening):
             if task is not None:
                 task.cancel()
@@ -186,6 +194,7 @@ class Server:
             access_log=None,
             logger=_http_logger(),
             handle_signals=False,
+            keepalive_timeout=KEEP_ALIVE_S,
             # aiohttp waits for it twice, and what was accepted has had its time before.
             shutdown_timeout=min(CLOSING_S, self.settings.shutdown_ms / 1000),
             # Otherwise a token of the length that we allow would not come through.
@@ -193,14 +202,21 @@ class Server:
             max_line_size=HEADER_BYTES_MAX,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.settings.host, self.settings.port, ssl_context=self._tls, backlog=1024)
+        serve = self._runner.server
+        assert serve is not None  # noqa: S101 - it has been set up
         try:
-            await site.start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                partial(self._arrivals.protocol, serve),
+                self.settings.host,
+                self.settings.port,
+                ssl=self._tls,
+                backlog=BACKLOG,
+            )
         except OSError as error:
             place = f"{self.settings.host}:{self.settings.port}"
             raise SettingsError(f"cannot listen on {place}: {error.strerror or error}") from error
         scheme = "http" if self._tls is None else "https"
-        self.urls = [f"{scheme}://{_place(address)}" for address in self._runner.addresses]
+        self.urls = [f"{scheme}://{_place(socket.getsockname())}" for socket in self._listener.sockets]
 
     def _route(self, app: web.Application) -> None:
         app.router.add_get("/", self._hello)
@@ -252,6 +268,7 @@ class Server:
             self._renew()
 
     def _renew(self) -> None:
+        self._arrivals.sweep()
         self.sockets.renew()
         self.http.renew()
 
@@ -260,6 +277,7 @@ class Server:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Whom we do not serve at all, and how errors look."""
+        self._arrivals.spoke(request.transport)
         try:
             self._demand_ours(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
@@ -365,7 +383,7 @@ class _Unquoted(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Keeps the record, and little of what is in it where a client is at fault."""
         kind = record.exc_info[0] if record.exc_info else None
-        if kind is None or not issubclass(kind, (HttpProcessingError, ConnectionError)):
+        if kind is None or not issubclass(kind, (HttpProcessingError, web.RequestPayloadError, ConnectionError)):
             return True  # an error of aiohttp's own, or of ours
         record.msg, record.args = "what was sent could not be read as HTTP", ()
         record.exc_info = record.exc_text = None

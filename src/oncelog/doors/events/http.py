@@ -24,6 +24,9 @@ from oncelog.errors import OncelogError
 logger: Final = logging.getLogger("oncelog.doors")
 
 JSON: Final = "application/json"
+ENCODINGS: Final = ("identity", "gzip", "deflate")
+BODY_S: Final = 60
+"""How long the body of a request may take to come."""
 STATUS: Final = {
     words.BAD_REQUEST: 400,
     words.AUTH_FAILED: 401,
@@ -291,8 +294,16 @@ def _error_event(error: DoorError) -> bytes:
 
 async def _body(request: web.Request) -> bytes:
     """Raises DoorError for one that is not what its headers say: half of a chunk, no gzip."""
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        message = f"Content-Encoding: must be one of {', '.join(ENCODINGS)}"
+        raise DoorError(words.BAD_REQUEST, message, field="Content-Encoding", status=415)
     try:
-        return await request.read()
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        message = f"body: must be there within {BODY_S} seconds"
+        raise DoorError(words.BAD_REQUEST, message, field="body", status=408) from None
     except web.RequestPayloadError:
         raise DoorError(words.BAD_REQUEST, "body: is not what the headers say that it is", field="body") from None
 

@@ -8,7 +8,7 @@ A subscriber has a scope: the partitions of its last `sync`. It is in one of the
     live      the hub puts records straight into the outbox
     ended     nothing more
 
-`delivered` says up to where the reader has got everything in its scope, or will get it by the open cycle. A commit of
+`delivered` says up to where the reader has got everything in its scope. A commit of
 its own is never broadcast to it, in none of the modes; its place in the order is that of its answer.
 """
 
@@ -141,13 +141,14 @@ class Subscriber:
         if self.mode is Reads.ENDED:
             return
         self.partitions = sync.partitions
-        self._delivered = max(page.upto, sync.since)
+        # What the rest of the cycle will bring has not been delivered: if nobody goes on with it, it still will be.
+        self._delivered = page.next
         self._release(self._delivered)
         parts = self._door.page(sync, page)
         self.outbox.put(words.frame_of_parts(b"sync_response", parts, self._door.clock.wall_ms(), msg_id))
         self._hub.flush_soon(self)
         if page.has_more:
-            self._cycle = _Cycle(sync.partitions, page.next, self._delivered)
+            self._cycle = _Cycle(sync.partitions, page.next, max(page.upto, sync.since))
             self._watch_cycle()
         else:
             self._catch_up_soon()
@@ -232,7 +233,6 @@ class Subscriber:
         self._idle_timer = None
         cycle = self._cycle
         if cycle is not None and self.mode is Reads.PAUSED:
-            self._delivered = cycle.following
             self._catch_up_soon()
 
     def _stop_timer(self) -> None:
