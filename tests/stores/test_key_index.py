@@ -287,7 +287,7 @@ def test_a_key_that_is_new_does_not_look_at_the_segments(tmp_path: Path) -> None
 GROWING = re.compile(r"oncelog_(records|keys|partition_records|stream_records)\b")
 LOOKS_AT_ALL = re.compile(r"(all|missing|extra)_\w+")
 """Statements that are meant to: they make the filter, or verify a log."""
-SORTS_A_FEW = {"records_at", "merge_keys"}
+SORTS_A_FEW = {"briefs_at", "records_at", "merge_keys"}
 """A page, and a slice of a merge."""
 
 
@@ -309,7 +309,8 @@ def test_no_statement_looks_through_a_table_that_grows(tmp_path: Path) -> None:
     for name, steps in (looked_at | side_state).items():
         if LOOKS_AT_ALL.fullmatch(name):
             continue
-        scans = [step for step in steps if step.startswith("SCAN") and "VIRTUAL TABLE" not in step]
+        # A subquery has a limit of its own, and what it looks through is among the steps too.
+        scans = [step for step in steps if re.match(r"SCAN (?!\(subquery)", step) and "VIRTUAL TABLE" not in step]
         assert scans == [], name
         sorts = [step for step in steps if "TEMP B-TREE" in step]
         assert sorts == [] or name in SORTS_A_FEW, name

@@ -67,7 +67,7 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     outbox_bytes_max: int = 8 * _MIB
     """Bytes that wait for one reader. At half of it the reader is warned, beyond it closed."""
     connect_timeout_ms: int = 10_000
-    """Until a connection must have said who it is."""
+    """Until a connection must have sent its first request, and a WebSocket have said who it is."""
     heartbeat_ms: int = 30_000
     """How often a silent connection is asked whether it is still there."""
     cycle_idle_ms: int = 2000

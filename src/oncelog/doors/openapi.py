@@ -31,8 +31,9 @@ _ERRORS: Final[Mapping[int, str]] = {
     401: "No credential, or none that is good, or one of another client. All get the same text.",
     403: "A partition that may not be read, or a page of an origin that may not connect.",
     409: "The history is another one than the reader's: its `epoch` is not ours, or its cursor is ahead of the log.",
+    408: "The body took too long to come.",
     413: "The body is larger than the server takes.",
-    415: "The body is not said to be JSON.",
+    415: "The body is not said to be JSON, or is encoded in a way that is not known.",
     429: "Too many failed attempts to authenticate, or too many new events. Try again after `Retry-After`.",
     500: "The server is at fault. Whether something was written is not known: send it again, under the same ids.",
     503: "The server is busy, or is being stopped. Nothing of the request has been decided: send all of it again.",
@@ -131,7 +132,7 @@ def _submit(limits: DoorLimits) -> Schema:
     )
     answer = _answer("Results", "What became of each event, in the order of the request.")
     return {
-        **_operation("submit", "Submit events", about, answer, (400, 401, 413, 415, 429, 503)),
+        **_operation("submit", "Submit events", about, answer, (400, 401, 408, 413, 415, 429, 503)),
         "requestBody": {
             "required": True,
             "description": f"At most {limits.frame_bytes_max} bytes.",
