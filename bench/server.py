@@ -147,9 +147,17 @@ async def _ours(place: Path, connections: int, in_flight: int) -> AsyncIterator[
 
 
 async def _single_events(sizes: Sizes, figures: Figures) -> None:
-    with directory() as ours_place, directory() as nats_place, directory() as postgres_place:
+    with directory() as ours_place:
+        async with _ours(ours_place, sizes.connections, sizes.in_flight) as ours:
+            await _beside_peers(ours, sizes, figures)
+            # Without the peers: what they do in the background would be counted as ours.
+            _say("Oncelog at half of its load …")
+            figures.half_load = await ours.half_load(figures.single["Oncelog"].best, sizes.paced_s)
+
+
+async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:
+    with directory() as nats_place, directory() as postgres_place:
         async with (
-            _ours(ours_place, sizes.connections, sizes.in_flight) as ours,
             nats_server(nats_place, sizes.connections, sizes.in_flight) as nats,
             postgres_server(postgres_place, sizes.connections) as postgres,
         ):
@@ -163,8 +171,6 @@ async def _single_events(sizes: Sizes, figures: Figures) -> None:
             figures.single = await _in_turn(loads, sizes)
             await nats.demand_all()
             await postgres.demand_all()
-            _say("Oncelog at half of its load …")
-            figures.half_load = await ours.half_load(figures.single["Oncelog"].best, sizes.paced_s)
 
 
 async def _in_turn(loads: Mapping[str, SliceOf], sizes: Sizes) -> dict[str, Series]:

@@ -26,13 +26,8 @@ local socket: a connection has one transaction at a time. Of the ways to write i
 small pool of connections makes of them stands beside it. What the others do not do: NATS finds a duplicate by its id
 alone, for two minutes, and does not look whether its content is another; the tables on PostgreSQL find it for ever, by
 its id alone, and have no index to read a partition by, no proof and nobody who listens.
-`half load` submits half as many events a second as the best round had, at times set beforehand, and counts what an
-event waits from the time when it was due.
-
-In a crowd: {writers} connections with {in_flight} single events in flight each, all in one partition, on one server.
-In every round first alone, then with {idle} connections that follow a partition nobody writes to, and a reader of the
-written one that has stopped reading. Then all but the writers leave. The reader must be closed as a slow one (more is
-written until it is, outside the time that counts), and a new connection must get everything behind its cursor.
+`half load` is measured after the others have been stopped: it submits half as many events a second as the best round
+had, at times set beforehand, and counts what an event waits from the time when it was due.
 
 Batches: requests of 100 events by as many callers, each of which waits for its answer. `in process` makes each
 submission of a dict (`oncelog.event`), as the server makes it of JSON; beside it the same with submissions that were
