@@ -29,6 +29,11 @@ its id alone, and have no index to read a partition by, no proof and nobody who 
 `half load` is measured after the others have been stopped: it submits half as many events a second as the best round
 had, at times set beforehand, and counts what an event waits from the time when it was due.
 
+In a crowd: {writers} connections with {in_flight} single events in flight each, all in one partition, on one server.
+In every round first alone, then with {idle} connections that follow a partition nobody writes to, and a reader of the
+written one that has stopped reading. Then all but the writers leave. The reader must be closed as a slow one (more is
+written until it is, outside the time that counts), and a new connection must get everything behind its cursor.
+
 Batches: requests of 100 events by as many callers, each of which waits for its answer. `in process` makes each
 submission of a dict (`oncelog.event`), as the server makes it of JSON; beside it the same with submissions that were
 prepared before the time began.
