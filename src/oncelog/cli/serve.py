@@ -21,6 +21,8 @@ from oncelog.errors import OncelogError, SettingsError
 if TYPE_CHECKING:
     from oncelog.doors.settings import ServerSettings
 
+AGAIN_S: Final = 1.0
+"""From then on a second signal is meant."""
 FILES_RESERVE: Final = 1000
 """Open files beside those of connections."""
 SWITCH_S: Final = 0.00003
@@ -84,9 +86,10 @@ def _run(settings: "ServerSettings", *, says_more: bool) -> int:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
+        since: list[float] = []
         server = Server(settings)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _stop, stopped)
+            loop.add_signal_handler(number, _stop, stopped, since)
         loop.add_signal_handler(signal.SIGHUP, server.reload)
         async with server:
             if says_more:
@@ -144,9 +147,14 @@ def _allow_files(connections_max: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _stop(stopped: asyncio.Event) -> None:
-    """At the first signal it stops in order, at the second at once."""
-    if stopped.is_set():
+def _stop(stopped: asyncio.Event, since: list[float]) -> None:
+    """At the first signal it stops in order, at a later one at once.
+
+    Not at one that comes right behind: Ctrl-C in `make run` is told by the terminal, and by make once more.
+    """
+    now = asyncio.get_running_loop().time()
+    since.append(now)
+    if now - since[0] > AGAIN_S:
         os._exit(INTERRUPTED)
     stopped.set()
 
