@@ -1,22 +1,14 @@
 """The statements of `sql/queries.sql` by name, and the migrations in their order."""
 
-import re
 from collections.abc import Iterable
 from importlib.resources import files
 from itertools import chain, islice
 from typing import Any, Final
 
+from oncelog.statements import named_statements
+
 _SQL: Final = files("oncelog.stores.sqlite") / "sql"
-_NAMED: Final = re.compile(r"^-- name: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
-_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
-
-
-def _named() -> dict[str, str]:
-    text = (_SQL / "queries.sql").read_text(encoding="utf-8")
-    return {name: _COMMENT.sub("", statement).strip() for name, statement in _NAMED.findall(text)}
-
-
-SQL: Final = _named()
+SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
 _ROWS: Final = (64, 16, 4, 1)
 """How many rows a statement inserts: few sizes, so that each is prepared once. With 64 a row costs about half of what
 it does alone, and a little less than with 16; beyond that nothing is gained."""
@@ -26,11 +18,6 @@ def migrations() -> list[tuple[int, str]]:
     """Each version's number and script, oldest first."""
     scripts = [entry for entry in (_SQL / "migrations").iterdir() if entry.name.endswith(".sql")]
     return sorted((int(entry.name[:4]), entry.read_text(encoding="utf-8")) for entry in scripts)
-
-
-def statements_of(script: str) -> list[str]:
-    """The single statements of a script. None of ours has a semicolon inside."""
-    return [part.strip() for part in _COMMENT.sub("", script).split(";") if part.strip()]
 
 
 class Insert:

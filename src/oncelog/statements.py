@@ -1,0 +1,17 @@
+"""SQL that lies in files: statements by their names, and scripts apart."""
+
+import re
+from typing import Final
+
+_NAMED: Final = re.compile(r"^-- name: (\w+)\n(.*?);\s*$", re.MULTILINE | re.DOTALL)
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
+
+
+def named_statements(text: str) -> dict[str, str]:
+    """The statements of a file, each under a line `-- name: NAME`."""
+    return {name: _COMMENT.sub("", statement).strip() for name, statement in _NAMED.findall(text)}
+
+
+def statements_of(script: str) -> list[str]:
+    """The single statements of a script. None of ours has a semicolon inside."""
+    return [part.strip() for part in _COMMENT.sub("", script).split(";") if part.strip()]
