@@ -1,0 +1,164 @@
+"""Where the frames of a WebSocket begin and end in a stream of bytes (RFC 6455), without any I/O."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+REQUEST: Final = b"GET "
+"""What a client's side of a WebSocket begins with."""
+ANSWER: Final = b"HTTP/1.1 101"
+"""What a server's side of a WebSocket begins with. Any other answer has refused the upgrade."""
+
+HEAD_BYTES_MAX: Final = 65_536
+"""A head that is longer is none, so that it need not be kept."""
+
+_HEAD_END: Final = b"\r\n\r\n"
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*\r\n", re.IGNORECASE)
+
+_FIN: Final = 0x80
+_RESERVED: Final = 0x70
+_OPCODE: Final = 0x0F
+_MASKED: Final = 0x80
+_LENGTH: Final = 0x7F
+_LENGTH_16: Final = 126
+_LENGTH_64: Final = 127
+_MASK_BYTES: Final = 4
+
+_CONTINUATION: Final = 0x0
+_TEXT: Final = 0x1
+_CONTROL: Final = 0x8
+"""Opcodes with this bit are those of control frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The head of the upgrade, or a frame: what a fault happens to."""
+
+    size: int
+    """In bytes, of a frame with its header."""
+    is_head: bool = False
+    is_whole_text: bool = False
+    """A message of its own, and as its bytes say it: sent twice it is that message twice.
+
+    Control frames and parts of messages are not, and none that an extension has a hand in (a reserved bit is set): a
+    compressed frame that is sent twice would change what the compressor of the other end remembers.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a unit that have come together, or bytes of a connection that is no WebSocket: those have no unit."""
+
+    data: bytes
+    unit: Unit | None = None
+    offset: int = 0
+    """Where in the unit they are."""
+
+    @property
+    def end(self) -> int:
+        """Where in the unit the bytes after them are."""
+        return self.offset + len(self.data)
+
+
+class _State(Enum):
+    HEAD = "before the end of the head"
+    FRAMES = "in frames"
+    PLAIN = "no WebSocket"
+
+
+class Splitter:
+    """Splits one direction of a connection. The pieces, joined, are the bytes that it was fed, in their order.
+
+    Give it what comes with `feed`, and say with `finish` that nothing more comes. It keeps at most a head, or the
+    header of a frame; the content of a frame goes through as it comes, however long the frame is.
+    """
+
+    def __init__(self, opening: bytes) -> None:
+        self._opening = opening
+        self._state = _State.HEAD
+        self._kept = bytearray()
+        self._unit: Unit | None = None
+        self._offset = 0
+        self._is_fragmented = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is known to be no WebSocket."""
+        return self._state is _State.PLAIN
+
+    def give_up(self) -> None:
+        """The other direction has shown that this is no WebSocket: from here on bytes are bytes."""
+        self._state = _State.PLAIN
+
+    def finish(self) -> list[Piece]:
+        """What was kept, when nothing more comes."""
+        self.give_up()
+        return self.feed(b"")
+
+    def feed(self, data: bytes) -> list[Piece]:
+        """The pieces that are known now."""
+        self._kept += data
+        pieces = []
+        while piece := self._next():
+            pieces.append(piece)
+        return pieces
+
+    def _next(self) -> Piece | None:
+        if self._state is _State.HEAD:
+            head = self._head()
+            if head is not None:
+                return head
+        if self._state is _State.HEAD or not self._kept:
+            return None
+        if self._state is _State.PLAIN:
+            return Piece(self._take(len(self._kept)))
+        if self._unit is None:
+            self._unit = self._frame()
+            self._offset = 0
+        return None if self._unit is None else self._piece(self._unit)
+
+    def _head(self) -> Piece | None:
+        """The head once it is whole. Only what can still become the head of an upgrade is waited for."""
+        begins_well = self._kept.startswith(self._opening[: len(self._kept)])
+        end = self._kept.find(_HEAD_END, 0, HEAD_BYTES_MAX)
+        if begins_well and end < 0 and len(self._kept) < HEAD_BYTES_MAX:
+            return None
+        size = end + len(_HEAD_END)
+        if not begins_well or end < 0 or not _UPGRADE.search(self._kept, 0, size):
+            self._state = _State.PLAIN
+            return None
+        self._state = _State.FRAMES
+        return Piece(self._take(size), Unit(size, is_head=True))
+
+    def _frame(self) -> Unit | None:
+        """The frame that begins here, once all of its header is there."""
+        if len(self._kept) < 2:
+            return None
+        first, second = self._kept[0], self._kept[1]
+        length = second & _LENGTH
+        header = 2 + {_LENGTH_16: 2, _LENGTH_64: 8}.get(length, 0)
+        if len(self._kept) < header:
+            return None
+        if header > 2:
+            length = int.from_bytes(self._kept[2:header], "big")
+        if second & _MASKED:
+            header += _MASK_BYTES  # the mask is content to us: nothing is unmasked
+        opcode, is_final = first & _OPCODE, bool(first & _FIN)
+        is_whole_text = opcode == _TEXT and is_final and not first & _RESERVED and not self._is_fragmented
+        if not opcode & _CONTROL:  # which may stand between the parts of a message
+            self._is_fragmented = not is_final
+        return Unit(header + length, is_whole_text=is_whole_text)
+
+    def _piece(self, unit: Unit) -> Piece:
+        offset = self._offset
+        data = self._take(min(len(self._kept), unit.size - offset))
+        self._offset += len(data)
+        if self._offset == unit.size:
+            self._unit = None
+        return Piece(data, unit, offset)
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._kept[:size])
+        del self._kept[:size]
+        return taken

@@ -1,0 +1,112 @@
+"""The chance of the proxy: it follows from the seed alone."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from oncelog.testing.proxy_faults import (
+    CALM,
+    DUPLICATED_BYTES_MAX,
+    NOTHING,
+    Chance,
+    Decision,
+    Direction,
+    Faults,
+    Incident,
+    is_refused,
+)
+from oncelog.testing.proxy_frames import Unit
+
+TEXT = Unit(100, is_whole_text=True)
+HEAD = Unit(100, is_head=True)
+FREQUENT = Faults(cut_rate=0.3, stall_rate=0.3, delay_rate=0.5, duplicate_rate=0.5)
+
+
+def decisions(
+    seed: int = 1,
+    number: int = 1,
+    direction: Direction = Direction.TO_SERVER,
+    faults: Faults = FREQUENT,
+    unit: Unit = TEXT,
+    count: int = 2000,
+) -> list[Decision]:
+    chance = Chance(seed, number, direction)
+    return [chance.decide(unit, faults) for _ in range(count)]
+
+
+def incidents(found: list[Decision]) -> Counter[Incident]:
+    return Counter(one.breaks.incident for one in found if one.breaks is not None)
+
+
+def test_the_same_seed_decides_the_same_and_another_does_not() -> None:
+    assert decisions() == decisions()
+    others = [decisions(seed=2), decisions(number=2), decisions(direction=Direction.TO_CLIENT)]
+    assert all(decisions() != other for other in others)
+
+
+def test_the_decisions_of_a_seed_stay_what_they_are() -> None:
+    """A seed in a report of last year is worth nothing if not."""
+    first = [one.breaks for one in decisions(seed=7, count=6)]
+    assert [(one.incident.name, one.at) if one else None for one in first] == [
+        ("CUT_AT_ANSWER", 100),
+        None,
+        None,
+        ("STALLED", 94),
+        ("CUT_AT_ANSWER", 100),
+        None,
+    ]
+
+
+def test_a_rate_that_is_changed_moves_no_other_fault() -> None:
+    without = decisions(faults=replace(FREQUENT, cut_rate=0, stall_rate=0))
+    assert [one.delay_s for one in without] == [one.delay_s for one in decisions()]
+
+
+def test_rates_are_kept() -> None:
+    found = decisions()
+    cuts = incidents(found)
+    assert cuts.total() == pytest.approx(2000 * (0.3 + 0.7 * 0.3), rel=0.1)
+    assert cuts[Incident.CUT_AT_ANSWER] == pytest.approx(300, rel=0.2)
+    assert cuts[Incident.CUT_IN_FRAME] == pytest.approx(150, rel=0.25)
+    assert cuts[Incident.CUT_AFTER_FRAME] == pytest.approx(150, rel=0.25)
+    assert sum(one.delay_s > 0 for one in found) == pytest.approx(1000, rel=0.1)
+    assert max(one.delay_s for one in found) <= 0.02
+    breaks = [one.breaks for one in found if one.breaks is not None]
+    assert {one.is_reset for one in breaks} == {False, True}
+    assert {one.both_ways for one in breaks if one.incident is Incident.STALLED} == {False, True}
+    assert {one.at for one in breaks if one.incident is Incident.CUT_IN_FRAME} >= {0, 99}
+    assert all(one.at == 100 for one in breaks if one.incident in (Incident.CUT_AT_ANSWER, Incident.CUT_AFTER_FRAME))
+
+
+def test_nothing_happens_in_the_calm() -> None:
+    assert set(decisions(faults=CALM)) == {NOTHING}
+    assert not any(is_refused(1, number, CALM) for number in range(1000))
+
+
+def test_only_clients_wait_for_answers_and_only_heads_are_cut_as_such() -> None:
+    assert Incident.CUT_AT_ANSWER not in incidents(decisions(direction=Direction.TO_CLIENT))
+    heads = incidents(decisions(unit=HEAD))
+    assert heads[Incident.CUT_IN_HEAD] > 0
+    assert heads[Incident.CUT_IN_FRAME] == 0
+
+
+def test_only_whole_texts_of_a_bounded_size_are_duplicated() -> None:
+    always = replace(CALM, duplicate_rate=1)
+    for unit in (HEAD, Unit(100), Unit(DUPLICATED_BYTES_MAX + 1, is_whole_text=True)):
+        assert set(decisions(faults=always, unit=unit)) == {NOTHING}
+    for unit in (TEXT, Unit(DUPLICATED_BYTES_MAX, is_whole_text=True)):
+        assert set(decisions(faults=always, unit=unit)) == {Decision(is_duplicated=True)}
+
+
+def test_connections_are_refused_by_their_number() -> None:
+    refused = [number for number in range(1000) if is_refused(3, number, replace(CALM, refuse_rate=0.2))]
+    assert len(refused) == pytest.approx(200, rel=0.2)
+    assert refused == [number for number in range(1000) if is_refused(3, number, replace(CALM, refuse_rate=0.2))]
+
+
+@pytest.mark.parametrize("wrong", [{"cut_rate": 1.1}, {"refuse_rate": -0.1}, {"stall_ms_max": -1}])
+def test_what_cannot_be_a_rate_or_a_time_is_refused(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name} must be 0"):
+        Faults(**wrong)  # type: ignore[arg-type]
