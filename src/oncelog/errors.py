@@ -10,6 +10,13 @@ OncelogError
 ├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still good
 ├── ClockJumpedError          the clock jumped forward; commits wait until an operator confirms it
 ├── AuthError                 nobody the server knows; says why in the log only
+├── ClientError               of a client of a server (`oncelog.client`)
+│   ├── LostError                 the server cannot be reached, or went away
+│   ├── ServerRefusedError        the server says no, and why
+│   ├── ProtocolError             the server says something that no server says
+│   ├── IdReusedError             another submission with this id waits in the outbox
+│   ├── StoreInUseError           another client has the file open
+│   └── PartitionsChangedError    the file belongs to other partitions
 ├── WorkError                 of work that is done once (`once`, `Runs`, the `Idempotency-Key` header)
 │   ├── ConflictError             its key was used for something else
 │   ├── InFlightError             another caller does it right now
@@ -176,3 +183,48 @@ class BusyError(WorkError):
 
 class TransactionError(WorkError):
     """A transaction was open before, or the function tried to end its own. Nothing was done."""
+
+
+class ClientError(OncelogError):
+    """Of a client of a server."""
+
+
+class LostError(ClientError):
+    """The server cannot be reached, or went away: what was sent may have been committed or not."""
+
+
+class ServerRefusedError(ClientError):
+    """The server says no, in its own words."""
+
+    def __init__(self, code: str, message: str, retry_after_ms: int = 0) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same may be sent again later."""
+        return self.code in {"server_busy", "server_error", "rate_limited"}
+
+
+class ProtocolError(ClientError):
+    """The server says something that no server says: the connection is of no use."""
+
+
+class IdReusedError(ClientError):
+    """A submission with this id and other content waits in the outbox. Nothing was taken."""
+
+
+class StoreInUseError(ClientError):
+    """Another client, in this process or another one, has the file open."""
+
+
+class PartitionsChangedError(ClientError):
+    """The file has the cursor of other partitions. Use another file, or say what to do about it (`reset`)."""
+
+    def __init__(self, path: str, partitions: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{path} has followed the partitions {list(partitions)}: of others it would miss what came before. "
+            "Use another file, or give `reset`, which removes what was made of them, to begin again"
+        )
+        self.partitions = partitions

@@ -18,9 +18,6 @@ from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
     Connection,
-    LostError,
-    Message,
-    RefusedError,
     Remote,
     Token,
     TokenFile,
@@ -33,7 +30,8 @@ from oncelog.cli.remote import (
     remote_of,
 )
 from oncelog.cli.terminal import FOUND_NOTHING, AsJson, ending_well, print_json
-from oncelog.errors import OncelogError
+from oncelog.client.words import Message
+from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -260,11 +258,12 @@ class _Worker:
                 try:
                     while True:
                         message = await connection.receive()
-                        waiting = self._waiting.pop(message.msg_id or 0, None)
+                        number = message.msg_id
+                        waiting = self._waiting.pop(number, None) if isinstance(number, int) else None
                         if waiting is not None and not waiting.done():
                             waiting.set_result(message)
-                except (LostError, RefusedError) as error:
-                    if isinstance(error, RefusedError) and not error.is_transient:
+                except (LostError, ServerRefusedError) as error:
+                    if isinstance(error, ServerRefusedError) and not error.is_transient:
                         raise
                     self._fail_all(error)
             connection = await self._connected_again()
@@ -280,8 +279,8 @@ class _Worker:
         for pause_s in pauses_s():
             try:
                 return await connect(self._session, self._remote, self._client_id)
-            except (LostError, RefusedError) as error:
-                if isinstance(error, RefusedError) and not error.is_transient:
+            except (LostError, ServerRefusedError) as error:
+                if isinstance(error, ServerRefusedError) and not error.is_transient:
                     raise
                 await asyncio.sleep(pause_s)
         raise AssertionError("there is always another pause")
@@ -330,7 +329,7 @@ class _Worker:
             except TimeoutError:
                 self._lose(events, heard)
                 return
-            except RefusedError as error:
+            except ServerRefusedError as error:
                 self._tally.errors[error.code] += 1
                 heard = f"no answer but {error}"
                 if not error.is_transient:

@@ -1,7 +1,7 @@
 """What the commands share that speak to a server: where it is, who they are, and messages over its WebSocket.
 
 Just enough for a person at a terminal. Everything that a command waits for ends as one of two errors: the connection
-is lost (`LostError`), and the same may be sent again; or the server has refused (`RefusedError`), and says why.
+is lost (`LostError`), and the same may be sent again; or the server has refused (`ServerRefusedError`), and says why.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
@@ -20,15 +19,10 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.doors.events.words import (
-    AUTH_FAILED,
-    FORBIDDEN,
-    PROTOCOL_VERSION,
-    RATE_LIMITED,
-    SERVER_BUSY,
-    SERVER_ERROR,
-)
-from oncelog.errors import OncelogError
+from oncelog.client import wire, words
+from oncelog.client.wire import normal_url
+from oncelog.client.words import AUTH_FAILED, PROTOCOL_VERSION, Message
+from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -37,11 +31,9 @@ DEFAULT_URL: Final = "http://127.0.0.1:7171"
 TOKEN_VARIABLE: Final = "ONCELOG_TOKEN"  # noqa: S105 - its name
 CONNECT_TIMEOUT_S: Final = 10.0
 HEARTBEAT_S: Final = 30.0
-PAUSE_S_MIN: Final = 0.1
+PAUSE_MS_MIN: Final = 100
 PAUSE_S_MAX: Final = 5.0
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
-_TRANSIENT: Final = frozenset({SERVER_BUSY, SERVER_ERROR, RATE_LIMITED})
-_SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 Url = Annotated[str, typer.Option(metavar="URL", help="Where the server is.")]
 Token = Annotated[
@@ -58,24 +50,6 @@ ClientId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="Which client this is. API keys, and some tokens, are of one client alone."),
 ]
-
-
-class LostError(OncelogError):
-    """The server cannot be reached, or went away: what was sent may have been committed or not."""
-
-
-class RefusedError(OncelogError):
-    """The server says no, in its own words."""
-
-    def __init__(self, code: str, message: str, retry_after_ms: int = 0) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.retry_after_ms = retry_after_ms
-
-    @property
-    def is_transient(self) -> bool:
-        """Whether the same may be sent again later."""
-        return self.code in _TRANSIENT
 
 
 class Remote(Struct, frozen=True):
@@ -102,18 +76,7 @@ def remote_of(url: str, token: str | None, token_file: str | None) -> Remote:
     """The server that the options of a command name. Raises OncelogError for options that are wrong."""
     if find_spec("aiohttp") is None:
         raise OncelogError("this command needs aiohttp: pip install 'oncelog[server]'")
-    return Remote(_normal_url(url), _credential(token, token_file))
-
-
-def _normal_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_url = False
-    if not is_url or parts.query or parts.fragment or "@" in parts.netloc:
-        raise OncelogError(f"--url must be http://HOST:PORT or https://HOST:PORT, not {url!r}")
-    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/')}"
+    return Remote(normal_url(url, "--url"), _credential(token, token_file))
 
 
 def _credential(token: str | None, token_file: str | None) -> str | None:
@@ -161,11 +124,8 @@ def client_of(client_id: str | None, command: str) -> str:
 
 
 def pauses_s(longest_s: float = PAUSE_S_MAX) -> Iterator[float]:
-    """How long to wait before each further attempt. Not all alike: who was sent away together must not come so."""
-    pause_s = PAUSE_S_MIN
-    while True:
-        yield pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
-        pause_s = min(2 * pause_s, longest_s)
+    """How long to wait before each further attempt."""
+    return wire.pauses_s(PAUSE_MS_MIN, round(1000 * longest_s), random.Random())  # noqa: S311 - no secret
 
 
 def say(sentence: str) -> None:
@@ -178,37 +138,16 @@ def say(sentence: str) -> None:
 
 @contextmanager
 def as_lost(remote: Remote) -> Iterator[None]:
-    """Turns what can happen to a connection into the errors of this module."""
+    """Turns what can happen to a connection into our own errors. What no further attempt can mend ends the command."""
     import aiohttp  # noqa: PLC0415 - what the library alone does not need
 
     try:
-        yield
-    except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
-        raise OncelogError(f"{remote.url} cannot be used: {error}") from error
-    except aiohttp.WSServerHandshakeError as error:
-        raise refused_by_status(error.status) from error
-    except aiohttp.ClientConnectorError as error:
-        raise LostError(f"{remote.url} cannot be reached: {_why(error)}") from error
-    except TimeoutError as error:
-        raise LostError(f"{remote.url} does not answer in time") from error
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise LostError(f"the connection to {remote.url} was lost: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    number = getattr(error, "errno", None)
-    if isinstance(number, int) and number > 0:
-        return os.strerror(number)
-    return str(error) or type(error).__name__
-
-
-def refused_by_status(status: int) -> RefusedError:
-    """For an answer that is not in the server's own words: that of a proxy, or to a WebSocket's first request."""
-    if status == 429:
-        return RefusedError(RATE_LIMITED, "HTTP status 429")
-    if status >= 500:
-        return RefusedError(SERVER_BUSY if status in (502, 503, 504) else SERVER_ERROR, f"HTTP status {status}")
-    return RefusedError(AUTH_FAILED if status == 401 else FORBIDDEN, f"HTTP status {status}")
+        with wire.as_lost(remote.url):
+            yield
+    except LostError as error:
+        if isinstance(error.__cause__, aiohttp.ClientSSLError | aiohttp.InvalidURL):
+            raise OncelogError(str(error)) from error
+        raise
 
 
 @contextmanager
@@ -220,40 +159,13 @@ def as_foreign(remote: Remote) -> Iterator[None]:
         raise OncelogError(f"{remote.url} does not answer as an Oncelog server does: {error}") from error
 
 
-class _Details(Struct, frozen=True):
-    retry_after_ms: int = 0
-
-
-class _Error(Struct, frozen=True):
-    code: str
-    message: str
-    details: _Details = _Details()
-
-
-def refused_by(payload: bytes | Raw) -> RefusedError:
+def refused_by(payload: bytes | Raw) -> ServerRefusedError:
     """The error in the server's own words. Raises msgspec.MsgspecError for what is none."""
-    error = msgspec.json.decode(payload, type=_Error)
-    return RefusedError(error.code, error.message, error.details.retry_after_ms)
+    error = words.read_error(payload)
+    return ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
 
 # --- the WebSocket ----------------------------------------------------------------------------------------
-
-
-class Message(Struct, frozen=True):
-    """What the server sends."""
-
-    type: str
-    payload: Raw
-    msg_id: int | None = None
-
-
-class _Connected(Struct, frozen=True):
-    epoch: str
-    server_last_committed_id: int
-
-
-_MESSAGE: Final = msgspec.json.Decoder(Message)
-_CONNECTED: Final = msgspec.json.Decoder(_Connected)
 
 
 class Connection:
@@ -278,13 +190,13 @@ class Connection:
         await self.send("connect", orjson.dumps(payload))
         try:
             message = await self.receive()
-        except RefusedError as error:
+        except ServerRefusedError as error:
             if error.code != AUTH_FAILED or self._remote.token is None:
                 raise
             hint = f"the token is not good, or not of the client {client_id!r} (--client-id)"
-            raise RefusedError(AUTH_FAILED, hint) from error
+            raise ServerRefusedError(AUTH_FAILED, hint) from error
         with as_foreign(self._remote):
-            hello = _CONNECTED.decode(message.payload)
+            hello = words.read_connected(message.payload)
         self.epoch, self.last_committed_id = hello.epoch, hello.server_last_committed_id
 
     async def send(self, kind: str, payload: bytes, msg_id: int | None = None) -> None:
@@ -295,7 +207,7 @@ class Connection:
             await self._socket.send_str(f"{head}{payload.decode()}}}")
 
     async def receive(self) -> Message:
-        """The next message, which is no error without a `msg_id`. Raises LostError, or RefusedError for one that is."""
+        """The next message, unless it is an error without a `msg_id`: then, as when the connection is lost, raises."""
         with as_lost(self._remote):
             frame = await self._socket.receive()
         if not isinstance(frame.data, str):
@@ -304,14 +216,14 @@ class Connection:
                 f"the connection to {self._remote.url} was lost" + (f" (closed with {code})" if code else "")
             )
         with as_foreign(self._remote):
-            message = _MESSAGE.decode(frame.data)
+            message = words.read_message(frame.data)
             if message.type == "error" and message.msg_id is None:
                 raise refused_by(message.payload)
         return message
 
 
 async def connect(session: "aiohttp.ClientSession", remote: Remote, client_id: str) -> Connection:
-    """A new connection. Raises LostError or RefusedError."""
+    """A new connection. Raises LostError or ServerRefusedError."""
     import aiohttp  # noqa: PLC0415 - as above
 
     with as_lost(remote):

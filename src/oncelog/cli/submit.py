@@ -18,9 +18,7 @@ from msgspec import Raw, Struct
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
-    LostError,
     Partitions,
-    RefusedError,
     Remote,
     Token,
     TokenFile,
@@ -30,14 +28,14 @@ from oncelog.cli.remote import (
     demand_text,
     pauses_s,
     refused_by,
-    refused_by_status,
     remote_of,
     say,
 )
 from oncelog.cli.terminal import CANNOT_LOOK, FOUND_NOTHING, AsJson, ending_well
+from oncelog.client.wire import refused_by_status
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.writing import uuid_bytes
-from oncelog.errors import CanonicalError, OncelogError
+from oncelog.errors import CanonicalError, LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -287,7 +285,7 @@ class _Sender:
         self._has_told = False
 
     async def send(self, session: "aiohttp.ClientSession", items: Sequence[_Item]) -> list[Raw]:
-        """Sends a request until it is answered. Raises _GaveUpError, or RefusedError where another try is in vain."""
+        """Sends a request until it is answered. Raises _GaveUpError, or the refusal where another try is in vain."""
         body = b'{%b"events":[%b]}' % (self._client, b",".join(item.text for item in items))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
@@ -301,7 +299,7 @@ class _Sender:
                         return await self._once(session, body, len(items))
             except LostError as error:
                 problem = error
-            except RefusedError as error:
+            except ServerRefusedError as error:
                 if not error.is_transient:
                     raise
                 problem, retry_after_s = error, error.retry_after_ms / 1000
@@ -344,7 +342,7 @@ async def _submit_all(batches: AsyncIterator[list[_Item]], sender: _Sender, prin
             except asyncio.CancelledError:
                 _tell_unknown(items)
                 raise
-            except RefusedError as error:
+            except ServerRefusedError as error:
                 place = f" (the request began with line {items[0].line})" if items[0].line else ""
                 raise OncelogError(f"{error}{place}") from error
             with as_foreign(sender.remote):

@@ -18,9 +18,7 @@ from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
     Connection,
-    LostError,
     Partitions,
-    RefusedError,
     Remote,
     Token,
     TokenFile,
@@ -36,7 +34,7 @@ from oncelog.cli.remote import (
 )
 from oncelog.cli.terminal import ending_well
 from oncelog.doors.events.words import HISTORY_CHANGED
-from oncelog.errors import OncelogError
+from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -170,7 +168,7 @@ class _Tail:
                 if not self._was_connected:
                     raise
                 problem: OncelogError = error
-            except RefusedError as error:
+            except ServerRefusedError as error:
                 if not error.is_transient:
                     raise self._explained(error) from error
                 problem, retry_after_s = error, error.retry_after_ms / 1000
@@ -189,7 +187,7 @@ class _Tail:
         if self._cursor is None:
             self._cursor = connection.last_committed_id
 
-    def _explained(self, error: RefusedError) -> OncelogError:
+    def _explained(self, error: ServerRefusedError) -> OncelogError:
         if error.code == HISTORY_CHANGED:
             return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
         return error

@@ -1,0 +1,202 @@
+"""Stays connected to a server: connects, reads, writes, gives up on a silent one, and tries again after a pause."""
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from oncelog.client import words
+from oncelog.client.cancelling import is_being_cancelled
+from oncelog.client.limits import ClientLimits
+from oncelog.client.protocol import READY_EVENTS_MAX, Phase, Protocol
+from oncelog.client.wire import Socket, Transport, pauses_s
+from oncelog.errors import LostError, ProtocolError, ServerRefusedError
+
+logger: Final = logging.getLogger("oncelog.client")
+
+Token = str | Callable[[], Awaitable[str | None] | str | None] | None
+"""A token, or a function that gives one for each connection: the last one may have expired."""
+
+_NOT_LET_IN: Final = frozenset({words.AUTH_FAILED, words.FORBIDDEN, words.VERSION_UNSUPPORTED, words.BAD_REQUEST})
+
+
+class Connecting:
+    """`run` goes on until it is cancelled. `on_change` is called after every frame, and when it stands otherwise."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        transport: Transport,
+        token: Token,
+        limits: ClientLimits,
+        chance: random.Random,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._protocol = protocol
+        self._transport = transport
+        self._token = token
+        self._limits = limits
+        self._chance = chance
+        self._on_change = on_change
+        self._outgoing = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._restart = asyncio.Event()
+        self._busy_timer: asyncio.TimerHandle | None = None
+        self.last_error: str | None = None
+        """Why it is not connected; None while it is."""
+        self.is_let_in = True
+        """False while the server says that we may not."""
+
+    def sent_soon(self) -> None:
+        """The protocol has something to say, or there is room for more events."""
+        self._has_room.set()
+        if self._protocol.outgoing:
+            self._outgoing.set()
+
+    def hurry(self) -> None:
+        """Ends the pause before the next attempt."""
+        self._hurry.set()
+
+    def restart(self) -> None:
+        """The protocol has begun again: the connection that there may be is of no use."""
+        self._restart.set()
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        protocol, limits = self._protocol, self._limits
+        pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
+        while True:
+            retry_after_ms = 0
+            before = protocol.answers
+            try:
+                await self._connection()
+            except LostError as error:
+                self._fail(str(error))
+            except ProtocolError as error:
+                logger.warning("%s", error)
+                self._fail(str(error))
+            except ServerRefusedError as error:
+                retry_after_ms = error.retry_after_ms
+                self._fail(str(error))
+                self.is_let_in = error.code not in _NOT_LET_IN
+                if not self.is_let_in:
+                    retry_after_ms = max(retry_after_ms, limits.refused_pause_ms_min)
+            self._on_change()
+            if protocol.answers - before > 1:  # it was more than a greeting: the next pause is a short one again
+                pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
+            await self._pause(max(next(pauses), retry_after_ms / 1000))
+
+    def _fail(self, why: str) -> None:
+        if why != self.last_error:
+            logger.info("not connected: %s", why)
+        self.last_error = why
+
+    async def _pause(self, pause_s: float) -> None:
+        """For so long, or until somebody is in a hurry; with another history until that."""
+        is_waiting = self._protocol.phase is Phase.HISTORY_CHANGED
+        try:
+            async with asyncio.timeout(None if is_waiting else pause_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+        self._hurry.clear()
+
+    async def _connection(self) -> None:
+        """One connection, from its first byte to its last. Always ends with an error."""
+        self._restart.clear()
+        token = await self._current_token()
+        socket = await self._transport.connect()
+        try:
+            self._protocol.begin(token)
+            self.sent_soon()
+            self._on_change()
+            await self._conversation(socket)
+        finally:
+            # First of all: what is submitted while the socket is being closed waits for the next connection.
+            self._protocol.lost(socket.close_code)
+            self._outgoing.clear()
+            self._stop_busy_timer()
+            self._on_change()
+            await socket.close()
+
+    async def _current_token(self) -> str | None:
+        if not callable(self._token):
+            return self._token
+        try:
+            token = self._token()
+            return await token if inspect.isawaitable(token) else token
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            raise LostError("there is no token: what it waits for was cancelled") from error
+        except Exception as error:
+            logger.exception("there is no token")
+            raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
+
+    async def _conversation(self, socket: Socket) -> None:
+        tasks = [asyncio.create_task(work(socket)) for work in (self._read, self._write, self._watch, self._restarted)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()  # raises
+
+    async def _read(self, socket: Socket) -> None:
+        protocol = self._protocol
+        while True:
+            protocol.receive(await socket.receive())
+            if protocol.history_change is not None:
+                raise LostError(protocol.history_change.message)
+            if protocol.busy_ms and self._busy_timer is None:
+                self._busy_timer = asyncio.get_running_loop().call_later(protocol.busy_ms / 1000, self._go_on)
+            if protocol.phase is Phase.LIVE:
+                self.last_error, self.is_let_in = None, True
+            if protocol.outgoing:
+                self._outgoing.set()
+            self._on_change()
+            while protocol.ready > 2 * READY_EVENTS_MAX:
+                # Those who take events are slow: the server waits with the next, and lets us go if it is for long.
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    async def _write(self, socket: Socket) -> None:
+        outgoing = self._protocol.outgoing
+        while True:
+            await self._outgoing.wait()
+            self._outgoing.clear()
+            frames = list(outgoing)
+            outgoing.clear()
+            for frame in frames:
+                await socket.send(frame)
+
+    async def _watch(self, _socket: Socket) -> None:
+        """Gives up on a server that owes an answer for too long."""
+        protocol, half_s = self._protocol, self._limits.answer_timeout_ms / 2000
+        while True:
+            before = protocol.answers if protocol.is_waiting else -1
+            await asyncio.sleep(half_s)
+            if protocol.is_waiting and protocol.answers == before:
+                await asyncio.sleep(half_s)
+                if protocol.is_waiting and protocol.answers == before:
+                    raise LostError(f"the server gave no answer in {self._limits.answer_timeout_ms} ms")
+
+    async def _restarted(self, _socket: Socket) -> None:
+        await self._restart.wait()
+        raise LostError("the client starts over")
+
+    def _stop_busy_timer(self) -> None:
+        timer, self._busy_timer = self._busy_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _go_on(self) -> None:
+        self._busy_timer = None
+        self._protocol.go_on()
+        self.sent_soon()

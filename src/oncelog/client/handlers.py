@@ -1,0 +1,142 @@
+"""Who takes the events: functions that are called with each, and loops that ask for the next."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from oncelog.client.cancelling import is_being_cancelled
+from oncelog.client.store import described
+from oncelog.client.values import Event, SetAside
+
+logger: Final = logging.getLogger("oncelog.client")
+
+EventHandler = Callable[[Event], Awaitable[None] | None]
+
+
+class Handlers:
+    """In the order in which they were added. Each event goes to all of them before the next one goes to any."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, EventHandler] = {}
+        self._streams: list[EventStream] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._handlers or self._streams)
+
+    def add(self, handler: EventHandler, name: str) -> None:
+        """Under a name by which its set-aside events are found again after a restart. Raises ValueError if taken."""
+        if name in self._handlers:
+            raise ValueError(f"there is a handler {name!r} already: give this one another name")
+        self._handlers[name] = handler
+
+    def stream(self) -> "EventStream":
+        """A loop that takes the events from now on."""
+        stream = EventStream(self._streams.remove)
+        self._streams.append(stream)
+        return stream
+
+    def close(self) -> None:
+        """All loops end."""
+        for stream in list(self._streams):
+            stream.finish()
+
+    async def hand_over(self, event: Event) -> tuple[list[SetAside], bool]:
+        """To all of them. Those that could not take it do not keep it from the others.
+
+        Gives those, and whether anybody was there: a loop can be left just before it comes to the event.
+        """
+        failed: list[SetAside] = []
+        is_taken = bool(self._handlers)
+        for name, handler in list(self._handlers.items()):
+            error = await self.call(handler, name, event)
+            if error is not None:
+                failed.append(SetAside(name, event, error))
+        for stream in list(self._streams):
+            is_taken |= await stream.put(event)
+        return failed, is_taken
+
+    async def hand_over_again(self, one: SetAside) -> str | None:
+        """To the one that could not take it. Gives its error, or None if all is well."""
+        handler = self._handlers.get(one.handler)
+        if handler is None:
+            return f"there is no handler {one.handler!r}; at first: {one.error}"
+        return await self.call(handler, one.handler, one.event)
+
+    @staticmethod
+    async def call(handler: Callable[[Any], Awaitable[None] | None], name: str, value: Any) -> str | None:
+        """Calls a function of the application's. Gives its error in one line, or None if all is well."""
+        try:
+            result = handler(value)
+            if inspect.isawaitable(result):
+                await result
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            # The application has cancelled what its handler waited for: that must not end our own task.
+            logger.exception("the handler %s failed", name)
+            return described(error)
+        except Exception as error:
+            logger.exception("the handler %s failed", name)
+            return described(error)
+        return None
+
+
+class EventStream:
+    """`async for event in stream`. An event counts as handed over when the next one is asked for, or the loop left."""
+
+    def __init__(self, forget: Callable[["EventStream"], None]) -> None:
+        self._forget = forget
+        self._event: Event | None = None
+        self._is_delivered = False
+        self._was_taken = False
+        self._is_over = False
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    def __aiter__(self) -> "EventStream":
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._is_delivered:
+            self._acknowledge()
+        while self._event is None and not self._is_over:
+            # Whoever gives up waiting here leaves the event in its place for the next time.
+            await self._arrived.wait()
+        if self._event is None:
+            raise StopAsyncIteration
+        self._is_delivered = True
+        return self._event
+
+    async def put(self, event: Event) -> bool:
+        """Returns when the loop has dealt with it: True, or False if it was left before it came to this one."""
+        if self._is_over:
+            return False
+        self._taken.clear()
+        self._event = event
+        self._arrived.set()
+        await self._taken.wait()
+        return self._was_taken
+
+    def finish(self) -> None:
+        """The client is closed, or the loop was left."""
+        if not self._is_over:
+            self._is_over = True
+            self._forget(self)
+        self._acknowledge()
+        self._arrived.set()
+
+    def _acknowledge(self) -> None:
+        if self._event is None:
+            return
+        self._was_taken = self._is_delivered
+        self._event = None
+        self._is_delivered = False
+        self._arrived.clear()
+        self._taken.set()
+
+
+def named(handler: Callable[..., object]) -> str:
+    """What a function is called in logs and in the store."""
+    return getattr(handler, "__qualname__", None) or type(handler).__name__

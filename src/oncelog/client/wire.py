@@ -1,0 +1,180 @@
+"""A WebSocket to a server. What can happen to it ends as one of two errors: it is lost, or the server refuses us."""
+
+import asyncio
+import os
+import random
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit
+
+from oncelog.client import words
+from oncelog.client.limits import ClientLimits
+from oncelog.errors import LostError, ServerRefusedError, SettingsError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+EVENTS_PATH: Final = "/v1/events"
+
+
+class Socket(Protocol):
+    """A connection that carries whole text messages."""
+
+    close_code: int | None
+
+    async def send(self, data: bytes) -> None:
+        """Raises LostError."""
+
+    async def receive(self) -> str | bytes:
+        """The next message. Raises LostError when there will be none."""
+
+    async def close(self) -> None:
+        """Never raises."""
+
+
+class Transport(Protocol):
+    """Makes connections to one server."""
+
+    async def connect(self) -> Socket:
+        """Raises LostError, or ServerRefusedError."""
+
+    async def close(self) -> None:
+        """When no more are needed."""
+
+
+def normal_url(url: str, name: str = "url") -> str:
+    """Where a server is, without a slash at the end. Raises SettingsError that names what is wrong."""
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_url = False
+    if not is_url or parts.query or parts.fragment or "@" in parts.netloc:
+        shown = "one with a password or a user in it" if "@" in url else repr(url)
+        raise SettingsError(f"{name} must be http://HOST:PORT or https://HOST:PORT, not {shown}")
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/').removesuffix(EVENTS_PATH)}"
+
+
+def pauses_s(shortest_ms: int, longest_ms: int, chance: random.Random) -> Iterator[float]:
+    """How long to wait before each further attempt. Not all alike: who was sent away together must not come so."""
+    pause_ms = shortest_ms
+    while True:
+        yield pause_ms * chance.uniform(0.5, 1) / 1000
+        pause_ms = min(2 * pause_ms, longest_ms)
+
+
+@contextmanager
+def as_lost(url: str) -> Iterator[None]:
+    """Turns what can happen to a connection into our own errors."""
+    import aiohttp  # noqa: PLC0415 - what the library alone does not need
+
+    try:
+        yield
+    except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
+        raise LostError(f"{url} cannot be used: {error}") from error
+    except aiohttp.WSServerHandshakeError as error:
+        raise refused_by_status(error.status) from error
+    except aiohttp.ClientConnectorError as error:
+        raise LostError(f"{url} cannot be reached: {_why(error)}") from error
+    except TimeoutError as error:
+        raise LostError(f"{url} does not answer in time") from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise LostError(f"the connection to {url} was lost: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number)
+    return str(error) or type(error).__name__
+
+
+def refused_by_status(status: int) -> ServerRefusedError:
+    """For an answer that is not in the server's own words: that of a proxy, or to a WebSocket's first request."""
+    if status == 429:
+        return ServerRefusedError(words.RATE_LIMITED, "HTTP status 429")
+    if status >= 500:
+        code = words.SERVER_BUSY if status in (502, 503, 504) else words.SERVER_ERROR
+        return ServerRefusedError(code, f"HTTP status {status}")
+    return ServerRefusedError(words.AUTH_FAILED if status == 401 else words.FORBIDDEN, f"HTTP status {status}")
+
+
+class WebSocketTransport:
+    """By aiohttp."""
+
+    def __init__(
+        self,
+        url: str,
+        limits: ClientLimits,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._url = url
+        self._limits = limits
+        self._headers = dict(headers or {})
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def connect(self) -> "WebSocket":
+        """As `Transport` says."""
+        import aiohttp  # noqa: PLC0415 - as above
+
+        limits = self._limits
+        if self._session is None:
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        with as_lost(self._url):
+            async with asyncio.timeout(limits.connect_timeout_ms / 1000):
+                socket = await self._session.ws_connect(
+                    self._url + EVENTS_PATH,
+                    heartbeat=limits.heartbeat_ms / 1000,
+                    max_msg_size=limits.message_bytes_max,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                    headers=self._headers,
+                    ssl=True if self._tls is None else self._tls,
+                )
+        return WebSocket(self._url, socket)
+
+    async def close(self) -> None:
+        """As `Transport` says."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class WebSocket:
+    """One connection, as `Socket` says."""
+
+    def __init__(self, url: str, socket: "aiohttp.ClientWebSocketResponse") -> None:
+        import aiohttp  # noqa: PLC0415 - as above
+
+        self._url = url
+        self._socket = socket
+        self._text = aiohttp.WSMsgType.TEXT
+        self.close_code: int | None = None
+
+    async def send(self, data: bytes) -> None:
+        """As `Socket` says."""
+        with as_lost(self._url):
+            await self._socket.send_frame(data, self._text)
+
+    async def receive(self) -> str | bytes:
+        """As `Socket` says."""
+        with as_lost(self._url):
+            message = await self._socket.receive()
+        if message.type is self._text:
+            data: str = message.data
+            return data
+        self.close_code = self._socket.close_code
+        code = f" (closed with {self.close_code})" if self.close_code else ""
+        raise LostError(f"the connection to {self._url} was lost{code}")
+
+    async def close(self) -> None:
+        """As `Socket` says."""
+        try:
+            with as_lost(self._url):
+                await self._socket.close()
+        except (LostError, ServerRefusedError):
+            pass

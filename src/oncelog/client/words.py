@@ -1,0 +1,121 @@
+"""The words of the events door as a client says and reads them (docs/events.md)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import orjson
+from msgspec import Raw, Struct
+
+from oncelog.client.values import Entry, Event, Fault
+
+PROTOCOL_VERSION: Final = "1.0"
+
+BAD_REQUEST: Final = "bad_request"
+FORBIDDEN: Final = "forbidden"
+SERVER_BUSY: Final = "server_busy"
+HISTORY_CHANGED: Final = "history_changed"
+AUTH_FAILED: Final = "auth_failed"
+VERSION_UNSUPPORTED: Final = "protocol_version_unsupported"
+RATE_LIMITED: Final = "rate_limited"
+SERVER_ERROR: Final = "server_error"
+
+
+class Message(Struct, frozen=True, gc=False):
+    """What the server sends."""
+
+    type: str
+    payload: Raw
+    msg_id: str | int | None = None
+
+
+class Connected(Struct, frozen=True):
+    """The server lets us in."""
+
+    server_last_committed_id: int
+    epoch: str
+
+
+class Page(Struct, frozen=True):
+    """A `sync_response`."""
+
+    events: list[Event]
+    next_since_committed_id: int
+    has_more: bool
+    sync_to_committed_id: int
+
+
+class Result(Struct, frozen=True, gc=False):
+    """Of one submission."""
+
+    id: str
+    status: str
+    committed_id: int = 0
+    status_updated_at: int = 0
+    erased: bool = False
+    reason: str = ""
+    errors: tuple[Fault, ...] = ()
+
+
+class Results(Struct, frozen=True):
+    """Of one request."""
+
+    results: list[Result]
+
+
+class Details(Struct, frozen=True):
+    """Of an error, as far as a client can do something about it."""
+
+    retry_after_ms: int = 0
+    epoch: str = ""
+    server_last_committed_id: int = 0
+
+
+class ServerError(Struct, frozen=True):
+    """An `error`."""
+
+    code: str
+    message: str
+    details: Details = Details()
+
+
+read_message: Final = msgspec.json.Decoder(Message).decode
+read_connected: Final = msgspec.json.Decoder(Connected).decode
+read_page: Final = msgspec.json.Decoder(Page).decode
+read_event: Final = msgspec.json.Decoder(Event).decode
+read_results: Final = msgspec.json.Decoder(Results).decode
+read_error: Final = msgspec.json.Decoder(ServerError).decode
+
+
+def message(kind: str, payload: bytes, msg_id: str) -> bytes:
+    """A message to the server."""
+    head = f'{{"type":"{kind}","protocol_version":"{PROTOCOL_VERSION}","msg_id":"{msg_id}","payload":'
+    return b"%b%b}" % (head.encode(), payload)
+
+
+def connect(token: str | None, client_id: str, msg_id: str) -> bytes:
+    """Who we are."""
+    return message("connect", orjson.dumps({"token": token, "client_id": client_id}), msg_id)
+
+
+def sync(partitions: Sequence[str], since: int, limit: int, epoch: str, msg_id: str) -> bytes:
+    """A page that we ask for."""
+    asked = {"partitions": partitions, "since_committed_id": since, "limit": limit}
+    if epoch:
+        asked["epoch"] = epoch
+    return message("sync", orjson.dumps(asked), msg_id)
+
+
+def submit(entries: Sequence[Entry], msg_id: str) -> bytes:
+    """A request. The events are spliced into it as they lie in the outbox."""
+    return message("submit_events", b'{"events":[%b]}' % b",".join(map(_item, entries)), msg_id)
+
+
+def _item(entry: Entry) -> bytes:
+    expected = entry.expected_committed_id
+    return b'{"id":"%b","partitions":%b,"event":%b%b}' % (
+        entry.id.encode(),
+        orjson.dumps(entry.partitions),
+        entry.body,
+        b"" if expected is None else b',"expected_committed_id":%d' % expected,
+    )
