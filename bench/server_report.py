@@ -26,8 +26,8 @@ local socket: a connection has one transaction at a time. Of the ways to write i
 small pool of connections makes of them stands beside it. What the others do not do: NATS finds a duplicate by its id
 alone, for two minutes, and does not look whether its content is another; the tables on PostgreSQL find it for ever, by
 its id alone, and have no index to read a partition by, no proof and nobody who listens.
-`half load` is measured after the others have been stopped: it submits half as many events a second as the best round
-had, at times set beforehand, and counts what an event waits from the time when it was due.
+`half load` is measured after the others have been stopped: in every round half as many events a second as the server
+could take right before, at times set beforehand. What an event waits is counted from the time when it was due.
 
 In a crowd: {writers} connections with {in_flight} single events in flight each, all in one partition, on one server.
 In every round first alone, then with {idle} connections that follow a partition nobody writes to, and a reader of the
@@ -83,7 +83,8 @@ class Figures:
     """To write it on PostgreSQL: the one that was taken, and how many events a second each did."""
     ways: dict[str, float] = field(default_factory=dict)
     single: dict[str, Series] = field(default_factory=dict)
-    half_load: Slice | None = None
+    half_load: list[tuple[Slice, Slice]] = field(default_factory=list)
+    """All that it could do, and half of that, round by round."""
     writers: int = 0
     idle: int = 0
     crowd: dict[str, Series] = field(default_factory=dict)
@@ -98,7 +99,6 @@ class Figures:
 
 def report_of(figures: Figures, *, judged: bool) -> Report:
     """Tables by part, and what was aimed at."""
-    assert figures.half_load is not None
     assert figures.broadcasts is not None
     assert figures.lone_broadcasts is not None
     findings = list(_findings(figures))
@@ -107,7 +107,9 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
         f"to {figures.subscribers} subscribers, one at a time": figures.lone_broadcasts,
     }
     tables = (
-        _table("single events", {**figures.single, "Oncelog, half load": Series([figures.half_load])}),
+        _table(
+            "single events", {**figures.single, "Oncelog, half load": Series([half for _, half in figures.half_load])}
+        ),
         Table(
             ("by hand on PostgreSQL", "events a second, one slice", ""),
             [(way, f"{per_s:.0f}", "taken" if way == figures.way else "") for way, per_s in figures.ways.items()],
@@ -130,14 +132,13 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
 
 
 def _findings(figures: Figures) -> Iterator[Finding]:
-    assert figures.half_load is not None
     assert figures.broadcasts is not None
     ours = figures.single["Oncelog"]
     for name, target in (("NATS JetStream", 3), ("by hand on PostgreSQL", 10)):
         ratio, _ = ours.ratios(figures.single[name])
         yield Finding(f"single events, Oncelog / {name}", ratio, "×", f"≥ {target}×", ratio >= target, fails_run=True)
-    p99_ms = Series([figures.half_load]).speed.p99_ms
-    yield Finding("p99 at half load", p99_ms, " ms", "< 50 ms", p99_ms < 50)
+    p99_ms = median(Series([half]).speed.p99_ms for _, half in figures.half_load)
+    yield Finding("p99 at half load, median of rounds", p99_ms, " ms", "< 50 ms", p99_ms < 50)
     ratio, _ = figures.crowd["in a crowd"].ratios(figures.crowd["alone"])
     name = f"single events, with {figures.idle} idle connections and a stuck reader / alone"
     yield Finding(name, ratio, "×", "≥ 0.9×", ratio >= 0.9, fails_run=True)
