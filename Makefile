@@ -1,12 +1,13 @@
-# Everything lives in .venv; remove it to start from nothing.
+# Everything lives in .venv, and npm packages for tests in .node; remove them to start from nothing.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour test lint format bench peers soak pins conformance clean help new-venv
+.PHONY: run tour todo test lint format bench peers soak pins conformance clean help new-venv node-and-browser
 
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+NODE := .node
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
@@ -25,7 +26,11 @@ tour: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twic
 	@$(BIN)/python examples/narrated.py
 	@$(BIN)/python examples/embedded.py
 
-test: $(VENV)/.dev ## Everything: lint, types, import rules, all tests, the conformance page
+todo: $(VENV)/.dev $(NODE)/.whole ## A shared to-do list in two terminals and a web page; prints what to start
+	@echo "Start these, each in a terminal of its own (examples/todo/README.md):"
+	@sed -n 's/^\$$ /  /p' examples/todo/README.md
+
+test: $(VENV)/.dev $(NODE)/.whole ## Everything: lint, types, import rules, all tests, the conformance page
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest --conformance=check
 
@@ -50,10 +55,10 @@ peers: $(VENV)/.dev ## Measure against Powertools, DBOS, NATS and PostgreSQL, in
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench peers
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench server
 
-soak: $(VENV)/.dev ## The long suites: many seeds, large histories (about 40 minutes)
+soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many seeds, large histories (about 40 minutes)
 	@$(BIN)/python -m pytest --soak
 
-conformance: $(VENV)/.dev ## Write docs/conformance.md anew from the tests
+conformance: $(VENV)/.dev $(NODE)/.whole ## Write docs/conformance.md anew from the tests
 	@$(BIN)/python -m pytest --conformance=write
 
 pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
@@ -63,7 +68,7 @@ pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done
 
 clean: ## Remove the environment and all caches
-	@rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) $(PEERS) $(NODE) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## This list
@@ -85,6 +90,24 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@echo "Installing what the tests need into $(VENV) …"
 	@$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $(VENV)/.run $@
+
+# The npm client that tests run, in Node and in a browser: exact versions, and their hashes are checked.
+$(NODE)/.whole: tests/insieme/package.json tests/insieme/package-lock.json | node-and-browser
+	@rm -rf $(NODE) && mkdir $(NODE)
+	@echo "Installing npm packages for the tests into $(NODE) …"
+	@cp tests/insieme/package.json tests/insieme/package-lock.json $(NODE)/
+	@cd $(NODE) && npm ci --silent --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+# Where they are missing and we may, we install Debian's, else we say what to do.
+node-and-browser:
+	@missing=""; for one in chromium:chromium node:nodejs npm:npm; do \
+	   command -v $${one%%:*} >/dev/null || missing="$$missing $${one##*:}"; done; \
+	 if [ -n "$$missing" ]; then \
+	   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	     echo "Installing Debian's$$missing …"; apt-get update -qq; \
+	     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	   else echo "The tests need$$missing. Install: sudo apt-get install$$missing" >&2; exit 1; fi; fi
 
 # Debian splits venv from Python; where it is missing and we may, we install it, else we say what to do.
 new-venv:

@@ -10,7 +10,7 @@ Frame = tuple[bool, bytes]
 
 _NUMBERS = ["1e999", "-0", "1" * 400, "9007199254740993", "1.0000000000000000000001", "NaN", "-Infinity", "0x10", "01"]
 _TEXTS = ['"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\x"', '"\t"', '""', '"' + "é" * 300 + '"', '"\\u00"']
-_VALUES = [*_NUMBERS, *_TEXTS, "null", "true", "[]", "{}", "[[]]", '{"a":1,"a":2}', "[" * 300 + "]" * 300]
+VALUES = [*_NUMBERS, *_TEXTS, "null", "true", "[]", "{}", "[[]]", '{"a":1,"a":2}', "[" * 300 + "]" * 300]
 _KINDS = ["submit_events", "sync", "connect", "ping", "", "SUBMIT_EVENTS", "event_broadcast", "\u0000"]
 
 
@@ -70,7 +70,7 @@ def _of_wrong_types(chance: random.Random) -> Frame:
     end = at
     while end < len(data) and data[end] not in ",}]":
         end += 1
-    return True, (data[:at] + chance.choice(_VALUES) + data[end:]).encode("utf-8", "surrogatepass")
+    return True, (data[:at] + chance.choice(VALUES) + data[end:]).encode("utf-8", "surrogatepass")
 
 
 def _deep(chance: random.Random) -> Frame:

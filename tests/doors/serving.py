@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 WAIT_S: Final = 10
 """Nothing that a test waits for takes that long."""
-RUN_S: Final = 50
+RUN_S: Final = 200
 
 _DOOR_LIMITS: Final = frozenset(DoorLimits.__struct_fields__)
 _ENGINE_LIMITS: Final = frozenset(Limits.__struct_fields__)

@@ -241,6 +241,19 @@ def test_one_bad_event_is_rejected_alone_with_its_field(bad: bytes, field: str |
     run(main())
 
 
+@pytest.mark.rule("EV-8", "CO-33")
+def test_an_event_that_is_too_large_is_rejected_alone() -> None:
+    async def main() -> None:
+        async with house(engine={"body_bytes_max": 100}) as made:
+            ada = await made.talk("ada")
+            large = item(2, "a", event={"type": "t", "text": "x" * 100})
+            results = await ada.submit(item(1, "a"), large, item(3, "a"))
+            assert [one["status"] for one in results] == ["committed", "rejected", "committed"]
+            assert results[1]["errors"] == [{"field": "event", "message": "must have at most 100 bytes"}]
+
+    run(main())
+
+
 @pytest.mark.rule("EV-9", "EV-10", "CO-22")
 def test_what_may_not_be_written_is_rejected_with_the_same_words_whether_its_id_is_known_or_not() -> None:
     async def main() -> None:

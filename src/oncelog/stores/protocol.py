@@ -118,9 +118,9 @@ class Page(Struct, frozen=True):
     """Of the order that was read, matching or not."""
 
 
-Brief = tuple[int, int, str, bytes, str, str | None]
-"""Of a record whose body is a text: position, log time in ms, client, key, partitions as a JSON array, body (None of an
-erased one). What readers are shown, without what proves it: half the work of a record."""
+Brief = tuple[int, int, str, str, bytes, str, str | None]
+"""Of a record whose body is a text: position, log time in ms, client, scope, key, partitions as a JSON array, body
+(None of an erased one). What readers are shown, without what proves it: half the work of a record."""
 
 
 def brief_of(record: Record) -> Brief:
@@ -129,6 +129,7 @@ def brief_of(record: Record) -> Brief:
         record.position,
         record.log_time_ms,
         record.client,
+        record.scope,
         record.key,
         partitions_text(record.partitions),
         None if record.erased else record.body.decode(),

@@ -6,11 +6,13 @@ a partition gets one and the same answer for every id, and nothing has been look
 
 import logging
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 from msgspec.structs import replace
 
-from oncelog.core.values import Committed, Replayed, Submission, Verdict
+from oncelog.core.values import Committed, Mode, Reason, Refused, Replayed, Submission, Verdict
+from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.reading import Submit, Sync
 from oncelog.doors.events.words import (
@@ -20,11 +22,10 @@ from oncelog.doors.events.words import (
     RATE_LIMITED,
     SERVER_BUSY,
     SERVER_ERROR,
+    VALIDATION_FAILED,
     DoorError,
     Rejected,
     Result,
-    events_shown,
-    page_parts,
     reason_of,
 )
 from oncelog.doors.identity import Authenticates
@@ -103,8 +104,12 @@ class EventsDoor:
         """
         wait_ms = 0 if self._new_events is None else self._new_events.retry_after_ms(principal.actor)
         items: list[Submission | Rejected] = []
+        bytes_max = self.log.limits.body_bytes_max  # the log would refuse all of them for the size of one
         for item in submit.items:
             if isinstance(item, Submission):
+                if len(item.body) > bytes_max:
+                    items.append(Rejected(VALIDATION_FAILED, "body", f"must have at most {bytes_max} bytes"))
+                    continue
                 if (known is None or item.partitions not in known) and not self._may_write(item, principal, known):
                     items.append(_NOT_WRITABLE)
                     continue
@@ -149,18 +154,24 @@ class EventsDoor:
         if not all(map(principal.grants.may_read, partitions)):
             raise DoorError(FORBIDDEN, "partitions: not all of them may be read", field="partitions")
 
+    def demand_entry(self, partition: str, principal: Principal) -> None:
+        """Raises DoorError for a project in which the principal may do nothing at all."""
+        grants = principal.grants
+        if not grants.may_read(partition) and not grants.may_write(partition):
+            raise DoorError(FORBIDDEN, "the project may neither be read nor written", field="projectId")
+
     def demand_epoch(self, epoch: str | None) -> None:
         """Raises DoorError for a reader of another history (CO-40)."""
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_changed("the epoch is another one: read again from a point that you know, or from 0")
 
-    async def read(self, sync: Sync, upto: int) -> BriefPage:
+    async def read(self, sync: Sync, upto: int, dialect: Dialect = FIRST) -> BriefPage:
         """A page, up to a bound. Raises DoorError."""
         limits = self.limits
         limit = limits.page_events_default if sync.limit is None else sync.limit
         try:
             return await self.log.read_brief(
-                events_shown,
+                dialect.shown,
                 partitions=sync.partitions,
                 after=sync.since,
                 upto=upto,
@@ -171,17 +182,10 @@ class EventsDoor:
         except OncelogError as error:
             raise error_of(error) from error
 
-    def page(self, sync: Sync, page: BriefPage) -> list[bytes]:
-        """The payload of its answer, in parts. A client may be ahead of what has been delivered here."""
+    def page(self, sync: Sync, page: BriefPage, dialect: Dialect = FIRST) -> list[bytes]:
+        """The payload of its answer, in parts."""
         self.counts.deliveries += page.count
-        return page_parts(
-            sync.partitions,
-            page.shown,
-            following=page.next,
-            has_more=page.has_more,
-            upto=max(page.upto, sync.since),
-            epoch=self.log.epoch,
-        )
+        return dialect.page(sync, page, self.log.epoch)
 
     def _history_changed(self, message: str) -> DoorError:
         details = {"epoch": self.log.epoch, "server_last_committed_id": self.hub.position}
@@ -196,12 +200,34 @@ def stopping() -> DoorError:
     return DoorError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
 
 
-def merged(items: Sequence[Submission | Rejected], verdicts: Sequence[Verdict]) -> Sequence[Result]:
+def to_ask(items: Sequence[Submission | Rejected], mode: Mode = Mode.EACH) -> list[Submission]:
+    """Those that the log is to be asked about: none that the door refuses, and none behind it if that is the end."""
+    if mode is Mode.UNTIL_REFUSED:
+        items = list(takewhile(lambda item: type(item) is Submission, items))
+    return [item for item in items if type(item) is Submission]
+
+
+def merged(
+    items: Sequence[Submission | Rejected], verdicts: Sequence[Verdict], mode: Mode = Mode.EACH
+) -> Sequence[Result]:
     """One result an item: the verdicts of those that the log was asked about, and what the door itself has refused."""
     if len(verdicts) == len(items):
         return verdicts
+    if mode is Mode.UNTIL_REFUSED:
+        return _until_refused(items, verdicts)
     following = iter(verdicts)
     return [next(following) if isinstance(item, Submission) else item for item in items]
+
+
+def _until_refused(items: Sequence[Submission | Rejected], verdicts: Sequence[Verdict]) -> Sequence[Result]:
+    """The same where one is the end: it is one of the verdicts, or the first item that the log was not asked about."""
+    refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
+    results: list[Result] = list(verdicts)
+    if refused is None:
+        refused = len(verdicts)
+        results.append(items[refused])  # type: ignore[arg-type]  # `to_ask` ends at what is no submission
+    skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
+    return [*results, *[skipped] * (len(items) - len(results))]
 
 
 def highest(results: Sequence[Result]) -> int:

@@ -9,12 +9,12 @@ is kept for it; what comes behind waits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from oncelog.core.policy import EVENTS
-from oncelog.core.values import Record
-from oncelog.doors.events import words
+from oncelog.core.values import Record, Submission
+from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.outbox import Answer, Outbox
 from oncelog.doors.metrics import Counts
 
@@ -26,6 +26,7 @@ class Reader(Protocol):
 
     partitions: tuple[str, ...]
     outbox: Outbox
+    dialect: Dialect
 
     def own(self, position: int) -> None:
         """The record at this position is one that it submitted: it is not broadcast to it."""
@@ -49,7 +50,7 @@ class Flight(Answer):
         """The highest that is in it; 0 for none."""
         self.placed_at: int | None = None
         self.waits_for: Sequence[tuple[bytes, bytes]] = ()
-        """Key and fingerprint of each of its events that may be committed yet."""
+        """`flight_key` and fingerprint of each of its events that may be committed yet."""
 
 
 class Hub:
@@ -63,6 +64,8 @@ class Hub:
         self._now_ms = now_ms
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, set[Reader]] = {}
+        self._live_in_project: dict[str, set[Reader]] = {}
+        """Those of the second dialect, by the partition of their project."""
         self._flights: dict[bytes, list[tuple[bytes, Flight]]] = {}
         self._dirty: list[Reader] = []
         self._is_flush_due = False
@@ -76,17 +79,22 @@ class Hub:
 
     def join(self, reader: Reader) -> None:
         """From now on the reader gets what is in its partitions."""
+        live = self._live_with(reader)
         for partition in reader.partitions:
-            self._live.setdefault(partition, set()).add(reader)
+            live.setdefault(partition, set()).add(reader)
 
     def leave(self, reader: Reader) -> None:
         """And from now on nothing."""
+        live = self._live_with(reader)
         for partition in reader.partitions:
-            readers = self._live.get(partition)
+            readers = live.get(partition)
             if readers is not None:
                 readers.discard(reader)
                 if not readers:
-                    del self._live[partition]
+                    del live[partition]
+
+    def _live_with(self, reader: Reader) -> dict[str, set[Reader]]:
+        return self._live_in_project if reader.dialect.is_of_project else self._live
 
     # --- answers
 
@@ -135,8 +143,7 @@ class Hub:
             self.position = record.position
             if not is_event(record):
                 continue
-            # A scope has ids of its own, and is none of ours.
-            origins = None if record.scope else self._flights.get(record.key)
+            origins = self._flights.get(flight_key(record))
             self._broadcast(record, origins)
             if origins is not None:
                 self._reach(record, origins)
@@ -148,12 +155,24 @@ class Hub:
 
     def _broadcast(self, record: Record, origins: list[tuple[bytes, Flight]] | None) -> None:
         readers = self._concerned(record)
-        if not readers:
+        in_project = self._live_in_project
+        if not readers and not in_project:
             return
         submitters = (
             {flight.reader for fingerprint, flight in origins if fingerprint == record.fingerprint} if origins else ()
         )
-        frame = words.frame(words.envelope(b"event_broadcast", words.event_json(record), self._now_ms()))
+        if readers:
+            self._put(FIRST.broadcast(record, self._now_ms()), readers, submitters)
+        if in_project:
+            for partition in record.partitions:
+                followers = in_project.get(partition)
+                if followers:
+                    # All of them are of one project, and are shown it alike.
+                    frame = next(iter(followers)).dialect.broadcast(record, self._now_ms())
+                    if frame is not None:
+                        self._put(frame, followers, submitters)
+
+    def _put(self, frame: bytes, readers: Iterable[Reader], submitters: Collection[Reader]) -> None:
         size = len(frame)
         dirty = self._dirty
         deliveries = 0
@@ -170,7 +189,7 @@ class Hub:
         self._counts.deliveries += deliveries
         self._flush_all_soon()
 
-    def _concerned(self, record: Record) -> Iterable[Reader]:
+    def _concerned(self, record: Record) -> Collection[Reader]:
         if len(record.partitions) == 1:
             return self._live.get(record.partitions[0], ())
         return set().union(*(self._live.get(partition, ()) for partition in record.partitions))
@@ -213,6 +232,14 @@ class Hub:
             except Exception:
                 logger.exception("what is for a reader could not be written")
                 reader.abort()
+
+
+def flight_key(item: Submission | Record) -> bytes:
+    """By what a submission and its record find each other. The ids of a scope are its own.
+
+    A key has 16 bytes, so whatever stands before it is a scope and can be taken for nothing else.
+    """
+    return item.scope.encode() + item.key if item.scope else item.key
 
 
 def is_event(record: Record) -> bool:

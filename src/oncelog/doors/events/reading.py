@@ -11,26 +11,36 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
-from oncelog.core.canonical import INTEGER_MAX, JsonValue, Unreadable, canonical_plain, parse_parts
+from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical_plain
 from oncelog.core.identity import fingerprint, normal_partitions
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.policy import EVENTS
-from oncelog.core.values import Submission
+from oncelog.core.values import Mode, Submission
 from oncelog.core.writing import event, uuid_bytes
+from oncelog.doors.events.fields import (
+    bad,
+    client_of,
+    committed_id_of,
+    events_of,
+    limit_of,
+    members_of,
+    parsed,
+    required,
+    text_of,
+    token_of,
+    wrong_type,
+)
+from oncelog.doors.events.projects import Project
 from oncelog.doors.events.words import (
-    BAD_REQUEST,
     PROTOCOL_VERSION,
     VALIDATION_FAILED,
     VERSION_UNSUPPORTED,
     DoorError,
     Rejected,
 )
-from oncelog.doors.principal import client_id_of
 from oncelog.errors import CanonicalError
 
 MSG_ID_CHARACTERS_MAX: Final = 256
-_COMMITTED_ID: Final = "a whole number from 0 to 2^53−1"
-_KINDS: Final = {dict: "an object", list: "an array", str: "a string", int: "a whole number", bool: "true or false"}
 
 
 class Message(Struct, frozen=True, gc=False):
@@ -47,6 +57,8 @@ class Connect(Struct, frozen=True):
 
     token: str | None
     client_id: str
+    project: Project | None = None
+    """That the connection is bound to, in the second dialect."""
 
     def __repr__(self) -> str:
         return f"Connect({self.client_id!r})"
@@ -57,6 +69,7 @@ class Submit(Struct, frozen=True, gc=False):
 
     ids: list[str]
     items: list[Submission | Rejected]
+    mode: Mode = Mode.EACH
 
 
 class Sync(Struct, frozen=True):
@@ -81,51 +94,58 @@ class BadMessageError(DoorError):
 # --- envelopes ---------------------------------------------------------------------------------------
 
 
-def read_message(data: bytes) -> Message:
+class Spelling(Struct, frozen=True):
+    """The names of an envelope's members, and what may be in them."""
+
+    msg_id: str = "msg_id"
+    version: str = "protocol_version"
+    has_numbers: bool = True
+    """Whether a `msg_id` may be a number."""
+
+
+SNAKE: Final = Spelling()
+
+
+def read_message(data: bytes, spelling: Spelling = SNAKE) -> Message:
     """A frame of the WebSocket. Raises BadMessageError."""
     msg_id = b""
     try:
-        members = _members(_parsed(data), "$")
-        msg_id = _msg_id(members)
-        kind = _text(members, "type", "$")
-        _demand_version(members)
-        return Message(kind, _members(_required(members, "payload", "$"), "$.payload"), msg_id)
+        members = members_of(parsed(data), "$")
+        msg_id = _msg_id(members, spelling)
+        kind = text_of(members, "type", "$")
+        _demand_version(members, spelling)
+        return Message(kind, members_of(required(members, "payload", "$"), "$.payload"), msg_id)
     except DoorError as error:
         raise BadMessageError(error, msg_id) from None
 
 
 def read_body(data: bytes) -> Mapping[str, JsonValue]:
     """The body of an HTTP request. Raises DoorError."""
-    return _members(_parsed(data), "$")
+    return members_of(parsed(data), "$")
 
 
-def _parsed(data: bytes) -> JsonValue:
-    try:
-        return parse_parts(data)
-    except CanonicalError as error:
-        raise _bad(error.path, error.reason) from None
-
-
-def _msg_id(members: Mapping[str, JsonValue]) -> bytes:
-    value = members.get("msg_id")
+def _msg_id(members: Mapping[str, JsonValue], spelling: Spelling) -> bytes:
+    path = f"$.{spelling.msg_id}"
+    value = members.get(spelling.msg_id)
     if value is None:
         return b""
     if type(value) is str and len(value) <= MSG_ID_CHARACTERS_MAX:
         try:
             return orjson.dumps(value)
         except orjson.JSONEncodeError:  # half a character
-            raise _bad("$.msg_id", "lone surrogate in a string") from None
-    if type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX:
+            raise bad(path, "lone surrogate in a string") from None
+    if spelling.has_numbers and type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX:
         return orjson.dumps(value)
-    raise _bad("$.msg_id", f"must be a string of at most {MSG_ID_CHARACTERS_MAX} characters, or a whole number")
+    numbers = ", or a whole number" if spelling.has_numbers else ""
+    raise bad(path, f"must be a string of at most {MSG_ID_CHARACTERS_MAX} characters{numbers}")
 
 
-def _demand_version(members: Mapping[str, JsonValue]) -> None:
-    version = _text(members, "protocol_version", "$")
+def _demand_version(members: Mapping[str, JsonValue], spelling: Spelling) -> None:
+    version = text_of(members, spelling.version, "$")
     if version != PROTOCOL_VERSION:
         raise DoorError(
             VERSION_UNSUPPORTED,
-            f"protocol_version must be {PROTOCOL_VERSION!r}",
+            f"{spelling.version} must be {PROTOCOL_VERSION!r}",
             supported=[PROTOCOL_VERSION],
         )
 
@@ -231,34 +251,21 @@ def _quick_submission(item: _QuickItem, actor: str, client: str) -> Submission |
 
 def read_connect(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Connect:
     """Raises DoorError."""
-    token = payload.get("token")
-    if token is not None and type(token) is not str:
-        raise _wrong_type(f"{path}.token", token, "a string")
-    return Connect(token, _client_id(_required(payload, "client_id", path), f"{path}.client_id"))
+    token = token_of(payload, path)
+    return Connect(token, client_of(required(payload, "client_id", path), f"{path}.client_id"))
 
 
 def read_client_id(members: Mapping[str, JsonValue]) -> str | None:
     """Over HTTP: which client it is, if it says so. Raises DoorError."""
     value = members.get("client_id")
-    return None if value is None else _client_id(value, "$.client_id")
-
-
-def _client_id(value: JsonValue, path: str) -> str:
-    try:
-        return client_id_of(value, path)
-    except CanonicalError as error:
-        raise _bad(error.path, error.reason) from None
+    return None if value is None else client_of(value, "$.client_id")
 
 
 def read_submit(
     payload: Mapping[str, JsonValue], actor: str, client: str, events_max: int, path: str = "$.payload"
 ) -> Submit:
     """The submissions of a request. Raises DoorError where all of it is refused."""
-    events = _required(payload, "events", path)
-    if type(events) is not list:
-        raise _wrong_type(f"{path}.events", events, "an array")
-    if not 1 <= len(events) <= events_max:
-        raise _bad(f"{path}.events", f"must have 1 to {events_max} events, not {len(events)}")
+    events = events_of(payload, events_max, path)
     ids: list[str] = []
     items: list[Submission | Rejected] = []
     keys: dict[bytes, int] = {}
@@ -267,7 +274,7 @@ def read_submit(
     for index, (id_text, key, _, _, _) in enumerate(shapes):
         first = keys.setdefault(key, index)
         if first != index:
-            raise _bad(f"{path}.events[{index}].id", f"is the id of events[{first}] too: {id_text}")
+            raise bad(f"{path}.events[{index}].id", f"is the id of events[{first}] too: {id_text}")
         ids.append(id_text)
     for id_text, _, partitions, body, expected in shapes:
         items.append(_submission(id_text, partitions, body, expected, actor, client))
@@ -280,20 +287,20 @@ _Shape = tuple[str, bytes, Sequence[JsonValue], JsonValue, int | None]
 def _shape(value: JsonValue, path: str) -> _Shape:
     """What must be right about every event, or the request is none: id, partitions, event, expectation."""
     if type(value) is not dict:
-        value = _members(value, path)
+        value = members_of(value, path)
     try:
         id_text, partitions, body = value["id"], value["partitions"], value["event"]
     except KeyError as error:
-        raise _bad(f"{path}.{error.args[0]}", "is missing") from None
+        raise bad(f"{path}.{error.args[0]}", "is missing") from None
     try:
         key = uuid_bytes(id_text)
     except CanonicalError as error:
-        raise _bad(f"{path}.id", error.reason) from None
+        raise bad(f"{path}.id", error.reason) from None
     if type(partitions) is not list:
-        raise _wrong_type(f"{path}.partitions", partitions, "an array")
+        raise wrong_type(f"{path}.partitions", partitions, "an array")
     expected = value.get("expected_committed_id")
     if expected is not None:
-        expected = _committed_id(expected, f"{path}.expected_committed_id")
+        expected = committed_id_of(expected, f"{path}.expected_committed_id")
     return id_text, key, partitions, body, expected
 
 
@@ -308,19 +315,17 @@ def _submission(
 
 def read_sync(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Sync:
     """Raises DoorError."""
-    partitions = _required(payload, "partitions", path)
+    partitions = required(payload, "partitions", path)
     if type(partitions) is not list:
-        raise _wrong_type(f"{path}.partitions", partitions, "an array")
-    since = _required(payload, "since_committed_id", path)
-    limit = payload.get("limit")
+        raise wrong_type(f"{path}.partitions", partitions, "an array")
+    since = required(payload, "since_committed_id", path)
+    limit = limit_of(payload, path)
     epoch = payload.get("epoch")
-    if limit is not None:
-        limit = _whole(limit, f"{path}.limit", "a whole number")
     if epoch is not None and type(epoch) is not str:
-        raise _wrong_type(f"{path}.epoch", epoch, "a string")
+        raise wrong_type(f"{path}.epoch", epoch, "a string")
     return Sync(
         read_partitions(partitions, f"{path}.partitions"),
-        _committed_id(since, f"{path}.since_committed_id"),
+        committed_id_of(since, f"{path}.since_committed_id"),
         limit,
         epoch,
     )
@@ -329,63 +334,11 @@ def read_sync(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Sync
 def read_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, ...]:
     """Partitions that are asked for, in normal form. Raises DoorError."""
     if not 1 <= len(partitions) <= PARTITIONS_MAX:
-        raise _bad(path, f"must have 1 to {PARTITIONS_MAX} partitions, not {len(partitions)}")
+        raise bad(path, f"must have 1 to {PARTITIONS_MAX} partitions, not {len(partitions)}")
     try:
         normal = normal_partitions(partitions, path)
     except CanonicalError as error:
-        raise _bad(error.path, error.reason) from None
+        raise bad(error.path, error.reason) from None
     if not all(1 <= len(one) <= PARTITION_CHARACTERS_MAX and "\0" not in one for one in normal):
-        raise _bad(path, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000")
+        raise bad(path, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000")
     return normal
-
-
-def _committed_id(value: JsonValue, path: str) -> int:
-    number = _whole(value, path, _COMMITTED_ID)
-    if not 0 <= number <= INTEGER_MAX:
-        raise _bad(path, f"must be {_COMMITTED_ID}, not {number}")
-    return number
-
-
-def _whole(value: JsonValue, path: str, wanted: str) -> int:
-    """1, 1.0 and 1e0 are one value (CO-1)."""
-    if type(value) is float and value.is_integer():
-        return int(value)
-    if type(value) is not int:
-        raise _wrong_type(path, value, wanted)
-    return value
-
-
-# --- fields ------------------------------------------------------------------------------------------
-
-
-def _members(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
-    if type(value) is not dict:
-        raise _wrong_type(path, value, "an object")
-    return value
-
-
-def _required(members: Mapping[str, JsonValue], name: str, path: str) -> JsonValue:
-    try:
-        return members[name]
-    except KeyError:
-        raise _bad(f"{path}.{name}", "is missing") from None
-
-
-def _text(members: Mapping[str, JsonValue], name: str, path: str) -> str:
-    value = _required(members, name, path)
-    if type(value) is not str:
-        raise _wrong_type(f"{path}.{name}", value, "a string")
-    return value
-
-
-def _wrong_type(path: str, value: JsonValue, wanted: str) -> DoorError:
-    if type(value) is Unreadable:
-        return _bad("".join([path, *(f".{step}" for step in value.steps)]), value.reason)
-    found = "null" if value is None else _KINDS.get(type(value), "a number")
-    return _bad(path, f"must be {wanted}, not {found}")
-
-
-def _bad(path: str, reason: str) -> DoorError:
-    """Keeps half characters out of what is sent."""
-    field = path.encode("utf-8", "replace").decode()
-    return DoorError(BAD_REQUEST, f"{field}: {reason}", field=field)

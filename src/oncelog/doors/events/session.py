@@ -10,21 +10,14 @@ from functools import partial
 from typing import Final
 
 from oncelog.core.canonical import JsonValue
-from oncelog.core.values import Committed, Submission, Verdict
+from oncelog.core.values import Committed, Mode, Submission, Verdict
 from oncelog.doors.events import words
-from oncelog.doors.events.door import EventsDoor, error_of, highest, merged, stopping
-from oncelog.doors.events.hub import Flight
+from oncelog.doors.events.camel import spoken
+from oncelog.doors.events.dialect import FIRST, Dialect
+from oncelog.doors.events.door import EventsDoor, error_of, highest, merged, stopping, to_ask
+from oncelog.doors.events.hub import Flight, flight_key
 from oncelog.doors.events.outbox import Outbox, Wire
-from oncelog.doors.events.reading import (
-    BadMessageError,
-    Message,
-    Submit,
-    read_connect,
-    read_message,
-    read_quickly,
-    read_submit,
-    read_sync,
-)
+from oncelog.doors.events.reading import BadMessageError, Message, Submit
 from oncelog.doors.events.subscriber import Reads, Subscriber
 from oncelog.doors.events.words import DoorError, Rejected
 from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
@@ -50,14 +43,17 @@ _CODES: Final = {words.SERVER_ERROR: CloseCode.SERVER_ERROR}
 class _Pending(Flight):
     """An answer to `submit_events`. It is a `Receiver` of the committer's, which tells it its verdicts."""
 
-    __slots__ = ("ids", "items", "msg_id", "session")
+    __slots__ = ("ids", "items", "mode", "msg_id", "session")
 
-    def __init__(self, session: "Session", msg_id: bytes, ids: list[str], items: list[Submission | Rejected]) -> None:
+    def __init__(
+        self, session: "Session", msg_id: bytes, ids: list[str], items: list[Submission | Rejected], mode: Mode
+    ) -> None:
         super().__init__(session.subscriber)
         self.session = session
         self.msg_id = msg_id
         self.ids = ids
         self.items = items
+        self.mode = mode
 
     def written(self) -> None:
         self.session.events_in_flight -= len(self.ids)
@@ -81,6 +77,9 @@ class Session:
         self.address = address
         self.principal: Principal | None = None
         self.client_id = ""
+        self.dialect: Dialect = FIRST
+        """That of the first frame that told one."""
+        self._has_spoken = False
         self.events_in_flight = 0
         self.outbox = Outbox(wire, door.limits, door.counts, self._abort, self._described)
         self.subscriber = Subscriber(door, self.outbox, self.end, self._abort)
@@ -113,22 +112,24 @@ class Session:
             await waiting
 
     def _read(self, data: bytes) -> "tuple[bytes, Submit] | Message":
-        """A message, or at once the submissions of one. Raises BadMessageError. Touches nothing of the session."""
+        """A message, or at once the submissions of one. Raises BadMessageError.
+
+        Touches nothing of a session that is connected: then it may be called in a thread.
+        """
         principal = self.principal
         if principal is None:
-            return read_message(data)
-        events_max = self.door.limits.request_events_max
-        quick = read_quickly(data, principal.actor, self.client_id, events_max)
-        if quick is not None:
-            return quick
-        message = read_message(data)
-        if message.type != "submit_events":
-            return message
-        try:
-            submit = read_submit(message.payload, principal.actor, self.client_id, events_max)
-        except DoorError as error:
-            raise BadMessageError(error, message.msg_id) from None
-        return message.msg_id, submit
+            return self._read_before_connected(data)
+        return self.dialect.read(data, principal.actor, self.client_id, self.door.limits.request_events_max)
+
+    def _read_before_connected(self, data: bytes) -> Message:
+        dialect = None if self._has_spoken else spoken(data)
+        if dialect is not None:
+            self._has_spoken = True
+            self._speak(dialect)
+        return self.dialect.read_message(data)
+
+    def _speak(self, dialect: Dialect) -> None:
+        self.dialect = self.subscriber.dialect = dialect
 
     def _take(self, read: "Callable[[], tuple[bytes, Submit] | Message]") -> Awaitable[None] | None:
         msg_id = b""
@@ -183,12 +184,15 @@ class Session:
         return None
 
     def _connect(self, message: Message) -> None:
-        asked = read_connect(message.payload)
+        asked = self.dialect.read_connect(message.payload)
         principal = self.door.authenticate(asked.token, self.address)
         if not principal.may_connect_as(asked.client_id):
             raise self.door.refuse_client(self.address, asked.client_id)
+        if asked.project is not None:
+            self.door.demand_entry(asked.project.partition, principal)
         self.principal, self.client_id = principal, asked.client_id
-        payload = words.connected_json(self.client_id, self.door.hub.position, self.door.log.epoch)
+        self._speak(self.dialect.bound(asked))
+        payload = self.dialect.connected(self.client_id, self.door.hub.position, self.door.log.epoch)
         self._send(b"connected", payload, message.msg_id)
 
     def _current(self) -> Principal:
@@ -202,7 +206,7 @@ class Session:
 
     async def _sync(self, message: Message) -> None:
         try:
-            sync = read_sync(message.payload)
+            sync = self.dialect.read_sync(message.payload)
 
             def demand_allowed() -> None:
                 self.door.demand_readable(sync.partitions, self._current())
@@ -226,17 +230,17 @@ class Session:
             message = f"{in_flight} events of this connection wait for their answer; at most {most} may"
             raise DoorError(words.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
         items = door.authorized(submit, principal, self._writable)
-        pending = _Pending(self, msg_id, submit.ids, items)
+        pending = _Pending(self, msg_id, submit.ids, items, submit.mode)
         self.events_in_flight += len(items)
-        new = [item for item in items if type(item) is Submission]
-        pending.waits_for = [(item.key, item.fingerprint) for item in new]
+        new = to_ask(items, submit.mode)
+        pending.waits_for = [(flight_key(item), item.fingerprint) for item in new]
         door.hub.expect(pending)
         outcome: Verdict | Sequence[Verdict] | None
         try:
             if len(new) == 1:
                 outcome = door.log.submit_nowait(new[0], pending)
             else:
-                outcome = door.log.submit_many_nowait(new, pending) if new else ()
+                outcome = door.log.submit_many_nowait(new, pending, submit.mode) if new else ()
         except OncelogError as error:
             self.failed(pending, error_of(error))
             return
@@ -256,16 +260,17 @@ class Session:
         if type(outcome) is Committed and len(pending.items) == 1:  # what most requests of a busy server are
             receipt = outcome.receipt
             door.count_committed(1, self.principal)
-            pending.frame = words.committed_frame(pending.ids[0], receipt, door.clock.wall_ms(), pending.msg_id)
+            pending.frame = self.dialect.committed(pending.ids[0], receipt, door.clock.wall_ms(), pending.msg_id)
             pending.number = receipt.position
         else:
-            results = merged(pending.items, outcome if isinstance(outcome, list | tuple) else (outcome,))
+            verdicts = outcome if isinstance(outcome, list | tuple) else (outcome,)
+            results = merged(pending.items, verdicts, pending.mode)
             error = words.request_error(results)
             if error is not None:
                 self.failed(pending, error)
                 return
             door.count(results, self.principal)
-            payload = words.results_json(pending.ids, results)
+            payload = self.dialect.results(pending.ids, results, door.clock.wall_ms())
             pending.frame = self._framed(b"submit_events_result", payload, pending.msg_id)
             pending.number = highest(results)
         door.counts.requests["events", "websocket", "ok"] += 1
@@ -274,15 +279,16 @@ class Session:
     def failed(self, pending: _Pending, error: DoorError) -> None:
         """Nobody can tell what became of it, or nothing was decided."""
         self.door.counts.requests["events", "websocket", error.code] += 1
-        pending.frame = self._framed(b"error", words.error_json(error), pending.msg_id)
+        told = self.dialect.error(error)
+        pending.frame = self._framed(b"error", words.error_json(told), pending.msg_id)
         pending.number = 0
         self.door.hub.answered(pending)
-        self._end_if(error)
+        self._end_if(error, told)
 
     # --- frames out
 
     def _framed(self, kind: bytes, payload: bytes, msg_id: bytes = b"") -> bytes:
-        return words.frame(words.envelope(kind, payload, self.door.clock.wall_ms(), msg_id))
+        return self.dialect.frame(kind, (payload,), self.door.clock.wall_ms(), msg_id)
 
     def _send(self, kind: bytes, payload: bytes, msg_id: bytes = b"") -> None:
         self.outbox.put(self._framed(kind, payload, msg_id))
@@ -292,12 +298,14 @@ class Session:
         if self._is_ending:
             return
         self.door.counts.requests["events", "websocket", error.code] += 1
-        self._send(b"error", words.error_json(error), msg_id)
-        self._end_if(error)
+        told = self.dialect.error(error)
+        self._send(b"error", words.error_json(told), msg_id)
+        self._end_if(error, told)
 
-    def _end_if(self, error: DoorError) -> None:
-        if error.code in words.CLOSING:
-            self.finish(_CODES.get(error.code, CloseCode.POLICY), error.code)
+    def _end_if(self, error: DoorError, told: DoorError) -> None:
+        """Ends the connection if it is an error that does so, by itself or in the words that it is told in."""
+        if error.code in words.CLOSING or told.code in words.CLOSING:
+            self.finish(_CODES.get(told.code, CloseCode.POLICY), told.code)
 
     # --- the end
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.doors.events import words
+from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.hub import Flight, is_event
 from oncelog.doors.events.outbox import Outbox
@@ -60,6 +60,7 @@ class Subscriber:
         self.mode = Reads.IDLE
         self.partitions: tuple[str, ...] = ()
         self.outbox = outbox
+        self.dialect: Dialect = FIRST
         self._door = door
         self._hub = door.hub
         self._on_error = on_error
@@ -128,7 +129,7 @@ class Subscriber:
         self._is_reading = True
         try:
             upto = cycle.upto if cycle is not None and goes_on else self._hub.position
-            page = await self._door.read(sync, upto)
+            page = await self._door.read(sync, upto, self.dialect)
             demand_allowed()
         except BaseException:
             self._is_reading = False
@@ -144,8 +145,8 @@ class Subscriber:
         # What the rest of the cycle will bring has not been delivered: if nobody goes on with it, it still will be.
         self._delivered = page.next
         self._release(self._delivered)
-        parts = self._door.page(sync, page)
-        self.outbox.put(words.frame_of_parts(b"sync_response", parts, self._door.clock.wall_ms(), msg_id))
+        parts = self._door.page(sync, page, self.dialect)
+        self.outbox.put(self.dialect.frame(b"sync_response", parts, self._door.clock.wall_ms(), msg_id))
         self._hub.flush_soon(self)
         if page.has_more:
             self._cycle = _Cycle(sync.partitions, page.next, max(page.upto, sync.since))
@@ -213,8 +214,9 @@ class Subscriber:
         now_ms = self._door.clock.wall_ms()
         for record in filter(is_event, reading.records):
             self._release(record.position - 1)
-            if record.position not in self._own:
-                self.outbox.put(words.frame(words.envelope(b"event_broadcast", words.event_json(record), now_ms)))
+            frame = None if record.position in self._own else self.dialect.broadcast(record, now_ms)
+            if frame is not None:
+                self.outbox.put(frame)
                 self._door.counts.deliveries += 1
         self._delivered = reading.cursor.position
         self._release(self._delivered)

@@ -26,6 +26,7 @@ AUTH_FAILED: Final = "auth_failed"
 VERSION_UNSUPPORTED: Final = "protocol_version_unsupported"
 RATE_LIMITED: Final = "rate_limited"
 SERVER_ERROR: Final = "server_error"
+PRIOR_ITEM_FAILED: Final = "prior_item_failed"
 
 CLOSING: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
 """After one of these errors the connection ends (EV-2)."""
@@ -76,17 +77,23 @@ Result = Verdict | Rejected
 
 
 @lru_cache(maxsize=4096)
-def _json(text: str) -> str:
+def json_text(text: str) -> str:
+    """A name in JSON. Most are written again and again."""
     return orjson.dumps(text).decode()
 
 
 def event_text(brief: Brief) -> str:
-    """An event as `sync`, broadcasts, pages and streams show it. An erased one has `null` for its event."""
-    position, log_time_ms, client, key, partitions, body = brief
+    """An event as `sync`, broadcasts, pages and streams show it. An erased one has `null` for its event.
+
+    One of a project that was submitted under a text (`projects`) shows the UUID that was made of it.
+    """
+    position, log_time_ms, client, _, key, partitions, body = brief
     digits = key.hex()
     uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     rest = f'"event":{body},"status_updated_at":{log_time_ms}' if body is not None else _erased(log_time_ms)
-    return f'{{"id":"{uuid}","client_id":{_json(client)},"partitions":{partitions},"committed_id":{position},{rest}}}'
+    return (
+        f'{{"id":"{uuid}","client_id":{json_text(client)},"partitions":{partitions},"committed_id":{position},{rest}}}'
+    )
 
 
 def _erased(log_time_ms: int) -> str:
@@ -112,7 +119,10 @@ def request_error(verdicts: Iterable[Result]) -> DoorError | None:
 
 def reason_of(result: Result) -> str:
     """Why an item was rejected, in one word of this wire."""
-    return result.reason if isinstance(result, Rejected) else VALIDATION_FAILED
+    if isinstance(result, Rejected):
+        return result.reason
+    is_skipped = isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED
+    return PRIOR_ITEM_FAILED if is_skipped else VALIDATION_FAILED
 
 
 def result_json(id_text: str, verdict: Result) -> bytes:
@@ -127,7 +137,7 @@ def result_json(id_text: str, verdict: Result) -> bytes:
         )
     error: dict[str, Any]
     if isinstance(verdict, Rejected):
-        reason, error = verdict.reason, {"field": verdict.field, "message": verdict.message}
+        reason, error = verdict.reason, {"field": _FIELD.get(verdict.field, verdict.field), "message": verdict.message}
     elif isinstance(verdict, Refused):
         reason = VALIDATION_FAILED
         error = {"field": _FIELD.get(verdict.field, verdict.field), "message": verdict.message}
@@ -214,7 +224,11 @@ def frame(message: bytes) -> bytes:
 
 def frame_of_parts(kind: bytes, parts: Sequence[bytes], timestamp_ms: int, msg_id: bytes) -> bytes:
     """The frame of a message whose payload comes in parts."""
-    head = _head(kind, timestamp_ms, msg_id)
+    return frame_after(_head(kind, timestamp_ms, msg_id), parts)
+
+
+def frame_after(head: bytes, parts: Sequence[bytes]) -> bytes:
+    """The same where the envelope up to its payload has been written."""
     return b"".join((_frame_head(len(head) + sum(map(len, parts)) + 1), head, *parts, b"}"))
 
 

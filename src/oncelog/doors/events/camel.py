@@ -1,0 +1,334 @@
+"""The second dialect: that of the npm package `insieme` 2.1.0 (EV-18). Names in camel case, one project a connection.
+
+What a project, its partitions and its ids are in the first dialect is in `projects`. An event's `event` there is
+{type, schemaVersion, payload, userId, meta}; a record that has not got these is not shown here, whoever wrote it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import orjson
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from oncelog.core.canonical import JsonValue, canonical_at
+from oncelog.core.identity import fingerprint, object_field, text_field
+from oncelog.core.identity import required as required_field
+from oncelog.core.policy import EVENTS
+from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission
+from oncelog.doors.events import words
+from oncelog.doors.events.dialect import FIRST, Dialect
+from oncelog.doors.events.fields import (
+    bad,
+    client_of,
+    committed_id_of,
+    events_of,
+    limit_of,
+    members_of,
+    parsed,
+    required,
+    text_of,
+    token_of,
+)
+from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, Project, project_of
+from oncelog.doors.events.reading import BadMessageError, Connect, Message, Spelling, Submit, Sync, read_message
+from oncelog.doors.events.words import DoorError, Rejected, Result, json_text
+from oncelog.errors import CanonicalError
+from oncelog.stores.protocol import Brief, BriefPage, brief_of
+
+SPELLING: Final = Spelling(msg_id="msgId", version="protocolVersion", has_numbers=False)
+
+_CODE: Final = {words.VERSION_UNSUPPORTED: "protocolVersion_unsupported", words.SERVER_BUSY: words.SERVER_ERROR}
+"""Codes that have another name here, or none. The client knows no busy server, and would wait for its answer for ever;
+after a `server_error` it connects again, and sends again what has no result."""
+
+_FIELD: Final = {"key": "id", "body": "payload", "fingerprint": "payload", "partitions": "partition"}
+"""The core's and the door's fields by their names here. Others have the same."""
+
+
+def spoken(data: bytes) -> Dialect | None:
+    """The dialect of a first frame; None if it does not say."""
+    try:
+        members = members_of(parsed(data), "$")
+    except DoorError:
+        return None
+    if "protocol_version" in members:
+        return FIRST
+    return UNBOUND if SPELLING.version in members else None
+
+
+class Camel:
+    """The dialect of a connection; before `connect`, without a project."""
+
+    is_of_project: Final = True
+
+    def __init__(self, project: Project | None) -> None:
+        self._project = project
+
+    # --- what comes in
+
+    def read_message(self, data: bytes) -> Message:
+        """As `Dialect` says."""
+        return read_message(data, SPELLING)
+
+    def read(self, data: bytes, actor: str, client: str, events_max: int) -> tuple[bytes, Submit] | Message:
+        """As `Dialect` says."""
+        message = read_message(data, SPELLING)
+        if message.type != "submit_events":
+            return message
+        try:
+            events = events_of(message.payload, events_max, "$.payload")
+            ids = [_event_id(value, f"$.payload.events[{index}]") for index, value in enumerate(events)]
+            _demand_different(ids)
+        except DoorError as error:
+            raise BadMessageError(error, message.msg_id) from None
+        items = [_item(value, self.project, actor, client) for value in events]
+        return message.msg_id, Submit(ids, items, Mode.UNTIL_REFUSED)
+
+    def read_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
+        """As `Dialect` says."""
+        path = "$.payload"
+        token = token_of(payload, path)
+        client_id = client_of(required(payload, "clientId", path), f"{path}.clientId")
+        project_id = text_of(payload, "projectId", path)
+        try:
+            return Connect(token, client_id, project_of(text_field(project_id, "$")))
+        except CanonicalError as error:
+            raise bad(f"{path}.projectId", error.reason) from None
+
+    def bound(self, connect: Connect) -> Dialect:
+        """As `Dialect` says."""
+        return Camel(connect.project)
+
+    def read_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
+        """As `Dialect` says."""
+        path = "$.payload"
+        if text_of(payload, "projectId", path) != self.project.id:
+            raise DoorError(words.FORBIDDEN, f"{path}.projectId: {_OTHER_PROJECT}", field=f"{path}.projectId")
+        since = committed_id_of(required(payload, "sinceCommittedId", path), f"{path}.sinceCommittedId")
+        return Sync((self.project.partition,), since, limit_of(payload, path))
+
+    @property
+    def project(self) -> Project:
+        """That of the connection."""
+        if self._project is None:
+            raise DoorError(words.BAD_REQUEST, "the first message must be connect")
+        return self._project
+
+    # --- what goes out
+
+    def connected(self, client_id: str, last_committed_id: int, epoch: str) -> bytes:  # noqa: ARG002 - not told here
+        """As `Dialect` says."""
+        payload = {"clientId": client_id, "projectId": self.project.id, "projectLastCommittedId": last_committed_id}
+        return orjson.dumps(payload)
+
+    def error(self, error: DoorError) -> DoorError:
+        """As `Dialect` says."""
+        details = {_camel_case(name): value for name, value in error.details.items()}
+        return DoorError(_CODE.get(error.code, error.code), error.message, **details)
+
+    def results(self, ids: Sequence[str], results: Sequence[Result], now_ms: int) -> bytes:
+        """As `Dialect` says."""
+        return orjson.dumps({"results": [_result(ids, index, result, now_ms) for index, result in enumerate(results)]})
+
+    def shown(self, briefs: Sequence[Brief]) -> bytes:
+        """As `Dialect` says."""
+        return ",".join(filter(None, (event_text(brief, self.project) for brief in briefs))).encode()
+
+    def page(self, sync: Sync, page: BriefPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - not told here
+        """As `Dialect` says. What is not shown is passed over: the cursor moves on."""
+        tail = b'],"nextSinceCommittedId":%d,"hasMore":%b,"syncToCommittedId":%d}' % (
+            page.next,
+            b"true" if page.has_more else b"false",
+            max(page.upto, sync.since),
+        )
+        head = b'{"projectId":%b,"events":[' % json_text(self.project.id).encode()
+        return [head, b",".join(filter(None, page.shown)), tail]
+
+    def frame(self, kind: bytes, parts: Sequence[bytes], now_ms: int, msg_id: bytes = b"") -> bytes:
+        """As `Dialect` says."""
+        reply = b'"msgId":%b,' % msg_id if msg_id else b""
+        head = b'{"type":"%b","protocolVersion":"1.0",%b"timestamp":%d,"payload":' % (kind, reply, now_ms)
+        return words.frame_after(head, parts)
+
+    def committed(self, id_text: str, receipt: Receipt, now_ms: int, msg_id: bytes) -> bytes:
+        """As `Dialect` says."""
+        return self.frame(
+            b"submit_events_result", [self.results([id_text], [Committed(receipt)], now_ms)], now_ms, msg_id
+        )
+
+    def broadcast(self, record: Record, now_ms: int) -> bytes | None:
+        """As `Dialect` says."""
+        text = event_text(brief_of(record), self.project)
+        return None if text is None else self.frame(b"event_broadcast", [text.encode()], now_ms)
+
+
+UNBOUND: Final = Camel(None)
+
+
+# --- items -------------------------------------------------------------------------------------------
+
+_OTHER_PROJECT: Final = "must be the project of this connection"
+
+
+def _event_id(value: JsonValue, path: str) -> str:
+    """Raises DoorError: without its id nobody could be told what became of an item."""
+    id_text = text_of(members_of(value, path), "id", path)
+    try:
+        text_field(id_text, "$")
+    except CanonicalError as error:
+        raise bad(f"{path}.id", error.reason) from None
+    if not 1 <= len(id_text) <= EVENT_ID_CHARACTERS_MAX or "\0" in id_text:
+        raise bad(f"{path}.id", f"must have 1 to {EVENT_ID_CHARACTERS_MAX} characters, and not U+0000")
+    return id_text
+
+
+def _demand_different(ids: Sequence[str]) -> None:
+    firsts: dict[str, int] = {}
+    for index, id_text in enumerate(ids):
+        first = firsts.setdefault(id_text, index)
+        if first != index:
+            raise bad(f"$.payload.events[{index}].id", f"is the id of events[{first}] too: {id_text}")
+
+
+def _item(item: Mapping[str, JsonValue], project: Project, actor: str, client: str) -> Submission | Rejected:
+    try:
+        project_id = text_field(required_field(item, "projectId"), "$.projectId")
+        meta = object_field(required_field(item, "meta"), "$.meta")
+        if project_id != project.id:
+            return Rejected(words.FORBIDDEN, "projectId", _OTHER_PROJECT)
+        if meta.get("clientId", client) != client:
+            return Rejected(words.FORBIDDEN, "meta.clientId", "must be the client of this connection")
+        return _submission(item, meta, project, actor, client)
+    except CanonicalError as error:
+        return Rejected(words.VALIDATION_FAILED, error.path.removeprefix("$."), error.reason)
+
+
+def _submission(
+    item: Mapping[str, JsonValue], meta: Mapping[str, JsonValue], project: Project, actor: str, client: str
+) -> Submission:
+    """Raises CanonicalError with the path of what is wrong."""
+    said = _said(item)
+    if type(required_field(meta, "clientTs", "$.meta")) not in (int, float):
+        raise CanonicalError("$.meta.clientTs", "must be a number")
+    own = text_field(required_field(item, "partition"), "$.partition")
+    try:
+        partitions = project.partitions_of(own)
+    except CanonicalError as error:
+        raise CanonicalError("$.partition", error.reason) from None
+    scope, key = project.identity_of(item["id"])
+    # Whichever client sends it, it is the same event. Who sent it first stays with it.
+    anyones = {name: value for name, value in meta.items() if name != "clientId"}
+    return Submission(
+        policy=EVENTS,
+        scope=scope,
+        key=key,
+        fingerprint=fingerprint(partitions, canonical_at({**said, "meta": anyones}, "$")),
+        body=canonical_at({**said, "meta": {**anyones, "clientId": client}}, "$"),
+        actor=actor,
+        client=client,
+        partitions=partitions,
+    )
+
+
+def _said(item: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """What an item says, but for its `meta`. Raises CanonicalError."""
+    version = required_field(item, "schemaVersion")
+    if not (type(version) is int or (type(version) is float and version.is_integer())) or version < 1:
+        raise CanonicalError("$.schemaVersion", "must be a whole number from 1 on")
+    said = {
+        "type": _named(item, "type"),
+        "schemaVersion": version,
+        "payload": object_field(required_field(item, "payload"), "$.payload"),
+    }
+    return {**said, "userId": _named(item, "userId")} if "userId" in item else said
+
+
+def _named(item: Mapping[str, JsonValue], name: str) -> str:
+    text = text_field(required_field(item, name), f"$.{name}")
+    if not text:
+        raise CanonicalError(f"$.{name}", "must not be empty")
+    return text
+
+
+# --- results -----------------------------------------------------------------------------------------
+
+
+def _result(ids: Sequence[str], index: int, result: Result, now_ms: int) -> dict[str, Any]:
+    told: dict[str, Any] = {"id": ids[index]}
+    if isinstance(result, Committed | Replayed) and (receipt := result.receipt) is not None:
+        return {**told, "status": "committed", "committedId": receipt.position, "serverTs": receipt.log_time_ms}
+    if not isinstance(result, Refused | Rejected):
+        raise TypeError(f"an event was answered with {result!r}")
+    reason = words.reason_of(result)
+    if isinstance(result, Refused) and result.reason is Reason.NOT_PROCESSED:
+        blocked = {"reason": reason, "blockedById": ids[result.index], "created": now_ms}
+        return {**told, "status": "not_processed", **blocked}
+    error = {"field": _FIELD.get(result.field, result.field), "message": result.message}
+    return {**told, "status": "rejected", "reason": reason, "errors": [error], "created": now_ms}
+
+
+# --- records -----------------------------------------------------------------------------------------
+
+
+class _Event(Struct, gc=False):
+    type: str
+    schema_version: Annotated[int, Meta(ge=1)] = msgspec.field(name="schemaVersion")
+    payload: Raw
+    meta: Raw
+    user_id: str | UnsetType | None = msgspec.field(name="userId", default=UNSET)
+
+
+class _Sent(Struct, gc=False):
+    """What every client puts into `meta`, as far as it is looked at."""
+
+    client_id: Annotated[str, Meta(min_length=1)] = msgspec.field(name="clientId")
+    client_ts: int | float = msgspec.field(name="clientTs")
+
+
+_event_of: Final = msgspec.json.Decoder(_Event).decode
+_sent_of: Final = msgspec.json.Decoder(_Sent).decode
+
+
+def event_text(brief: Brief, project: Project) -> str | None:
+    """A record as an event of the project. None if it says something else than such an event does, or nothing more."""
+    position, log_time_ms, client, scope, key, partitions, body = brief
+    if body is None:
+        return None
+    try:
+        event = _event_of(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
+    if not payload.startswith("{") or not meta.startswith("{"):
+        return None
+    event_id = orjson.dumps(project.id_of(scope, key)).decode()  # not a name that comes again and again
+    user = f'"userId":{json_text(event.user_id)},' if event.user_id else ""
+    return (
+        f'{{"committedId":{position},"id":{event_id},'
+        f'"projectId":{json_text(project.id)},{user}"partition":{json_text(project.own_partition(partitions))},'
+        f'"type":{json_text(event.type)},"schemaVersion":{event.schema_version},"payload":{payload},'
+        f'"meta":{_whole_meta(meta, client, log_time_ms)},"serverTs":{log_time_ms}}}'
+    )
+
+
+def _whole_meta(meta: str, client: str, log_time_ms: int) -> str:
+    """With what the client must find in it, and must find again when it reads the event again.
+
+    Of those that were written in the first dialect some have none of it.
+    """
+    try:
+        _sent_of(meta)
+    except (msgspec.DecodeError, RecursionError):
+        members = orjson.loads(meta)
+        if type(members.get("clientId")) is not str or not members["clientId"]:
+            members["clientId"] = client
+        if type(members.get("clientTs")) not in (int, float):
+            members["clientTs"] = log_time_ms
+        return orjson.dumps(members).decode()
+    return meta
+
+
+def _camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
