@@ -33,6 +33,7 @@ OncelogError
     └── CorruptError              what is stored contradicts itself
 """
 
+from oncelog.codes import RATE_LIMITED, SERVER_BUSY, SERVER_ERROR
 from oncelog.cursor import Cursor
 
 
@@ -204,7 +205,7 @@ class ServerRefusedError(ClientError):
     @property
     def is_transient(self) -> bool:
         """Whether the same may be sent again later."""
-        return self.code in {"server_busy", "server_error", "rate_limited"}
+        return self.code in {SERVER_BUSY, SERVER_ERROR, RATE_LIMITED}
 
 
 class ProtocolError(ClientError):

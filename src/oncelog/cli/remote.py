@@ -21,7 +21,8 @@ from msgspec import Raw, Struct
 
 from oncelog.client import wire, words
 from oncelog.client.wire import normal_url
-from oncelog.client.words import AUTH_FAILED, PROTOCOL_VERSION, Message
+from oncelog.client.words import Message
+from oncelog.codes import AUTH_FAILED, PROTOCOL_VERSION
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from oncelog.cli.remote import (
     say,
 )
 from oncelog.cli.terminal import ending_well
-from oncelog.doors.events.words import HISTORY_CHANGED
+from oncelog.codes import HISTORY_CHANGED
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:

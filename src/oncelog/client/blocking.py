@@ -38,6 +38,16 @@ class BlockingPending:
         return self._pending.id
 
     @property
+    def event(self) -> dict[str, Any]:
+        """As `Pending.event`."""
+        return self._pending.event
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """As `Pending.partitions`."""
+        return self._pending.partitions
+
+    @property
     def result(self) -> Outcome | None:
         """As `Pending.result`."""
         return self._pending.result

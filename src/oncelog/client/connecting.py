@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncelog.client import words
+from oncelog import codes
 from oncelog.client.cancelling import is_being_cancelled
 from oncelog.client.limits import ClientLimits
 from oncelog.client.protocol import READY_EVENTS_MAX, Phase, Protocol
@@ -19,7 +19,7 @@ logger: Final = logging.getLogger("oncelog.client")
 Token = str | Callable[[], Awaitable[str | None] | str | None] | None
 """A token, or a function that gives one for each connection: the last one may have expired."""
 
-_NOT_LET_IN: Final = frozenset({words.AUTH_FAILED, words.FORBIDDEN, words.VERSION_UNSUPPORTED, words.BAD_REQUEST})
+_NOT_LET_IN: Final = frozenset({codes.AUTH_FAILED, codes.FORBIDDEN, codes.VERSION_UNSUPPORTED, codes.BAD_REQUEST})
 
 
 class Connecting:

@@ -53,8 +53,11 @@ class Handlers:
             error = await self.call(handler, name, event)
             if error is not None:
                 failed.append(SetAside(name, event, error))
-        for stream in list(self._streams):
-            is_taken |= await stream.put(event)
+        streams = list(self._streams)
+        for stream in streams:  # first to all: they do not wait for each other's bodies
+            stream.put(event)
+        for stream in streams:
+            is_taken |= await stream.dealt_with()
         return failed, is_taken
 
     async def hand_over_again(self, one: SetAside) -> str | None:
@@ -109,13 +112,16 @@ class EventStream:
         self._is_delivered = True
         return self._event
 
-    async def put(self, event: Event) -> bool:
+    def put(self, event: Event) -> None:
+        """The next event of the loop."""
+        self._was_taken = False
+        if not self._is_over:
+            self._taken.clear()
+            self._event = event
+            self._arrived.set()
+
+    async def dealt_with(self) -> bool:
         """Returns when the loop has dealt with it: True, or False if it was left before it came to this one."""
-        if self._is_over:
-            return False
-        self._taken.clear()
-        self._event = event
-        self._arrived.set()
         await self._taken.wait()
         return self._was_taken
 
@@ -125,6 +131,7 @@ class EventStream:
             self._is_over = True
             self._forget(self)
         self._acknowledge()
+        self._taken.set()
         self._arrived.set()
 
     def _acknowledge(self) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
+
+import orjson
 
 from oncelog.client.values import Entry, Outcome
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
@@ -56,13 +58,21 @@ def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> Pre
 class Pending:
     """A submission that lies in the outbox."""
 
-    __slots__ = ("_content", "_outcome", "_waiter", "id")
+    __slots__ = ("_body", "_content", "_outcome", "_waiter", "id", "partitions")
 
     def __init__(self, entry: Prepared | Entry) -> None:
         self.id = entry.id
+        self.partitions = entry.partitions
+        self._body = entry.body
         self._content = (entry.fingerprint, entry.expected_committed_id)
         self._outcome: Outcome | Exception | None = None
         self._waiter: asyncio.Event | None = None
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """What was submitted, for a user interface that shows it before it is committed."""
+        event: dict[str, Any] = orjson.loads(self._body)
+        return event
 
     @property
     def result(self) -> Outcome | None:

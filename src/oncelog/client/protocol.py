@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from oncelog import codes
 from oncelog.client import words
 from oncelog.client.values import Committed, Entry, Event, Fault, HistoryChange, Rejected, Settled
 from oncelog.errors import ProtocolError, ServerRefusedError
@@ -309,19 +310,19 @@ class Protocol:
 
     def _error(self, msg_id: str | int | None, error: words.ServerError) -> None:
         request = self._request
-        if error.code == words.HISTORY_CHANGED:
+        if error.code == codes.HISTORY_CHANGED:
             self._change_history(error.details.epoch, error.details.server_last_committed_id, error.message)
-        elif request is not None and msg_id == request.msg_id and error.code == words.SERVER_BUSY:
+        elif request is not None and msg_id == request.msg_id and error.code == codes.SERVER_BUSY:
             self.answers += 1
             self._send_later(request)
             self.busy_ms = max(error.details.retry_after_ms, BUSY_MS_MIN)
-        elif request is not None and msg_id == request.msg_id and error.code == words.BAD_REQUEST:
+        elif request is not None and msg_id == request.msg_id and error.code == codes.BAD_REQUEST:
             self.answers += 1
             self._request = None
             self._ready.extend(request.held)
             self._divide(request, error.code, error.message)
             self._send_request()
-        elif error.code == words.BAD_REQUEST and self.phase is not Phase.CONNECTING and msg_id != self._page:
+        elif error.code == codes.BAD_REQUEST and self.phase is not Phase.CONNECTING and msg_id != self._page:
             pass  # about something that was sent twice on its way
         else:
             raise ServerRefusedError(error.code, error.message, error.details.retry_after_ms)

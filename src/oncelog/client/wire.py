@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
-from oncelog.client import words
+from oncelog import codes
 from oncelog.client.limits import ClientLimits
 from oncelog.errors import LostError, ServerRefusedError, SettingsError
 
@@ -95,11 +95,11 @@ def _why(error: Exception) -> str:
 def refused_by_status(status: int) -> ServerRefusedError:
     """For an answer that is not in the server's own words: that of a proxy, or to a WebSocket's first request."""
     if status == 429:
-        return ServerRefusedError(words.RATE_LIMITED, "HTTP status 429")
+        return ServerRefusedError(codes.RATE_LIMITED, "HTTP status 429")
     if status >= 500:
-        code = words.SERVER_BUSY if status in (502, 503, 504) else words.SERVER_ERROR
+        code = codes.SERVER_BUSY if status in (502, 503, 504) else codes.SERVER_ERROR
         return ServerRefusedError(code, f"HTTP status {status}")
-    return ServerRefusedError(words.AUTH_FAILED if status == 401 else words.FORBIDDEN, f"HTTP status {status}")
+    return ServerRefusedError(codes.AUTH_FAILED if status == 401 else codes.FORBIDDEN, f"HTTP status {status}")
 
 
 class WebSocketTransport:

@@ -8,17 +8,7 @@ import orjson
 from msgspec import Raw, Struct
 
 from oncelog.client.values import Entry, Event, Fault
-
-PROTOCOL_VERSION: Final = "1.0"
-
-BAD_REQUEST: Final = "bad_request"
-FORBIDDEN: Final = "forbidden"
-SERVER_BUSY: Final = "server_busy"
-HISTORY_CHANGED: Final = "history_changed"
-AUTH_FAILED: Final = "auth_failed"
-VERSION_UNSUPPORTED: Final = "protocol_version_unsupported"
-RATE_LIMITED: Final = "rate_limited"
-SERVER_ERROR: Final = "server_error"
+from oncelog.codes import PROTOCOL_VERSION
 
 
 class Message(Struct, frozen=True, gc=False):

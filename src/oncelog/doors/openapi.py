@@ -7,9 +7,9 @@ So what is wrong with one event has no place in the schema of a request: it is a
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from oncelog import codes
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
-from oncelog.doors.events import words
 from oncelog.doors.limits import DoorLimits
 
 Schema = dict[str, Any]
@@ -48,7 +48,7 @@ def description(limits: DoorLimits) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Oncelog",
-            "version": words.PROTOCOL_VERSION,
+            "version": codes.PROTOCOL_VERSION,
             "summary": "Events, committed once and in one order",
             "description": _ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
@@ -303,7 +303,7 @@ def _result() -> Schema:
     }
     committed = _object(id=identity, status={"const": "committed"}, committed_id=_number(), status_updated_at=_time())
     committed["properties"]["erased"] = {"const": True}
-    reasons = {"enum": [words.VALIDATION_FAILED, words.FORBIDDEN]}
+    reasons = {"enum": [codes.VALIDATION_FAILED, codes.FORBIDDEN]}
     errors = {"type": "array", "minItems": 1, "items": fault}
     rejected = _object(id=identity, status={"const": "rejected"}, reason=reasons, errors=errors)
     return {"oneOf": [committed, rejected]}
@@ -323,14 +323,14 @@ def _event() -> Schema:
 
 
 def _described_error() -> Schema:
-    codes = [
-        words.BAD_REQUEST,
-        words.AUTH_FAILED,
-        words.FORBIDDEN,
-        words.HISTORY_CHANGED,
-        words.RATE_LIMITED,
-        words.SERVER_BUSY,
-        words.SERVER_ERROR,
+    told = [
+        codes.BAD_REQUEST,
+        codes.AUTH_FAILED,
+        codes.FORBIDDEN,
+        codes.HISTORY_CHANGED,
+        codes.RATE_LIMITED,
+        codes.SERVER_BUSY,
+        codes.SERVER_ERROR,
     ]
     details = {
         "type": "object",
@@ -342,7 +342,7 @@ def _described_error() -> Schema:
             "server_last_committed_id": _whole("The newest there is."),
         },
     }
-    return _object(code={"enum": codes}, message=_TEXT, details=details)
+    return _object(code={"enum": told}, message=_TEXT, details=details)
 
 
 def _object(**properties: Any) -> Schema:

@@ -13,8 +13,8 @@ from typing import Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from oncelog import codes
 from oncelog.doors.arrivals import Arrivals
-from oncelog.doors.events import words
 from oncelog.doors.events.door import EventsDoor, stopping
 from oncelog.doors.events.http import EventsHttp, error_response
 from oncelog.doors.events.hub import Hub
@@ -289,27 +289,27 @@ class Server:
         except web.HTTPRequestEntityTooLarge:
             size = self.settings.door_limits.frame_bytes_max
             message = f"body: must have at most {size} bytes"
-            return error_response(DoorError(words.BAD_REQUEST, message, field="body", limit=size, status=413))
+            return error_response(DoorError(codes.BAD_REQUEST, message, field="body", limit=size, status=413))
         except web.HTTPException as error:
             allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-            return error_response(DoorError(words.BAD_REQUEST, error.reason, status=error.status), allowed)
+            return error_response(DoorError(codes.BAD_REQUEST, error.reason, status=error.status), allowed)
         except asyncio.CancelledError:
             raise
         except ConnectionError:
             raise
         except Exception:
             logger.exception("a request failed", extra={"method": request.method, "path": request.path})
-            return error_response(DoorError(words.SERVER_ERROR, "the server is at fault"))
+            return error_response(DoorError(codes.SERVER_ERROR, "the server is at fault"))
 
     def _demand_ours(self, request: web.Request) -> None:
         host = request.headers.get("Host")
         if self.settings.development and not is_loopback_host(host):
             # A web page can have its own name point to this machine, and be of the same origin as we are.
-            raise DoorError(words.FORBIDDEN, "Host: must be a loopback name in development mode", field="Host")
+            raise DoorError(codes.FORBIDDEN, "Host: must be a loopback name in development mode", field="Host")
         forwarded = ",".join(request.headers.getall("X-Forwarded-Proto", ())) or None
         scheme = scheme_of(request.remote, forwarded, self._tls is not None, self._networks)
         if not is_allowed_origin(request.headers.get("Origin"), scheme, host, self._origins):
-            raise DoorError(words.FORBIDDEN, "Origin: is not one of those that may connect", field="Origin")
+            raise DoorError(codes.FORBIDDEN, "Origin: is not one of those that may connect", field="Origin")
 
     async def _tell_origin(self, request: web.Request, response: web.StreamResponse) -> None:
         """Lets pages of configured origins read the answer. Who is not allowed was refused, and gets no such header."""
@@ -329,7 +329,7 @@ class Server:
         connections_max = self.settings.door_limits.connections_max
         if len(self.sockets) + len(self.http) >= connections_max:
             message = f"connections_max is {connections_max}, and that many are there already"
-            raise DoorError(words.SERVER_BUSY, message, retry_after_ms=1000)
+            raise DoorError(codes.SERVER_BUSY, message, retry_after_ms=1000)
         if self._door.is_closing:
             raise stopping()
 
@@ -351,7 +351,7 @@ class Server:
     # --- for operators
 
     async def _hello(self, _: web.Request) -> web.Response:
-        return web.json_response({"oncelog": words.PROTOCOL_VERSION, "events": "/v1/events", "health": "/readyz"})
+        return web.json_response({"oncelog": codes.PROTOCOL_VERSION, "events": "/v1/events", "health": "/readyz"})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """The process lives."""

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from oncelog import codes
 from oncelog.core.canonical import JsonValue, canonical_at
 from oncelog.core.identity import fingerprint, object_field, text_field
 from oncelog.core.identity import required as required_field
@@ -38,7 +39,7 @@ from oncelog.stores.protocol import Brief, BriefPage, brief_of
 
 SPELLING: Final = Spelling(msg_id="msgId", version="protocolVersion", has_numbers=False)
 
-_CODE: Final = {words.VERSION_UNSUPPORTED: "protocolVersion_unsupported", words.SERVER_BUSY: words.SERVER_ERROR}
+_CODE: Final = {codes.VERSION_UNSUPPORTED: "protocolVersion_unsupported", codes.SERVER_BUSY: codes.SERVER_ERROR}
 """Codes that have another name here, or none. The client knows no busy server, and would wait for its answer for ever;
 after a `server_error` it connects again, and sends again what has no result."""
 
@@ -104,7 +105,7 @@ class Camel:
         """As `Dialect` says."""
         path = "$.payload"
         if text_of(payload, "projectId", path) != self.project.id:
-            raise DoorError(words.FORBIDDEN, f"{path}.projectId: {_OTHER_PROJECT}", field=f"{path}.projectId")
+            raise DoorError(codes.FORBIDDEN, f"{path}.projectId: {_OTHER_PROJECT}", field=f"{path}.projectId")
         since = committed_id_of(required(payload, "sinceCommittedId", path), f"{path}.sinceCommittedId")
         return Sync((self.project.partition,), since, limit_of(payload, path))
 
@@ -112,7 +113,7 @@ class Camel:
     def project(self) -> Project:
         """That of the connection."""
         if self._project is None:
-            raise DoorError(words.BAD_REQUEST, "the first message must be connect")
+            raise DoorError(codes.BAD_REQUEST, "the first message must be connect")
         return self._project
 
     # --- what goes out
@@ -196,12 +197,12 @@ def _item(item: Mapping[str, JsonValue], project: Project, actor: str, client: s
         project_id = text_field(required_field(item, "projectId"), "$.projectId")
         meta = object_field(required_field(item, "meta"), "$.meta")
         if project_id != project.id:
-            return Rejected(words.FORBIDDEN, "projectId", _OTHER_PROJECT)
+            return Rejected(codes.FORBIDDEN, "projectId", _OTHER_PROJECT)
         if meta.get("clientId", client) != client:
-            return Rejected(words.FORBIDDEN, "meta.clientId", "must be the client of this connection")
+            return Rejected(codes.FORBIDDEN, "meta.clientId", "must be the client of this connection")
         return _submission(item, meta, project, actor, client)
     except CanonicalError as error:
-        return Rejected(words.VALIDATION_FAILED, error.path.removeprefix("$."), error.reason)
+        return Rejected(codes.VALIDATION_FAILED, error.path.removeprefix("$."), error.reason)
 
 
 def _submission(

@@ -11,11 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from oncelog.core.values import Committed, Mode, Reason, Refused, Replayed, Submission, Verdict
-from oncelog.doors.events.dialect import FIRST, Dialect
-from oncelog.doors.events.hub import Hub
-from oncelog.doors.events.reading import Submit, Sync
-from oncelog.doors.events.words import (
+from oncelog.codes import (
     AUTH_FAILED,
     FORBIDDEN,
     HISTORY_CHANGED,
@@ -23,11 +19,12 @@ from oncelog.doors.events.words import (
     SERVER_BUSY,
     SERVER_ERROR,
     VALIDATION_FAILED,
-    DoorError,
-    Rejected,
-    Result,
-    reason_of,
 )
+from oncelog.core.values import Committed, Mode, Reason, Refused, Replayed, Submission, Verdict
+from oncelog.doors.events.dialect import FIRST, Dialect
+from oncelog.doors.events.hub import Hub
+from oncelog.doors.events.reading import Submit, Sync
+from oncelog.doors.events.words import DoorError, Rejected, Result, reason_of
 from oncelog.doors.identity import Authenticates
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts

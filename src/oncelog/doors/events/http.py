@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
+from oncelog import codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Record, Submission, Verdict
 from oncelog.doors.events import words
@@ -28,13 +29,13 @@ ENCODINGS: Final = ("identity", "gzip", "deflate")
 BODY_S: Final = 60
 """How long the body of a request may take to come."""
 STATUS: Final = {
-    words.BAD_REQUEST: 400,
-    words.AUTH_FAILED: 401,
-    words.FORBIDDEN: 403,
-    words.HISTORY_CHANGED: 409,
-    words.RATE_LIMITED: 429,
-    words.SERVER_BUSY: 503,
-    words.SERVER_ERROR: 500,
+    codes.BAD_REQUEST: 400,
+    codes.AUTH_FAILED: 401,
+    codes.FORBIDDEN: 403,
+    codes.HISTORY_CHANGED: 409,
+    codes.RATE_LIMITED: 429,
+    codes.SERVER_BUSY: 503,
+    codes.SERVER_ERROR: 500,
 }
 """The one table from the door's errors to HTTP's."""
 _DIGITS_MAX: Final = 16
@@ -52,7 +53,7 @@ def error_response(error: DoorError, headers: Mapping[str, str] | None = None) -
     retry_after_ms = details.get("retry_after_ms")
     if retry_after_ms is not None:
         headers["Retry-After"] = str(-(-retry_after_ms // 1000))
-    if error.code == words.AUTH_FAILED:
+    if error.code == codes.AUTH_FAILED:
         headers["WWW-Authenticate"] = "Bearer"
     response = web.Response(
         body=b'{"error":%b}' % words.error_json(DoorError(error.code, error.message, **details)),
@@ -79,7 +80,7 @@ class EventsHttp:
         principal = self._principal(request, address)
         if request.content_type != JSON:
             # A page of another origin can send a form without asking, but not this (CO-24).
-            raise DoorError(words.BAD_REQUEST, f"Content-Type: must be {JSON}", field="Content-Type", status=415)
+            raise DoorError(codes.BAD_REQUEST, f"Content-Type: must be {JSON}", field="Content-Type", status=415)
         body = await _body(request)
         door = self._door
         read = partial(self._read, body, principal)
@@ -111,7 +112,7 @@ class EventsHttp:
         """The principal with the rights of now: they may have been taken away while the body came."""
         current = self._door.authenticator.current(principal, self._door.clock.wall_ms())
         if current is None:
-            raise DoorError(words.AUTH_FAILED, "the token has expired, or its rights have changed")
+            raise DoorError(codes.AUTH_FAILED, "the token has expired, or its rights have changed")
         return current
 
     async def _results(self, items: Sequence[Submission | Rejected]) -> Sequence[Result]:
@@ -184,7 +185,7 @@ class EventsHttp:
         for stream in list(self._streams):
             current = self._door.authenticator.current(stream.principal, now_ms)
             if current is None or not all(map(current.grants.may_read, stream.partitions)):
-                stream.end(DoorError(words.AUTH_FAILED, "the token has expired, or its rights have changed"))
+                stream.end(DoorError(codes.AUTH_FAILED, "the token has expired, or its rights have changed"))
 
     def finish(self) -> None:
         """Ends all streams: their readers come back with the id of the last event they got."""
@@ -297,15 +298,15 @@ async def _body(request: web.Request) -> bytes:
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ENCODINGS:
         message = f"Content-Encoding: must be one of {', '.join(ENCODINGS)}"
-        raise DoorError(words.BAD_REQUEST, message, field="Content-Encoding", status=415)
+        raise DoorError(codes.BAD_REQUEST, message, field="Content-Encoding", status=415)
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
     except TimeoutError:
         message = f"body: must be there within {BODY_S} seconds"
-        raise DoorError(words.BAD_REQUEST, message, field="body", status=408) from None
+        raise DoorError(codes.BAD_REQUEST, message, field="body", status=408) from None
     except web.RequestPayloadError:
-        raise DoorError(words.BAD_REQUEST, "body: is not what the headers say that it is", field="body") from None
+        raise DoorError(codes.BAD_REQUEST, "body: is not what the headers say that it is", field="body") from None
 
 
 def _sync_of(request: web.Request, parameters: frozenset[str]) -> Sync:
@@ -314,9 +315,9 @@ def _sync_of(request: web.Request, parameters: frozenset[str]) -> Sync:
     given: dict[str, str] = {}
     for name, value in _query_of(request):
         if name not in parameters:
-            raise DoorError(words.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
+            raise DoorError(codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
         if name in given:
-            raise DoorError(words.BAD_REQUEST, f"{name}: must be there once", field=name)
+            raise DoorError(codes.BAD_REQUEST, f"{name}: must be there once", field=name)
         if name == "partition":
             partitions.append(value)
         else:
@@ -339,10 +340,10 @@ def _query_of(request: web.Request) -> list[tuple[str, str]]:
     except ValueError as error:
         is_text = isinstance(error, UnicodeDecodeError)
         message = "the query must be UTF-8" if is_text else f"the query must have at most {_FIELDS_MAX} parameters"
-        raise DoorError(words.BAD_REQUEST, message, field="query") from None
+        raise DoorError(codes.BAD_REQUEST, message, field="query") from None
 
 
 def _number(text: str, name: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
-        raise DoorError(words.BAD_REQUEST, f"{name}: must be a whole number from 0 to 2^53−1", field=name)
+        raise DoorError(codes.BAD_REQUEST, f"{name}: must be a whole number from 0 to 2^53−1", field=name)
     return int(text)

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
+from oncelog.codes import PROTOCOL_VERSION, VALIDATION_FAILED, VERSION_UNSUPPORTED
 from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical_plain
 from oncelog.core.identity import fingerprint, normal_partitions
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
@@ -31,13 +32,7 @@ from oncelog.doors.events.fields import (
     wrong_type,
 )
 from oncelog.doors.events.projects import Project
-from oncelog.doors.events.words import (
-    PROTOCOL_VERSION,
-    VALIDATION_FAILED,
-    VERSION_UNSUPPORTED,
-    DoorError,
-    Rejected,
-)
+from oncelog.doors.events.words import DoorError, Rejected
 from oncelog.errors import CanonicalError
 
 MSG_ID_CHARACTERS_MAX: Final = 256

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from oncelog import codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Mode, Submission, Verdict
 from oncelog.doors.events import words
@@ -37,7 +38,7 @@ class CloseCode:
     SERVER_ERROR: Final = 1011
 
 
-_CODES: Final = {words.SERVER_ERROR: CloseCode.SERVER_ERROR}
+_CODES: Final = {codes.SERVER_ERROR: CloseCode.SERVER_ERROR}
 
 
 class _Pending(Flight):
@@ -150,7 +151,7 @@ class Session:
         """What must not even be read: too long for somebody that nobody knows, or too many frames in a second."""
         if self.principal is None and size > CONNECT_BYTES_MAX:
             message = f"the first message must have at most {CONNECT_BYTES_MAX} bytes, not {size}"
-            return DoorError(words.BAD_REQUEST, message, limit=CONNECT_BYTES_MAX)
+            return DoorError(codes.BAD_REQUEST, message, limit=CONNECT_BYTES_MAX)
         frames_max = self.door.limits.frames_per_second_max
         if not frames_max:
             return None
@@ -161,26 +162,26 @@ class Session:
         if self._frames_in_second <= frames_max:
             return None
         message = f"frames_per_second_max is {frames_max}"
-        return DoorError(words.RATE_LIMITED, message, limit=frames_max, retry_after_ms=1000)
+        return DoorError(codes.RATE_LIMITED, message, limit=frames_max, retry_after_ms=1000)
 
     def receive_binary(self) -> None:
         """A binary frame: there are none."""
         if self._is_ending:
             return
         self.door.counts.frames_received += 1
-        self._refuse(DoorError(words.BAD_REQUEST, "frames must be text, in JSON"), b"")
+        self._refuse(DoorError(codes.BAD_REQUEST, "frames must be text, in JSON"), b"")
 
     def _handle(self, message: Message) -> Awaitable[None] | None:
         if message.type == "connect":
             if self.principal is not None:
-                raise DoorError(words.BAD_REQUEST, "already connected")
+                raise DoorError(codes.BAD_REQUEST, "already connected")
             self._connect(message)
         elif self.principal is None:
-            raise DoorError(words.BAD_REQUEST, "the first message must be connect")
+            raise DoorError(codes.BAD_REQUEST, "the first message must be connect")
         elif message.type == "sync":
             return self._sync(message)
         else:
-            raise DoorError(words.BAD_REQUEST, "$.type: must be connect, submit_events or sync", field="$.type")
+            raise DoorError(codes.BAD_REQUEST, "$.type: must be connect, submit_events or sync", field="$.type")
         return None
 
     def _connect(self, message: Message) -> None:
@@ -199,7 +200,7 @@ class Session:
         """Who this is, as of now. Raises DoorError if that has expired."""
         principal = self.principal
         if principal is None or (principal.expires_ms is not None and principal.has_expired(self.door.clock.wall_ms())):
-            raise DoorError(words.AUTH_FAILED, "the token has expired")
+            raise DoorError(codes.AUTH_FAILED, "the token has expired")
         return principal
 
     # --- sync
@@ -228,7 +229,7 @@ class Session:
         in_flight, most = self.events_in_flight, door.limits.events_in_flight_max
         if in_flight and in_flight + len(submit.ids) > most:
             message = f"{in_flight} events of this connection wait for their answer; at most {most} may"
-            raise DoorError(words.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
+            raise DoorError(codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS)
         items = door.authorized(submit, principal, self._writable)
         pending = _Pending(self, msg_id, submit.ids, items, submit.mode)
         self.events_in_flight += len(items)
@@ -253,7 +254,7 @@ class Session:
             self._answer(pending, outcome)
         except Exception:
             logger.exception("an answer could not be written", extra=self._described())
-            self.failed(pending, DoorError(words.SERVER_ERROR, "the server is at fault; send it again"))
+            self.failed(pending, DoorError(codes.SERVER_ERROR, "the server is at fault; send it again"))
 
     def _answer(self, pending: _Pending, outcome: Verdict | Sequence[Verdict]) -> None:
         door = self.door
@@ -312,7 +313,7 @@ class Session:
     def renew(self, principal: Principal | None) -> None:
         """The rights of now. Ends the connection if there are none any more, or its scope is not among them."""
         if principal is None or not all(map(principal.grants.may_read, self.subscriber.partitions)):
-            self._refuse(DoorError(words.AUTH_FAILED, "the token has expired, or its rights have changed"), b"")
+            self._refuse(DoorError(codes.AUTH_FAILED, "the token has expired, or its rights have changed"), b"")
         else:
             self.principal = principal
             self._writable.clear()

@@ -12,20 +12,10 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
+from oncelog.codes import AUTH_FAILED, RATE_LIMITED, SERVER_BUSY, SERVER_ERROR, VALIDATION_FAILED, VERSION_UNSUPPORTED
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Verdict
 from oncelog.stores.protocol import Brief, brief_of
 
-PROTOCOL_VERSION: Final = "1.0"
-
-BAD_REQUEST: Final = "bad_request"
-FORBIDDEN: Final = "forbidden"
-VALIDATION_FAILED: Final = "validation_failed"
-SERVER_BUSY: Final = "server_busy"
-HISTORY_CHANGED: Final = "history_changed"
-AUTH_FAILED: Final = "auth_failed"
-VERSION_UNSUPPORTED: Final = "protocol_version_unsupported"
-RATE_LIMITED: Final = "rate_limited"
-SERVER_ERROR: Final = "server_error"
 PRIOR_ITEM_FAILED: Final = "prior_item_failed"
 
 CLOSING: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
