@@ -9,6 +9,8 @@ from crash.observing import say
 from crash.scripted import SLICE_KEYS
 from oncelog.stores.sqlite import index
 
+pytest.register_assert_rewrite("crash.applications")
+
 
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 _TESTS: Final = str(Path(__file__).parent.parent)
-_START: Final = (
+START: Final = (
     f"import runpy, sys; sys.path.insert(0, {_TESTS!r}); del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 )
 
@@ -16,7 +16,7 @@ _START: Final = (
 @contextmanager
 def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A Python process that runs the script, with pipes; killed at the end if it still lives."""
-    command = [sys.executable, "-c", _START, script, *arguments]
+    command = [sys.executable, "-c", START, script, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
         try:
             yield process

@@ -16,6 +16,7 @@ from oncelog.client.values import (
     State,
     Status,
 )
+from oncelog.client.wire import Socket, Transport, WebSocketTransport
 
 __all__ = [
     "BlockingClient",
@@ -32,6 +33,9 @@ __all__ = [
     "Rejected",
     "Rejection",
     "SetAside",
+    "Socket",
     "State",
     "Status",
+    "Transport",
+    "WebSocketTransport",
 ]

@@ -41,6 +41,7 @@ STORE_PAUSE_S: Final = 0.5
 _STATES: Final = {
     Phase.NONE: State.OFFLINE,
     Phase.CONNECTING: State.CONNECTING,
+    Phase.ASIDE: State.CATCHING_UP,
     Phase.CATCHING_UP: State.CATCHING_UP,
     Phase.LIVE: State.LIVE,
     Phase.HISTORY_CHANGED: State.HISTORY_CHANGED,
@@ -130,6 +131,7 @@ class Client:
         self._cursor, self._epoch = kept.cursor, kept.epoch
         self._rejected, self._set_aside = kept.rejected, kept.set_aside
         protocol = self._open_protocol = Protocol(kept.client_id, self.partitions, kept.cursor, kept.epoch)
+        protocol.wants_events = self._has_takers
         self._waiting = {entry.id: Pending(entry) for entry in kept.outbox}
         protocol.offer(kept.outbox)
         self._open_connecting = Connecting(
@@ -329,14 +331,14 @@ class Client:
         if called == APPLY:
             raise ValueError(f"{APPLY!r} is the name of what is called in the transaction: give this one another name")
         self._handlers.add(handler, called)
-        self._events_work.set()
+        self._want_events()
         return handler
 
     async def events(self) -> AsyncIterator[Event]:
         """Every event from the cursor on, in order. One counts as handed over when the next one is asked for."""
         self._demand_open()
         stream = self._handlers.stream()
-        self._events_work.set()
+        self._want_events()
         try:
             async for event in stream:
                 yield event
@@ -344,6 +346,12 @@ class Client:
             stream.finish()
         if self._failure is not None:
             raise self._why_not()
+
+    def _want_events(self) -> None:
+        self._events_work.set()
+        if self._open_protocol is not None and self._open_connecting is not None:
+            self._open_protocol.want_events()
+            self._open_connecting.sent_soon()
 
     async def set_aside(self) -> list[SetAside]:
         """Events that `apply` or a handler could not take, in their order."""
@@ -453,6 +461,8 @@ class Client:
             counts = len(self._waiting), self._rejected, self._set_aside
             return Status(State.CLOSED, *counts, self._cursor, self._cursor, error)
         state = _STATES[protocol.phase]
+        if protocol.phase is Phase.ASIDE and not self._has_takers:
+            state = State.LIVE  # there is nothing else that it could do
         if not connecting.is_let_in and state in (State.OFFLINE, State.CONNECTING):
             state = State.REFUSED
         return Status(
@@ -500,7 +510,9 @@ class Client:
         await self._until(self._is_live)
 
     def _is_live(self) -> bool:
-        return self._protocol.phase is Phase.LIVE and not (self._has_takers and self._is_something_new())
+        if not self._has_takers:
+            return self._protocol.is_submitting
+        return self._protocol.phase is Phase.LIVE and not self._is_something_new()
 
     async def until_settled(self) -> None:
         """Returns when every submission has its outcome."""

@@ -10,7 +10,7 @@ from typing import Final
 from oncelog import codes
 from oncelog.client.cancelling import is_being_cancelled
 from oncelog.client.limits import ClientLimits
-from oncelog.client.protocol import READY_EVENTS_MAX, Phase, Protocol
+from oncelog.client.protocol import Phase, Protocol
 from oncelog.client.wire import Socket, Transport, pauses_s
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError
 
@@ -41,7 +41,6 @@ class Connecting:
         self._chance = chance
         self._on_change = on_change
         self._outgoing = asyncio.Event()
-        self._has_room = asyncio.Event()
         self._hurry = asyncio.Event()
         self._restart = asyncio.Event()
         self._busy_timer: asyncio.TimerHandle | None = None
@@ -51,8 +50,7 @@ class Connecting:
         """False while the server says that we may not."""
 
     def sent_soon(self) -> None:
-        """The protocol has something to say, or there is room for more events."""
-        self._has_room.set()
+        """The protocol may have something to say."""
         if self._protocol.outgoing:
             self._outgoing.set()
 
@@ -138,7 +136,8 @@ class Connecting:
             raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
 
     async def _conversation(self, socket: Socket) -> None:
-        tasks = [asyncio.create_task(work(socket)) for work in (self._read, self._write, self._watch, self._restarted)]
+        parts = (self._read, self._write, self._watch, self._look_at_takers, self._restarted)
+        tasks = [asyncio.create_task(work(socket)) for work in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -156,15 +155,13 @@ class Connecting:
                 raise LostError(protocol.history_change.message)
             if protocol.busy_ms and self._busy_timer is None:
                 self._busy_timer = asyncio.get_running_loop().call_later(protocol.busy_ms / 1000, self._go_on)
-            if protocol.phase is Phase.LIVE:
+            if protocol.is_submitting:
                 self.last_error, self.is_let_in = None, True
             if protocol.outgoing:
                 self._outgoing.set()
             self._on_change()
-            while protocol.ready > 2 * READY_EVENTS_MAX:
-                # Those who take events are slow: the server waits with the next, and lets us go if it is for long.
-                self._has_room.clear()
-                await self._has_room.wait()
+            if protocol.is_flooded:
+                self._step_aside()
 
     async def _write(self, socket: Socket) -> None:
         outgoing = self._protocol.outgoing
@@ -186,6 +183,20 @@ class Connecting:
                 await asyncio.sleep(half_s)
                 if protocol.is_waiting and protocol.answers == before:
                     raise LostError(f"the server gave no answer in {self._limits.answer_timeout_ms} ms")
+
+    async def _look_at_takers(self, _socket: Socket) -> None:
+        """Submissions must not wait for those who take events, who may wait for their outcomes."""
+        protocol = self._protocol
+        while True:
+            before = protocol.pages
+            await asyncio.sleep(self._limits.taking_timeout_ms / 1000)
+            if protocol.is_page_due and protocol.pages == before and protocol.pending:
+                self._step_aside()
+
+    def _step_aside(self) -> None:
+        """In a sync, or following, a connection cannot stop: the next one begins by submitting what there is."""
+        self._hurry.set()
+        raise LostError("events are taken too slowly; the client submits first, and then goes on with them")
 
     async def _restarted(self, _socket: Socket) -> None:
         await self._restart.wait()

@@ -19,6 +19,8 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     connect_timeout_ms: int = 10_000
     answer_timeout_ms: int = 30_000
     """A server that owes an answer for so long is given up, and connected to again."""
+    taking_timeout_ms: int = 1000
+    """If nobody has room for further events for so long, what waits in the outbox is sent before they are."""
     heartbeat_ms: int = 20_000
     """How often a silent server is asked whether it is still there."""
     pause_ms_min: int = 200

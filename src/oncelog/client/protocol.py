@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from oncelog import codes
 from oncelog.client import words
-from oncelog.client.values import Committed, Entry, Event, Fault, HistoryChange, Rejected, Settled
+from oncelog.client.values import Committed, Entry, Event, Fault, HistoryChange, Outcome, Rejected, Settled
 from oncelog.errors import ProtocolError, ServerRefusedError
 
 PAGE_EVENTS: Final = 1000
@@ -48,6 +48,8 @@ class Phase(Enum):
 
     NONE = "none"
     CONNECTING = "connecting"
+    ASIDE = "aside"
+    """Connected, and submitting. Events stay with the server until they are wanted, and there is room for them."""
     CATCHING_UP = "catching up"
     LIVE = "live"
     HISTORY_CHANGED = "history changed"
@@ -87,6 +89,10 @@ class Protocol:
         """How many awaited answers have come: while it stands still and `is_waiting`, the server is silent."""
         self.last_committed_id = cursor
         """The highest number that we have heard of."""
+        self.wants_events = True
+        """Whether somebody takes events. While nobody does, a connection does not ask for them (`want_events`)."""
+        self.pages = 0
+        """How many pages have been asked for: while it stands still and `is_page_due`, nobody takes the events."""
         self._scope = frozenset(partitions)
         self._cursor = cursor
         """All up to here that is in our partitions has arrived."""
@@ -96,7 +102,8 @@ class Protocol:
         self._settled: list[Settled] = []
         self._page: str | None = None
         """The `msg_id` of the page that is on its way."""
-        self._is_page_due = False
+        self.is_page_due = False
+        """There is more, but no room for it."""
         self._request_events_max = REQUEST_EVENTS_MAX
         self._number = 0
 
@@ -111,7 +118,7 @@ class Protocol:
     def lost(self, close_code: int | None = None) -> None:
         """The connection is gone. What was under way is sent again over the next one, under the same ids."""
         self.outgoing.clear()
-        self._page, self._is_page_due, self.busy_ms = None, False, 0
+        self._page, self.is_page_due, self.busy_ms = None, False, 0
         request = self._take_request()
         if request is not None:
             if request.holds:
@@ -163,6 +170,21 @@ class Protocol:
         return len(self._ready)
 
     @property
+    def is_flooded(self) -> bool:
+        """So many events wait that no more may come: the next connection is to be one that stands aside."""
+        return self.phase is Phase.LIVE and len(self._ready) > 2 * READY_EVENTS_MAX
+
+    @property
+    def is_submitting(self) -> bool:
+        """Whether what is submitted now is sent."""
+        return self.phase in (Phase.LIVE, Phase.ASIDE)
+
+    def want_events(self) -> None:
+        """Somebody takes events from now on."""
+        self.wants_events = True
+        self._catch_up_if_there_is_room()
+
+    @property
     def has_settled(self) -> bool:
         """Whether there are outcomes to be taken."""
         return bool(self._settled)
@@ -171,8 +193,10 @@ class Protocol:
         """The next events, and the cursor behind them."""
         ready = self._ready
         events = [ready.popleft() for _ in range(min(count_max, len(ready)))]
-        if self._is_page_due and len(ready) < READY_EVENTS_MAX:
-            self._ask_page()
+        if len(ready) < READY_EVENTS_MAX:
+            if self.is_page_due:
+                self._ask_page()
+            self._catch_up_if_there_is_room()
         return events, events[-1].committed_id if ready else self.cursor
 
     def put_back(self, events: Sequence[Event]) -> None:
@@ -221,12 +245,9 @@ class Protocol:
             return
         self.epoch = connected.epoch
         self.history_change = None  # if there was one: the server has the old history again
-        if self.partitions:
-            self.phase = Phase.CATCHING_UP
-            self._ask_page_if_there_is_room()
-        else:  # one that only submits
-            self.phase = Phase.LIVE
-            self._send_request()
+        self.phase = Phase.ASIDE if self.partitions else Phase.LIVE
+        self._catch_up_if_there_is_room()
+        self._send_request()
 
     def _synced(self, message: words.Message) -> None:
         page = words.read_page(message.payload)
@@ -283,9 +304,18 @@ class Protocol:
         outcomes = [_outcome(entry, result) for entry, result in zip(request.entries, results, strict=True)]
         self.answers += 1
         self._request = None
+        self._settled.extend(map(Settled, request.entries, outcomes))
+        self._request_events_max = min(2 * self._request_events_max, REQUEST_EVENTS_MAX)
+        if self.phase is Phase.ASIDE:
+            # Nothing else has come meanwhile: own events come with the rest, when we sync.
+            self._catch_up_if_there_is_room()
+        else:
+            self._place(request, results, outcomes)
+        self._send_request()
+
+    def _place(self, request: _Request, results: Sequence[words.Result], outcomes: Sequence[Outcome]) -> None:
         own: list[Event] = []
         for entry, result, outcome in zip(request.entries, results, outcomes, strict=True):
-            self._settled.append(Settled(entry, outcome))
             if isinstance(outcome, Committed) and not self._scope.isdisjoint(entry.partitions):
                 own.append(_own_event(entry, result, self.client_id))
         self._arrange(request, own)
@@ -293,8 +323,6 @@ class Protocol:
         highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)
         self._cursor = max(self._cursor, highest)
         self._heard_of(self._cursor)
-        self._request_events_max = min(2 * self._request_events_max, REQUEST_EVENTS_MAX)
-        self._send_request()
 
     def _arrange(self, request: _Request, own: list[Event]) -> None:
         """Puts the own events of a request among those that came while it was under way."""
@@ -333,15 +361,23 @@ class Protocol:
         if len(self._ready) < READY_EVENTS_MAX:
             self._ask_page()
         else:
-            self._is_page_due = True
+            self.is_page_due = True
+
+    def _catch_up_if_there_is_room(self) -> None:
+        """Ends standing aside. Not while a request is under way: its answer would come with no place in the order."""
+        is_free = self.phase is Phase.ASIDE and self.wants_events and self._request is None
+        if is_free and len(self._ready) < READY_EVENTS_MAX:
+            self.phase = Phase.CATCHING_UP
+            self._ask_page()
 
     def _ask_page(self) -> None:
+        self.pages += 1
         self._page = self._next_id()
-        self._is_page_due = False
+        self.is_page_due = False
         self.outgoing.append(words.sync(self.partitions, self._cursor, PAGE_EVENTS, self.epoch, self._page))
 
     def _send_request(self) -> None:
-        if self.phase is not Phase.LIVE or self.busy_ms:
+        if not self.is_submitting or self.busy_ms:
             return
         request = self._request
         if request is None and self._queue:
@@ -360,7 +396,7 @@ class Protocol:
             if entries and size > REQUEST_BYTES_MAX:
                 break
             entries.append(self._queue.popleft())
-        return _Request("", entries, self._cursor, [], holds=len(entries) > 1)
+        return _Request("", entries, self._cursor, [], holds=len(entries) > 1 and self.phase is Phase.LIVE)
 
     # --- requests that come to nothing
 
@@ -371,7 +407,7 @@ class Protocol:
     def _send_later(self, request: _Request) -> None:
         """What is broadcast from now on waits for the answer (see above)."""
         request.is_under_way = False
-        if not request.holds:
+        if not request.holds and self.phase is Phase.LIVE:
             request.holds, request.cursor = True, self._cursor
 
     def _divide(self, request: _Request, reason: str, message: str) -> None:

@@ -81,6 +81,8 @@ def as_lost(url: str) -> Iterator[None]:
         raise LostError(f"{url} cannot be reached: {_why(error)}") from error
     except TimeoutError as error:
         raise LostError(f"{url} does not answer in time") from error
+    except aiohttp.ServerDisconnectedError as error:
+        raise LostError(f"the connection to {url} was lost: it was closed before the server had answered") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise LostError(f"the connection to {url} was lost: {_why(error)}") from error
 

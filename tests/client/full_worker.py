@@ -1,0 +1,37 @@
+"""Submits until no file may grow any more, then after it may again: python full_worker.py FILE
+
+Says what was raised, how many were taken before, how many lie in the outbox at the end, and whether the status has
+told of it, then and at the end.
+"""
+
+import asyncio
+import resource
+import sys
+
+from oncelog.client import Client
+from oncelog.client import client as clients
+from oncelog.errors import StoreUnavailableError
+
+clients.STORE_PAUSE_S = 0.001  # type: ignore[misc]
+
+
+async def main() -> None:
+    async with Client("http://127.0.0.1:9", store=sys.argv[1], partitions=["a"]) as client:
+        await client.submit({"type": "first"})
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))
+        taken = 1
+        try:
+            while True:
+                await client.submit({"type": "t", "text": "x" * 10_000})
+                taken += 1
+        except StoreUnavailableError as error:
+            raised = type(error).__name__
+        told = "I/O error" in str(client.status().last_error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        await client.submit({"type": "last"})
+        is_told_still = "I/O error" in str(client.status().last_error)
+        sys.stdout.write(f"{raised} {taken} {len(client.pending())} {told} {is_told_still}\n")
+
+
+asyncio.run(main())

@@ -1,0 +1,11 @@
+"""Has a client's file open until its input ends: python holding_worker.py FILE"""
+
+import sys
+
+from oncelog.client.store import ClientStore
+
+store = ClientStore(sys.argv[1])
+store.open(None, ["a"], None)
+sys.stdout.write("open\n")
+sys.stdout.flush()
+sys.stdin.read()

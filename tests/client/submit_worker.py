@@ -1,0 +1,22 @@
+"""A client without a server that submits until it is killed: python submit_worker.py FILE
+
+Says each id once its submission has returned.
+"""
+
+import asyncio
+import sys
+
+from oncelog.client import Client
+
+
+async def main() -> None:
+    async with Client("http://127.0.0.1:9", store=sys.argv[1], partitions=["a"]) as client:
+        number = 0
+        while True:
+            pending = await asyncio.gather(*(client.submit({"type": "t", "number": number + one}) for one in range(5)))
+            number += 5
+            sys.stdout.write("".join(f"{one.id}\n" for one in pending))
+            sys.stdout.flush()
+
+
+asyncio.run(main())

@@ -1,0 +1,237 @@
+"""The blocking client: the same, from threads."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from client.clients import LIMITS, NOWHERE, WAIT_S, counted
+from doors.serving import serving
+from oncelog.client import BlockingClient, Committed, Draft, Event, Rejected, State, Status
+from oncelog.errors import CanonicalError, ClosedError, StoreInUseError
+from oncelog.portal import Portal
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A server in a thread of its own."""
+    portal = Portal("server")
+    served = serving(tmp_path)
+    try:
+        found = portal.call(served.__aenter__)
+        yield found.url
+        portal.call(served.__aexit__, None, None, None)
+    finally:
+        portal.close()
+
+
+def client_of(url: str, store: Path | str = ":memory:", **options: Any) -> BlockingClient:
+    return BlockingClient(url, store=store, **{"partitions": ["a"], "limits": LIMITS, **options})
+
+
+def committed(client: BlockingClient, number: int, **options: Any) -> int:
+    found = client.submit(counted(number), **options).outcome(WAIT_S)
+    assert isinstance(found, Committed)
+    return found.committed_id
+
+
+@pytest.mark.rule("EV-17")
+def test_submissions_have_outcomes_and_events_come_in_order(url: str) -> None:
+    with client_of(url, client_id="laptop") as client:
+        assert client.client_id == "laptop"
+        pending = client.submit(counted(1), id=UUID(int=1))
+        assert pending.id == str(UUID(int=1))
+        assert pending.outcome(WAIT_S) == pending.result
+        assert committed(client, 2) == 2
+        assert committed(client, 1, id=UUID(int=1)) == 1
+        found = []
+        for event in client.events():
+            found.append(event.committed_id)
+            if len(found) == 2:
+                break
+        assert found == [1, 2]
+        client.reached(2, WAIT_S)
+        client.until_settled(WAIT_S)
+        assert client.pending() == []
+
+
+def test_a_loop_that_is_left_and_begun_again_misses_nothing(url: str) -> None:
+    with client_of(url) as client:
+        client.submit_many([Draft(counted(number)) for number in range(9)])
+        found = []
+        for length in (1, 3, 5):
+            loop = client.events()
+            found += [next(loop).committed_id for _ in range(length)]
+            loop.close()  # type: ignore[attr-defined]
+        assert found == list(range(1, 10))
+
+
+@pytest.mark.rule("EV-17")
+def test_threads_share_a_client(url: str) -> None:
+    seen: list[int] = []
+    with client_of(url) as client:
+        client.on_event(lambda event: seen.append(event.committed_id), name="takes")
+        with ThreadPoolExecutor(8) as pool:
+            numbers = list(pool.map(lambda number: committed(client, number), range(40)))
+        client.reached(40, WAIT_S)
+    assert sorted(numbers) == list(range(1, 41))
+    assert seen == list(range(1, 41))
+
+
+def test_handlers_are_called_in_threads_and_may_submit_and_wait(url: str) -> None:
+    threads: set[str] = set()
+    seen: list[int] = []
+    with client_of(url) as client:
+
+        def replies(event: Event) -> None:
+            threads.add(threading.current_thread().name)
+            assert event.event is not None
+            seen.append(event.event["number"])
+            if event.event["number"] < 4:
+                assert isinstance(client.submit(counted(event.event["number"] + 1)).outcome(WAIT_S), Committed)
+
+        assert client.on_event(replies) is replies
+        client.submit(counted(1))
+        client.reached(4, WAIT_S)
+        with pytest.raises(ValueError, match="already"):
+            client.on_event(replies)
+    assert seen == [1, 2, 3, 4]
+    assert not any(name.startswith(("oncelog", "MainThread")) for name in threads)
+
+
+def test_an_event_that_a_handler_cannot_take_is_set_aside(url: str) -> None:
+    is_well = threading.Event()
+    with client_of(url) as client:
+
+        def fails(_event: Event) -> None:
+            if not is_well.is_set():
+                raise ValueError("not yet")
+
+        client.on_event(fails, name="fails")
+        assert committed(client, 1) == 1
+        client.reached(1, WAIT_S)
+        assert [one.error for one in client.set_aside()] == ["ValueError: not yet"]
+        assert len(client.hand_over_set_aside()) == 1
+        is_well.set()
+        assert client.hand_over_set_aside() == []
+        assert client.status().set_aside == 0
+
+
+def test_waiting_has_an_end() -> None:
+    with client_of(NOWHERE) as client:
+        pending = client.submit(counted(1))
+        for wait in (pending.outcome, client.until_live, client.until_settled):
+            with pytest.raises(TimeoutError):
+                wait(0.01)
+        with pytest.raises(TimeoutError):
+            client.reached(1, 0.01)
+        assert pending.result is None
+        assert [one.id for one in client.pending()] == [pending.id]
+        client.reconnect_now()
+
+
+@pytest.mark.rule("EV-17")
+def test_what_was_submitted_is_sent_by_the_next_client(url: str, tmp_path: Path) -> None:
+    store = tmp_path / "client.db"
+    with client_of(NOWHERE, store) as client:
+        ids = [client.submit(counted(number)).id for number in range(3)]
+    with client_of(url, store) as client:
+        client.until_settled(WAIT_S)
+        events = client.events()
+        assert [next(events).id for _ in range(3)] == ids
+
+
+def test_what_waits_when_the_client_is_closed_is_told(tmp_path: Path) -> None:
+    store = tmp_path / "client.db"
+    with client_of(NOWHERE, store) as client, ThreadPoolExecutor(4) as pool:
+        pending = client.submit(counted(1))
+        waiting = [pool.submit(wait) for wait in (pending.outcome, client.until_live, client.until_settled)]
+        loop = pool.submit(lambda: list(client.events()))
+        threading.Event().wait(0.02)
+        client.close()
+        for one in waiting:
+            with pytest.raises(ClosedError):
+                one.result(WAIT_S)
+        with suppress(ClosedError):  # it came too late
+            assert loop.result(WAIT_S) == []
+    client.close()
+    for call in (lambda: client.submit(counted(2)), client.rejected, client.set_aside, pending.outcome):
+        with pytest.raises(ClosedError):
+            call()
+    assert client.status().state is State.CLOSED
+    with client_of(NOWHERE, store) as again:
+        assert [one.id for one in again.pending()] == [pending.id]
+
+
+def test_a_client_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = tmp_path / "client.db"
+    before = threading.active_count()
+    with client_of(NOWHERE, store), pytest.raises(StoreInUseError):
+        client_of(NOWHERE, store).__enter__()
+    assert threading.active_count() <= before
+
+
+def test_what_is_rejected_is_kept_until_it_is_forgotten(url: str) -> None:
+    with client_of(url) as client:
+        found = client.submit(counted(1), expected_committed_id=9).outcome(WAIT_S)
+        assert isinstance(found, Rejected)
+        (rejection,) = client.rejected()
+        assert rejection.outcome == found
+        client.forget_rejected(rejection.id)
+        assert client.rejected() == []
+        with pytest.raises(CanonicalError):
+            client.submit("none")
+
+
+def test_how_it_stands_is_told_in_a_thread(url: str) -> None:
+    told: list[tuple[State, str]] = []
+    is_live = threading.Event()
+
+    def tell(status: Status) -> None:
+        told.append((status.state, threading.current_thread().name))
+        if status.state is State.LIVE:
+            is_live.set()
+
+    client = client_of(url)
+    client.on_status(tell)
+    client.on_history_changed(lambda _: None)
+    with client:
+        assert is_live.wait(WAIT_S)
+        assert client.history_change is None
+    assert all(not name.startswith("oncelog") for _, name in told)
+
+
+def test_apply_and_starting_over(url: str, tmp_path: Path) -> None:
+    store = tmp_path / "client.db"
+
+    def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
+        connection.execute("CREATE TABLE IF NOT EXISTS made (number INTEGER)")
+        connection.executemany("INSERT INTO made VALUES (?)", [(one.committed_id,) for one in events])
+
+    def reset(connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM made")
+
+    with client_of(url, store, apply=apply) as client:
+        client.submit_many([Draft(counted(number)) for number in range(3)])
+        client.until_settled(WAIT_S)
+        client.reached(3, WAIT_S)
+        client.start_over(reset=reset)
+        client.reached(3, WAIT_S)
+    connection = sqlite3.connect(store)
+    assert connection.execute("SELECT number FROM made").fetchall() == [(1,), (2,), (3,)]
+    connection.close()
+
+
+def test_it_may_be_used_where_another_event_loop_runs() -> None:
+    async def main() -> None:
+        with client_of(NOWHERE) as client:
+            assert client.submit(counted(1)).result is None
+
+    asyncio.run(main())

@@ -1,0 +1,466 @@
+"""What a client keeps: nothing of it is lost, and the application's tables and the cursor are saved together."""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.model_server import entry_of
+from crash.processes import started
+from oncelog.client.pending import Draft, Prepared, prepare
+from oncelog.client.store import SCHEMA_VERSION, ClientStore, Kept
+from oncelog.client.values import Committed, Entry, Event, Fault, Rejected, SetAside, Settled
+from oncelog.errors import (
+    CorruptError,
+    NewerSchemaError,
+    PartitionsChangedError,
+    StoreInUseError,
+    StoreUnavailableError,
+)
+
+HERE = Path(__file__).parent
+REJECTED = Rejected("validation_failed", (Fault("event", "not so", 7),))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "client.db"
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[Callable[..., tuple[ClientStore, Kept]]]:
+    """Opens stores; the one that is open is closed first."""
+    stores: list[ClientStore] = []
+
+    def opened(
+        client_id: str | None = None, partitions: Sequence[str] = ("a",), reset: Any = None
+    ) -> tuple[ClientStore, Kept]:
+        for store in stores:
+            store.close()
+        stores.append(ClientStore(path))
+        return stores[-1], stores[-1].open(client_id, partitions, reset)
+
+    yield opened
+    for store in stores:
+        store.close()
+
+
+Opened = Callable[..., tuple[ClientStore, Kept]]
+
+
+def prepared(number: int, **members: Any) -> Prepared:
+    return prepare(Draft({"type": "t", "number": number, **members}, None, entry_of(number).id), ["a"], 10**6)
+
+
+def accept(store: ClientStore, *numbers: int) -> list[Entry]:
+    entries = store.numbered([prepared(number) for number in numbers])
+    store.write_outbox(entries, [], 1)
+    return entries
+
+
+def event(number: int, kind: str = "told") -> Event:
+    return Event(entry_of(number).id, "other", ("a",), number, {"type": kind, "number": number}, 5000 + number)
+
+
+def hand_over(store: ClientStore, events: Sequence[Event], apply: Any = None, failed: Sequence[SetAside] = ()) -> int:
+    return store.hand_over(events, events[-1].committed_id, "e1", apply, failed)
+
+
+def rows(path: Path, sql: str) -> list[Any]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def applied(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
+    """What an application may do; it cannot take events of the type `bad`."""
+    connection.execute("CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY)")
+    for one in events:
+        connection.execute("INSERT INTO made VALUES (?)", (one.committed_id,))
+        if one.type == "bad":
+            raise ValueError(f"no room for {one.committed_id}")
+
+
+MADE = "SELECT number FROM made ORDER BY number"
+CURSOR = "SELECT cursor, epoch FROM oncelog_client_state"
+
+
+# --- the outbox ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("EV-17")
+def test_the_outbox_is_there_again_in_its_order(opened: Opened) -> None:
+    store, kept = opened("laptop")
+    assert kept == Kept("laptop", 0, "", [], 0, 0)
+    entries = accept(store, 9, 3) + accept(store, 5)
+    assert [one.number for one in entries] == [1, 2, 3]
+    _, kept = opened()
+    assert kept.outbox == entries
+    assert kept.client_id == "laptop"
+
+
+def test_an_expected_number_is_kept(opened: Opened) -> None:
+    store, _ = opened()
+    entries = store.numbered([prepared(1)._replace(expected_committed_id=0)])
+    store.write_outbox(entries, [], 1)
+    assert opened()[1].outbox[0].expected_committed_id == 0
+
+
+def test_a_client_gets_an_id_of_its_own_and_keeps_it_until_it_is_given_another(opened: Opened) -> None:
+    _, first = opened()
+    _, again = opened()
+    assert first.client_id == again.client_id
+    assert first.client_id.startswith("client-")
+    assert opened("tablet")[1].client_id == "tablet"
+    assert opened()[1].client_id == "tablet"
+
+
+def test_what_is_settled_leaves_and_what_was_rejected_stays_until_it_is_forgotten(opened: Opened) -> None:
+    store, _ = opened()
+    first, second, third = accept(store, 1, 2, 3)
+    store.write_outbox([], [Settled(first, Committed(1, 2)), Settled(third, REJECTED)], 77)
+    store, kept = opened()
+    assert kept.outbox == [second]
+    assert kept.rejected == 1
+    (rejection,) = store.rejected()
+    assert (rejection.id, rejection.partitions, rejection.outcome) == (third.id, ("a",), REJECTED)
+    assert rejection.event == {"type": "t", "number": 3}
+    assert rejection.rejected_at_ms == 77
+    assert store.forget_rejected(["00000000-0000-0000-0000-00000000ffff"]) == 1
+    assert store.forget_rejected([third.id]) == 0
+    assert opened()[1].rejected == 0
+
+
+def test_all_rejected_are_forgotten_at_once(opened: Opened) -> None:
+    store, _ = opened()
+    entries = accept(store, 1, 2)
+    store.write_outbox([], [Settled(one, REJECTED) for one in entries], 1)
+    assert [one.id for one in store.rejected()] == [one.id for one in entries]
+    assert store.forget_rejected(None) == 0
+    assert store.rejected() == []
+
+
+def test_numbers_are_never_used_twice(opened: Opened) -> None:
+    store, _ = opened()
+    entries = accept(store, 1, 2)
+    store.write_outbox([], [Settled(entries[0], Committed(1, 2)), Settled(entries[1], REJECTED)], 1)
+    store, _ = opened()
+    (third,) = accept(store, 3)
+    assert third.number == 3
+    store.write_outbox([], [Settled(third, Committed(3, 3))], 1)
+    store, _ = opened()
+    store.forget_rejected(None)
+    assert accept(store, 4)[0].number == 4
+
+
+def test_taking_in_and_letting_go_is_all_or_nothing(opened: Opened) -> None:
+    store, _ = opened()
+    (first,) = accept(store, 1)
+    (same,) = store.numbered([prepared(1)])
+    with pytest.raises(sqlite3.IntegrityError):
+        store.write_outbox([*store.numbered([prepared(2)]), same], [Settled(first, Committed(1, 1))], 1)
+    assert opened()[1].outbox == [first]
+
+
+@pytest.mark.rule("EV-17")
+def test_a_process_killed_while_it_submits_loses_nothing_that_it_was_told_is_taken(path: Path) -> None:
+    told: list[str] = []
+    for round_ in range(3):
+        with started(str(HERE / "submit_worker.py"), str(path)) as process:
+            assert process.stdout is not None
+            told += [process.stdout.readline().decode().strip() for _ in range(20 + 15 * round_)]
+            process.kill()
+            rest = process.stdout.read().decode().split("\n")
+        told += [one for one in rest[:-1] if len(one) == 36]
+    store = ClientStore(path)
+    kept = store.open(None, ["a"], None)
+    store.close()
+    ids = [one.id for one in kept.outbox]
+    assert len(set(ids)) == len(ids)
+    assert len(told) >= 20 + 35 + 50
+    assert [one for one in ids if one in set(told)] == told, "all of it, in its order"
+
+
+# --- handing over ------------------------------------------------------------------------------------------
+
+
+def test_the_cursor_and_what_was_made_of_the_events_are_saved_together(opened: Opened, path: Path) -> None:
+    store, _ = opened()
+    assert hand_over(store, [event(1), event(4)], applied) == -1
+    assert rows(path, MADE) == [(1,), (4,)]
+    assert rows(path, CURSOR) == [(4, "e1")]
+    _, kept = opened()
+    assert (kept.cursor, kept.epoch, kept.set_aside) == (4, "e1", 0)
+
+
+def test_one_event_at_fault_is_set_aside_and_the_others_are_applied(opened: Opened, path: Path) -> None:
+    store, _ = opened()
+    assert hand_over(store, [event(1), event(2, "bad"), event(3)], applied) == 1
+    assert rows(path, MADE) == [(1,), (3,)]
+    assert rows(path, CURSOR) == [(3, "e1")]
+    store, kept = opened()
+    assert kept.set_aside == 1
+    assert store.set_aside() == [SetAside("apply", event(2, "bad"), "ValueError: no room for 2")]
+
+
+def test_an_event_that_was_set_aside_is_applied_at_last(opened: Opened, path: Path) -> None:
+    store, _ = opened()
+    hand_over(store, [event(2, "bad")], applied)
+    (aside,) = store.set_aside()
+    assert store.apply_again(aside, applied) == "ValueError: no room for 2"
+    assert store.set_aside() == [aside]
+
+    def better(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
+        connection.executemany("INSERT INTO made VALUES (?)", [(one.committed_id,) for one in events])
+
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE made (number INTEGER PRIMARY KEY)")
+    connection.close()
+    assert store.apply_again(aside, better) is None
+    assert store.set_aside() == []
+    assert rows(path, MADE) == [(2,)]
+    assert rows(path, CURSOR) == [(2, "e1")]
+
+
+def test_what_handlers_could_not_take_is_kept_in_order(opened: Opened) -> None:
+    store, _ = opened()
+    failed = [SetAside("b", event(2), "E: x"), SetAside("a", event(2), "E: y"), SetAside("a", event(1), "E: z")]
+    assert hand_over(store, [event(1), event(2)], None, failed) == 3
+    assert [(one.handler, one.event.committed_id) for one in store.set_aside()] == [("a", 1), ("a", 2), ("b", 2)]
+    assert store.apply_again(store.set_aside()[0], None) is None
+    assert opened()[1].set_aside == 2
+
+
+def _commits(connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+    connection.execute("CREATE TABLE made (number INTEGER PRIMARY KEY)")
+    connection.commit()
+
+
+def _rolls_back(connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+    connection.rollback()
+
+
+def _commits_and_fails(connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+    connection.execute("COMMIT")
+    raise ValueError("and more")
+
+
+def _begins_another(connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+    connection.execute("COMMIT")
+    connection.execute("BEGIN")
+
+
+@pytest.mark.parametrize("apply", [_commits, _rolls_back, _commits_and_fails, _begins_another])
+def test_apply_must_not_end_the_transaction(opened: Opened, path: Path, apply: Any) -> None:
+    store, _ = opened()
+    with pytest.raises((RuntimeError, sqlite3.OperationalError), match=r"transaction|no such savepoint"):
+        hand_over(store, [event(1)], apply)
+    assert rows(path, CURSOR) == [(0, "")], "the cursor has not moved"
+    assert hand_over(store, [event(1)]) == -1, "and the store is as good as before"
+
+
+def test_an_error_without_a_text_sets_aside_all_the_same(opened: Opened) -> None:
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("none")
+
+    def fails(_connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+        raise WordlessError
+
+    store, _ = opened()
+    assert hand_over(store, [event(1)], fails) == 1
+    assert store.set_aside()[0].error == "WordlessError"
+
+
+def test_a_store_that_is_locked_for_apply_is_not_the_events_fault(opened: Opened, path: Path) -> None:
+    other = path.with_name("other.db")
+    holder = sqlite3.connect(other, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+
+    def asks_elsewhere(_connection: sqlite3.Connection, _events: Sequence[Event]) -> None:
+        connection = sqlite3.connect(other, timeout=0)
+        try:
+            connection.execute("CREATE TABLE t (x)")
+        finally:
+            connection.close()
+
+    store, _ = opened()
+    with pytest.raises(StoreUnavailableError, match="locked"):
+        hand_over(store, [event(1)], asks_elsewhere)
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert store.set_aside() == []
+    assert rows(path, CURSOR) == [(0, "")]
+    assert hand_over(store, [event(1)], asks_elsewhere) == -1
+
+
+def test_an_erased_event_can_be_set_aside(opened: Opened) -> None:
+    erased = Event(entry_of(1).id, "other", ("a",), 1, None, 5, erased=True)
+    store, _ = opened()
+    hand_over(store, [erased], None, [SetAside("h", erased, "E")])
+    assert store.set_aside()[0].event == erased
+
+
+# --- opening ---------------------------------------------------------------------------------------------------
+
+
+def test_two_clients_do_not_share_a_file(opened: Opened, path: Path, tmp_path: Path) -> None:
+    opened()
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    for name in (path, link):
+        with pytest.raises(StoreInUseError, match="another client"):
+            ClientStore(name).open(None, ["a"], None)
+    _, kept = opened()
+    assert kept.cursor == 0, "closed and opened again"
+
+
+def test_nor_do_two_processes(path: Path) -> None:
+    with started(str(HERE / "holding_worker.py"), str(path)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        with pytest.raises(StoreInUseError):
+            ClientStore(path).open(None, ["a"], None)
+    store = ClientStore(path)
+    store.open(None, ["a"], None)
+    store.close()
+
+
+def test_stores_in_memory_are_apart() -> None:
+    first, second = ClientStore(":memory:"), ClientStore(":memory:")
+    first.open(None, ["a"], None)
+    second.open(None, ["b"], None)
+    accept(first, 1)
+    first.close()
+    second.close()
+
+
+def test_other_partitions_need_a_reset(opened: Opened) -> None:
+    store, _ = opened()
+    hand_over(store, [event(3)])
+    (entry,) = accept(store, 1)
+    with pytest.raises(PartitionsChangedError, match=r"\['a'\]") as caught:
+        opened(partitions=("a", "b"))
+    assert caught.value.partitions == ("a",)
+    _, kept = opened()
+    assert (kept.cursor, kept.outbox) == (3, [entry]), "nothing was changed"
+
+
+def test_with_a_reset_other_partitions_begin_again_in_one_transaction(opened: Opened, path: Path) -> None:
+    store, _ = opened()
+    hand_over(store, [event(1), event(3, "bad")], applied)
+    (entry,) = accept(store, 1)
+
+    def fails(connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM made")
+        raise ValueError("halfway")
+
+    with pytest.raises(ValueError, match="halfway"):
+        opened(partitions=("b",), reset=fails)
+    assert rows(path, MADE) == [(1,)]
+    assert rows(path, CURSOR) == [(3, "e1")]
+
+    def reset(connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM made")
+
+    _, kept = opened(partitions=("b",), reset=reset)
+    assert (kept.cursor, kept.epoch, kept.set_aside, kept.outbox) == (0, "", 0, [entry])
+    assert rows(path, MADE) == []
+    assert opened(partitions=("b",))[1].cursor == 0, "and it is kept"
+
+
+def test_starting_over_is_one_transaction(opened: Opened, path: Path) -> None:
+    store, _ = opened()
+    hand_over(store, [event(1), event(3, "bad")], applied)
+
+    def fails(connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM made")
+        raise ValueError("halfway")
+
+    with pytest.raises(ValueError, match="halfway"):
+        store.start_over(("a",), 0, "e2", fails)
+    assert rows(path, MADE) == [(1,)]
+    assert len(store.set_aside()) == 1
+    store.start_over(("a",), 2, "e2", None)
+    assert store.set_aside() == []
+    assert rows(path, CURSOR) == [(2, "e2")]
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(opened: Opened, path: Path) -> None:
+    store, _ = opened("laptop")
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE oncelog_client_state SET schema_version = ?", (SCHEMA_VERSION + 1,))
+    connection.commit()
+    connection.close()
+    with pytest.raises(NewerSchemaError, match="newer version"):
+        opened("tablet")
+    assert rows(path, "SELECT client_id FROM oncelog_client_state") == [("laptop",)]
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.write_bytes(b"a letter to my aunt, which is longer than a header of SQLite's" * 100)
+    before = path.read_bytes()
+    with pytest.raises(CorruptError, match="no SQLite database"):
+        ClientStore(path).open(None, ["a"], None)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_row_is_told(opened: Opened, path: Path) -> None:
+    store, _ = opened()
+    accept(store, 1)
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE oncelog_client_outbox SET partitions = '{}'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(CorruptError, match="damaged"):
+        opened()
+
+
+def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="No such file"):
+        ClientStore(tmp_path / "nowhere" / "client.db").open(None, ["a"], None)
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    with pytest.raises(StoreUnavailableError):
+        ClientStore(directory).open(None, ["a"], None)
+
+
+def test_a_store_that_is_closed_says_so(opened: Opened) -> None:
+    store, _ = opened()
+    store.close()
+    store.close()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        store.rejected()
+
+
+def test_the_applications_own_tables_are_left_alone(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE todo (text TEXT)")
+    connection.execute("INSERT INTO todo VALUES ('milk')")
+    connection.commit()
+    connection.close()
+    store = ClientStore(path)
+    store.open(None, ["a"], None)
+    store.close()
+    assert rows(path, "SELECT text FROM todo") == [("milk",)]
+
+
+@pytest.mark.rule("EV-17")
+def test_a_full_disk_is_told_and_loses_nothing_that_was_taken(path: Path) -> None:
+    with started(str(HERE / "full_worker.py"), str(path)) as process:
+        said, _ = process.communicate(timeout=60)
+    raised, taken, pending, was_told, is_told_still = said.decode().split()
+    assert raised == "StoreUnavailableError"
+    assert int(taken) > 1
+    assert int(pending) == int(taken) + 1
+    assert (was_told, is_told_still) == ("True", "False")
+    store = ClientStore(path)
+    kept = store.open(None, ["a"], None)
+    store.close()
+    assert len(kept.outbox) == int(taken) + 1

@@ -1,0 +1,174 @@
+"""The to-do list of examples/todo is a function of the log's order, in memory, in SQLite and in JavaScript."""
+
+import json
+import random
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import model
+from insieme.clients import component
+from oncelog.client import Event
+
+PAGE: Final = Path(model.__file__).parent / "page"
+ITEMS: Final = ("a", "b", "c")
+
+Said = dict[str, Any]
+
+changes: Final = st.builds(
+    model.event_of,
+    st.sampled_from(model.KINDS),
+    st.sampled_from(ITEMS),
+    st.sampled_from(["ann", "bob"]),
+    st.none() | st.sampled_from(["milk", "bread", ""]),
+)
+others: Final = st.sampled_from(
+    [
+        None,
+        {"type": model.ADDED},
+        {"type": model.ADDED, "schemaVersion": 1, "payload": {"item": "a", "text": "no meta"}},
+        {"type": model.ADDED, "schemaVersion": True, "payload": {"item": "a", "text": "x"}, "meta": {}},
+        {"type": model.ADDED, "schemaVersion": 2, "payload": {"item": "a", "text": "x"}, "meta": {}},
+        {"type": model.ADDED, "schemaVersion": 1, "payload": {"item": "", "text": "x"}, "meta": {}},
+        {"type": model.ADDED, "schemaVersion": 1, "payload": {"item": 7, "text": "x"}, "meta": {}},
+        {"type": model.ADDED, "schemaVersion": 1, "payload": {"item": "a", "text": None}, "meta": {}},
+        {"type": model.ADDED, "schemaVersion": 1, "payload": {"item": "a", "text": "x", "by": None}, "meta": {}},
+        {"type": model.ADDED, "schemaVersion": 1, "payload": [], "meta": {}},
+        {"type": "shop.opened", "schemaVersion": 1, "payload": {"item": "a", "text": "x"}, "meta": {}},
+        {"type": model.ADDED, "schemaVersion": 1, "payload": {"item": "a", "text": "nobody's"}, "meta": {}},
+    ]
+)
+logs: Final = st.lists(changes | others, max_size=30)
+
+
+def numbered(log: list[Said | None]) -> list[tuple[int, Said | None]]:
+    """With numbers as the log gives them: they grow, and others are in between."""
+    return [(3 * number, event) for number, event in enumerate(log, 1)]
+
+
+def event(number: int, said: Said | None) -> Event:
+    return Event(f"id {number}", "somebody", ("project/home",), number, said, 0)
+
+
+def in_sqlite(log: list[Said | None], pages: list[int]) -> list[model.Item]:
+    """The list of a table that got the log in pages of these lengths."""
+    connection = sqlite3.connect(":memory:")
+    left = [event(number, said) for number, said in numbered(log)]
+    for length in [*pages, len(left)]:
+        model.apply(connection, left[:length])
+        del left[:length]
+    rows = connection.execute("SELECT * FROM todo_items").fetchall()
+    connection.close()
+    return model.visible(map(model._item, rows))
+
+
+@given(logs, st.lists(st.integers(0, 5), max_size=10))
+def test_the_table_is_what_the_log_says_however_it_comes(log: list[Said | None], pages: list[int]) -> None:
+    assert in_sqlite(log, pages) == model.listed(numbered(log))
+
+
+@given(st.lists(st.lists(changes, max_size=8), max_size=4), st.randoms(use_true_random=False))
+def test_everybody_who_has_the_same_log_has_the_same_list(writers: list[list[Said]], chance: random.Random) -> None:
+    """Any interleaving of what writers did, each in the order in which it was done, is a log."""
+    queues = [list(queue) for queue in writers]
+    log: list[Said | None] = []
+    while left := [queue for queue in queues if queue]:
+        log.append(chance.choice(left).pop(0))
+    committed = model.listed(numbered(log))
+    # A client that has seen a part of it and has the rest in its outbox shows the same, but for the marks.
+    seen = chance.randint(0, len(log))
+    items = model.folded(numbered(log[:seen])).values()
+    shown = model.with_pending(items, [said for said in log[seen:] if said is not None])
+    assert [(item.id, item.text, item.is_done) for item in shown] == [
+        (item.id, item.text, item.is_done) for item in committed
+    ]
+    assert {item.id for item in shown if item.is_pending} <= {
+        said["payload"]["item"] for said in log[seen:] if said is not None
+    }
+
+
+def test_the_last_one_wins_and_what_was_removed_stays_so() -> None:
+    def say(kind: str, text: str | None = None) -> Said:
+        return model.event_of(kind, "a", "ann", text)
+
+    log: list[Said | None] = [say(model.DONE), say(model.ADDED, "milk"), say(model.ADDED, "bread")]
+    assert model.listed(numbered(log)) == [model.Item("a", 6, "milk", "ann")]
+    log += [say(model.DONE), say(model.RENAMED, "oat milk"), say(model.UNDONE), say(model.DONE)]
+    assert model.listed(numbered(log)) == [model.Item("a", 6, "oat milk", "ann", is_done=True)]
+    log += [say(model.REMOVED), say(model.UNDONE), say(model.ADDED, "milk again")]
+    assert model.listed(numbered(log)) == []
+
+
+def test_what_waits_is_marked_and_stands_last() -> None:
+    milk = model.Item("a", 7, "milk", "bob")
+    waiting = [model.event_of(model.ADDED, "b", "ann", "bread"), model.event_of(model.DONE, "a", "ann")]
+    assert model.with_pending([milk], waiting) == [
+        milk._replace(is_done=True, is_pending=True),
+        model.Item("b", 8, "bread", "ann", is_pending=True),
+    ]
+    assert model.with_pending([milk._replace(is_removed=True)], [model.event_of(model.ADDED, "a", "ann", "x")]) == []
+
+
+def test_the_table_begins_anew_with_another_history(tmp_path: Path) -> None:
+    path = str(tmp_path / "ann.db")
+    connection = sqlite3.connect(path, isolation_level=None)
+    model.reset(connection)  # the file is new
+    model.apply(connection, [event(1, model.event_of(model.ADDED, "a", "ann", "milk"))])
+    table = model.Table(path)
+    assert [item.text for item in table.items()] == ["milk"]
+    model.reset(connection)
+    assert table.items() == []
+    table.close()
+    connection.close()
+
+
+SCRIPT: Final = """
+import { readFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+const { listed, withPending } = await import(pathToFileURL(process.argv[2]));
+const cases = JSON.parse(readFileSync(0, "utf8"));
+console.log(JSON.stringify(cases.map(({ log, waiting }) => [listed(log), withPending(log, waiting)])));
+"""
+
+
+def as_shown(log: list[tuple[int, Said | None]]) -> list[Said]:
+    """As the second dialect shows it: it leaves out what was erased, and what lacks its fields."""
+    return [{"committedId": number, **said} for number, said in log if said is not None and "meta" in said]
+
+
+def shuffled(events: list[Said]) -> list[Said]:
+    """In another order of arrival: the page sorts."""
+    return random.Random(7).sample(events, len(events))
+
+
+def test_the_page_makes_the_same_list_of_the_same_log(tmp_path: Path) -> None:
+    cases: list[tuple[list[tuple[int, Said | None]], list[Said]]] = []
+
+    @given(logs, st.lists(changes, max_size=5))
+    def collect(log: list[Said | None], waiting: list[Said]) -> None:
+        cases.append((numbered(log), waiting))
+
+    collect()
+    script = tmp_path / "run.mjs"
+    script.write_text(SCRIPT)
+    given_cases = [{"log": shuffled(as_shown(log)), "waiting": waiting} for log, waiting in cases]
+    done = subprocess.run(  # noqa: S603
+        [component("node", "nodejs"), str(script), str(PAGE / "model.mjs")],
+        input=json.dumps(given_cases),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for (log, waiting), (committed, shown) in zip(cases, json.loads(done.stdout), strict=True):
+        assert [_as_item(one) for one in committed] == model.listed(log)
+        assert [_as_item(one) for one in shown] == model.with_pending(model.folded(log).values(), waiting)
+
+
+def _as_item(one: Said) -> model.Item:
+    return model.Item(one["id"], one["place"], one["text"], one["by"], one["isDone"], False, one["isPending"])

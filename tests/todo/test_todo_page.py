@@ -1,0 +1,285 @@
+"""Two terminals and a web page of examples/todo, in a real Chromium on the npm client, edit one list together."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.parse import parse_qs
+from urllib.request import urlopen
+
+import pytest
+
+from browser import Tab, browser
+from doors.serving import serving
+from insieme.clients import component, installed
+from serve_page import address, page_server
+from todo.screens import Line, Screen, screen, until
+
+RUN_S: Final = 200
+PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/serve_page.py"
+PICTURE: Final = Path(__file__).parents[2] / "docs/images/todo.png"
+PICTURE_BYTES_MAX: Final = 200 * 1024
+READ: Final = """
+[...document.querySelectorAll("#items li[data-id]")].map((li) => ({
+  id: li.dataset.id,
+  place: Number(li.dataset.place),
+  text: li.querySelector(".text").textContent,
+  isDone: li.querySelector(".box").checked,
+  isPending: li.querySelector(".waits") !== null,
+}))
+"""
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, RUN_S))
+
+
+class Web:
+    """The page, as its user sees it."""
+
+    def __init__(self, tab: Tab) -> None:
+        self.tab = tab
+
+    async def items(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = await self.tab.run(READ)
+        return items
+
+    async def lines(self) -> list[Line]:
+        return [(one["text"], one["isDone"], one["isPending"]) for one in await self.items()]
+
+    async def places(self) -> list[tuple[str, int]]:
+        return [(one["id"], one["place"]) for one in await self.items()]
+
+    async def status(self) -> str:
+        return str(await self.tab.run('document.getElementById("status").textContent'))
+
+    async def add(self, text: str) -> None:
+        await self.tab.run('document.getElementById("new").focus()')
+        await self.tab.call("Input.insertText", text=text)
+        for kind in ("keyDown", "keyUp"):
+            await self.tab.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
+
+    async def toggle(self, text: str) -> None:
+        await self._click(text, ".box")
+
+    async def remove(self, text: str) -> None:
+        await self._click(text, ".remove")
+
+    async def switch(self) -> None:
+        await self.tab.run('document.getElementById("offline").click()')
+
+    async def _click(self, text: str, what: str) -> None:
+        line = "[...document.querySelectorAll('#items li')]"
+        line += f".find((li) => li.querySelector('.text')?.textContent === {json.dumps(text)})"
+        await self.shows_text(text)
+        await self.tab.run(f"{line}.querySelector({json.dumps(what)}).click()")
+
+    async def shows_text(self, text: str) -> None:
+        async def is_there() -> bool:
+            return text in [one for one, _, _ in await self.lines()]
+
+        await until(is_there, lambda: text)
+
+    async def shows(self, *lines: str, waiting: tuple[str, ...] = ()) -> None:
+        """Returns when the list is this one. `x` before a text says that it is done."""
+        wanted = [
+            (line.removeprefix("x "), line.startswith("x "), line.removeprefix("x ") in waiting) for line in lines
+        ]
+        seen: list[Line] = []
+
+        async def is_so() -> bool:
+            seen[:] = await self.lines()
+            return seen == wanted
+
+        await until(is_so, lambda: (wanted, seen))
+
+    async def says(self, words: str) -> None:
+        seen = [""]
+
+        async def is_so() -> bool:
+            seen[0] = await self.status()
+            return words in seen[0]
+
+        await until(is_so, lambda: (words, seen))
+
+
+@contextmanager
+def pages() -> Iterator[int]:
+    """The program that serves the page, and its port."""
+    installed()
+    server = page_server(0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@asynccontextmanager
+async def web(url: str, port: int, directory: Path, name: str = "eve") -> AsyncIterator[Web]:
+    component("chromium", "chromium")
+    profile = directory / f"{name}-profile"
+    profile.mkdir(exist_ok=True)
+    async with browser(profile) as tab:
+        await tab.open(address(port, server=url, name=name))
+        yield Web(tab)
+
+
+async def all_show(screens: list[Screen], page: Web, *lines: str) -> None:
+    """Everybody shows this list, with the same items from the same events."""
+    await page.shows(*lines)
+    for one in screens:
+        await one.shows(*lines)
+        assert [(item.id, item.place) for item in one.app.items] == await page.places()
+
+
+@pytest.mark.rule("EV-18")
+def test_two_terminals_and_a_page_edit_together_offline_and_back(tmp_path: Path) -> None:
+    async def main(port: int) -> None:
+        async with (
+            serving(tmp_path, origins=(f"http://127.0.0.1:{port}",)) as served,
+            screen(served.url, "ann", tmp_path) as ann,
+            screen(served.url, "bob", tmp_path) as bob,
+            web(served.url, port, tmp_path) as eve,
+        ):
+            await eve.says("● live · event 0")
+            await eve.add("milk")
+            await ann.shows("milk")
+            await ann.add("bread")
+            await bob.toggle("milk")
+            await all_show([ann, bob], eve, "x milk", "bread")
+            await eve.toggle("milk")
+            await eve.toggle("bread")
+            await all_show([ann, bob], eve, "milk", "x bread")
+            assert ann.drawn == ["· milk  eve", "✓ bread  ann"]
+            await eve.says("● live · event 5")
+
+            # All but Bob are away, and all of them go on.
+            await eve.switch()
+            await ann.press("o")
+            await eve.says("○ switched off")
+            await ann.says("○ switched off")
+            await eve.add("tea")
+            await eve.toggle("milk")
+            await eve.add("salt")
+            await ann.add("rice")
+            await ann.toggle("milk")
+            await ann.toggle("bread")
+            await bob.remove("milk")
+            await bob.add("eggs")
+            await bob.shows("x bread", "eggs")
+            await eve.shows("x milk", "x bread", "tea", "salt", waiting=("milk", "tea", "salt"))
+            await eve.says("· 3 waiting")
+            await ann.says("· 3 waiting")
+            assert ann.lines == [("milk", True, True), ("bread", False, True), ("rice", False, True)]
+
+            # They come back one after the other, and then there is one order.
+            await eve.switch()
+            await eve.shows("x bread", "eggs", "tea", "salt")
+            await ann.press("o")
+            await all_show([ann, bob], eve, "bread", "eggs", "tea", "salt", "rice")
+            for one in (ann, bob):
+                await one.says("● live · event 13")
+            await eve.says("● live · event 13")
+
+    with pages() as port:
+        run(main(port))
+
+
+@pytest.mark.rule("EV-18")
+def test_the_page_comes_back_by_itself_and_keeps_what_waits_when_it_is_loaded_again(tmp_path: Path) -> None:
+    async def main(port: int) -> None:
+        origins = (f"http://127.0.0.1:{port}",)
+        async with serving(tmp_path, origins=origins) as served:
+            url = served.url
+            async with screen(url, "ann", tmp_path) as ann, web(url, port, tmp_path) as eve:
+                await eve.add("milk")
+                await all_show([ann], eve, "milk")
+                await served.server.__aexit__(None, None, None)
+                await eve.says("○ offline")
+                await eve.add("bread")
+                await eve.says("○ offline · event 1 · 1 waiting")
+                await eve.tab.open(address(port, server=url, name="eve"))
+                await eve.shows("milk", "bread", waiting=("bread",))
+                async with serving(tmp_path, port=int(url.rpartition(":")[2]), origins=origins):
+                    await all_show([ann], eve, "milk", "bread")
+                    await ann.toggle("bread")
+                    await all_show([ann], eve, "milk", "x bread")
+
+    with pages() as port:
+        run(main(port))
+
+
+def test_the_program_that_serves_the_page(tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM), "--port", "0", "--url", "http://127.0.0.1:9"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)  # noqa: S603
+    try:
+        assert process.stdout is not None
+        found = re.search(r"The page is on (http://127\.0\.0\.1:\d+/)\?(\S+)", process.stdout.readline())
+        assert found is not None
+        assert parse_qs(found[2]) == {"server": ["http://127.0.0.1:9"], "name": ["eve"]}
+        with urlopen(found[0].split()[-1], timeout=60) as page:  # noqa: S310
+            assert b'src="todo.mjs"' in page.read()
+        for path in ("../serve_page.py", "%2e%2e/serve_page.py", "node_modules/../../pyproject.toml", "model.py"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(found[1] + path, timeout=60)  # noqa: S310
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_picture_in_the_readme_can_be_made_anew(tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAM.parent / "screenshot.py"), str(tmp_path / "todo.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RUN_S, cwd=tmp_path)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    for picture in (tmp_path / "todo.png", PICTURE):
+        data = picture.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert 20_000 < len(data) < PICTURE_BYTES_MAX
+
+
+RULES: Final = """
+def check(event):
+    if event.body["payload"].get("text") == "beer":
+        raise ValueError("no beer")
+"""
+
+
+@pytest.mark.rule("EV-18")
+def test_the_page_shows_what_was_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "todo_page_rules.py").write_text(RULES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main(port: int) -> None:
+        origins = (f"http://127.0.0.1:{port}",)
+        async with (
+            serving(tmp_path, origins=origins, validate="todo_page_rules:check") as served,
+            web(served.url, port, tmp_path) as eve,
+        ):
+            await eve.add("beer")
+            await eve.add("milk")
+            await eve.shows("milk")
+            rejected = "document.querySelector('#items li.rejected')"
+            assert "no beer" in await eve.tab.run(f"{rejected}.textContent")
+            await eve.tab.run(f"{rejected}.querySelector('.remove').click()")
+
+            async def is_gone() -> bool:
+                return await eve.tab.run(f"{rejected} === null") is True
+
+            await until(is_gone, lambda: "it is still there")
+
+    with pages() as port:
+        run(main(port))

@@ -1,0 +1,271 @@
+"""Terminals of examples/todo against a real server: they see each other, work offline, and agree on one order."""
+
+import asyncio
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import model
+from cli import served as processes
+from doors.serving import serving
+from oncelog.client import Client
+from oncelog.errors import StoreInUseError
+from todo.screens import WAIT_S, Screen, places, screen
+
+RUN_S: Final = 120
+LIST: Final = "project/home"
+PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/terminal.py"
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, RUN_S))
+
+
+async def all_show(screens: list[Screen], *lines: str) -> None:
+    """Each shows this list, and they have it from the same events."""
+    for one in screens:
+        await one.shows(*lines)
+    assert all(order == places(screens)[0] for order in places(screens))
+
+
+@pytest.mark.rule("EV-17")
+def test_what_one_adds_the_other_sees(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as served,
+            screen(served.url, "ann", tmp_path) as ann,
+            screen(served.url, "bob", tmp_path) as bob,
+        ):
+            await ann.says("● live")
+            await bob.says("● live")
+            await ann.add("milk", "q and o")
+            await all_show([ann, bob], "milk", "q and o")
+            await bob.toggle("milk")
+            await all_show([ann, bob], "x milk", "q and o")
+            await bob.add("bread")
+            await ann.toggle("milk")
+            await ann.remove("q and o")
+            await all_show([ann, bob], "milk", "bread")
+            await ann.says("● live · event 6")
+            assert ann.drawn == ["· milk  ann", "· bread  bob"]
+
+    run(main())
+
+
+@pytest.mark.rule("EV-17")
+def test_both_work_offline_and_come_back_to_one_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as served,
+            screen(served.url, "ann", tmp_path) as ann,
+            screen(served.url, "bob", tmp_path) as bob,
+        ):
+            await ann.add("milk", "eggs")
+            await all_show([ann, bob], "milk", "eggs")
+            await ann.press("o")
+            await bob.press("o")
+            await ann.says("○ switched off")
+            await ann.add("tea")
+            await ann.toggle("milk")
+            await bob.add("salt", "rice")
+            await bob.toggle("rice")
+            await bob.remove("milk")
+            await ann.says("· 2 waiting")
+            assert ann.lines == [("milk", True, True), ("eggs", False, False), ("tea", False, True)]
+            assert bob.lines == [("eggs", False, False), ("salt", False, True), ("rice", True, True)]
+            assert "not sent yet" in ann.drawn[0]
+
+            await bob.press("o")
+            await all_show([bob], "eggs", "salt", "x rice")
+            await ann.press("o")  # what Ann said of the milk comes after it was removed
+            await all_show([ann, bob], "eggs", "salt", "x rice", "tea")
+            await ann.says("● live · event 8")
+            await bob.says("● live · event 8")
+
+    run(main())
+
+
+@pytest.mark.rule("EV-17")
+def test_what_waits_survives_the_terminal_and_the_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            port = int(served.url.rpartition(":")[2])
+            async with screen(served.url, "ann", tmp_path) as ann:
+                await ann.add("milk")
+                await ann.shows("milk")
+                await ann.press("o")
+                await ann.toggle("milk")
+                await ann.add("bread")
+                await ann.press("q")
+        url = f"http://127.0.0.1:{port}"
+        async with screen(url, "ann", tmp_path) as ann:  # there is no server
+            assert ann.lines == [("milk", True, True), ("bread", False, True)]
+            await ann.says("○ offline · event 1 · 2 waiting")
+            async with serving(tmp_path, port=port):
+                await ann.shows("x milk", "bread")
+                async with screen(url, "bob", tmp_path) as bob:
+                    await all_show([ann, bob], "x milk", "bread")
+
+    run(main())
+
+
+def test_a_terminal_that_is_not_let_in_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, tokens=True) as served, screen(served.url, "ann", tmp_path) as ann:
+            await ann.add("milk")
+            await ann.says("✗ refused · event 0 · 1 waiting · ")
+            assert ann.lines == [("milk", False, True)]
+
+    run(main())
+
+
+RULES: Final = """
+def check(event):
+    if event.body["payload"].get("text") == "beer":
+        raise ValueError("no beer")
+"""
+
+
+def test_what_the_server_rejects_is_shown_until_it_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "todo_test_rules.py").write_text(RULES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main() -> None:
+        async with (
+            serving(tmp_path, validate="todo_test_rules:check") as served,
+            screen(served.url, "ann", tmp_path) as ann,
+        ):
+            await ann.add("milk", "beer")
+            await ann.says("· 1 rejected")
+            await ann.shows("milk")
+            assert ann.drawn[0] == "· milk  ann"
+            assert ann.drawn[1].startswith("✗ beer  validation_failed")
+            assert "no beer" in ann.drawn[1]
+            await ann.press("end", "space", "d")
+            await ann.says("● live · event 1")
+            assert ann.drawn == ["· milk  ann"]
+
+    run(main())
+
+
+def test_with_another_log_the_list_begins_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            port = int(served.url.rpartition(":")[2])
+            async with screen(served.url, "ann", tmp_path) as ann:
+                await ann.add("milk")
+                await ann.shows("milk")
+                await ann.press("o")
+                await ann.add("bread")
+        async with screen(f"http://127.0.0.1:{port}", "ann", tmp_path) as ann:
+            await ann.says("○ offline")
+            async with serving(tmp_path, port=port, store=str(tmp_path / "other.db")):
+                await ann.shows("bread")
+
+    run(main())
+
+
+def test_what_others_write_into_the_partition_does_no_harm(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as served,
+            screen(served.url, "ann", tmp_path) as ann,
+            Client(served.url, store=":memory:", partitions=[LIST]) as other,
+        ):
+            await other.submit({"type": "todo.added", "text": "of another kind"})
+            evil = {"item": "e", "text": "\x1b[2J[red]\n\0", "by": "[/]"}
+            await other.submit({"type": "todo.added", "schemaVersion": 1, "payload": evil, "meta": {}})
+            await ann.add("[b]milk[/b")
+            await ann.shows("\x1b[2J[red]\n\0", "[b]milk[/b")
+            assert ann.drawn == ["· �[2J[red]��  [/]", "· [b]milk[/b  ann"]
+
+    run(main())
+
+
+def test_it_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> None:
+    with processes.serving(tmp_path) as served:
+        milk = json.dumps(model.event_of(model.ADDED, "1", "bob", "milk"))
+        assert processes.oncelog("submit", "--url", served.url, "--partition", LIST, milk).returncode == 0
+        command = [sys.executable, str(PROGRAM), "--name", "ann", "--url", served.url]
+        with in_a_terminal(command, tmp_path) as (process, said):
+            said.until("● live · event 1")
+            assert "milk" in said.text
+            said.type("q")
+            said.until("\x1b[?1049l")  # the screen is as it was before
+            assert process.wait(60) == 0
+    table = model.Table(str(tmp_path / "todo-ann.db"))
+    assert [(item.text, item.by) for item in table.items()] == [("milk", "bob")]
+    table.close()
+
+
+class Said:
+    """What a program in a terminal has written, and its keyboard."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal = terminal
+        self.text = ""
+
+    def until(self, words: str) -> None:
+        """Returns when the program has written it."""
+        deadline = time.monotonic() + WAIT_S
+        while words not in self.text:
+            ready, _, _ = select.select([self._terminal], [], [], max(0, deadline - time.monotonic()))
+            assert ready, self.text[-1000:]
+            try:
+                self.text += os.read(self._terminal, 65536).decode(errors="replace")
+            except OSError:  # the program has gone
+                raise AssertionError(self.text[-1000:]) from None
+
+    def type(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+
+@contextmanager
+def in_a_terminal(command: list[str], directory: Path) -> Iterator[tuple["subprocess.Popen[bytes]", Said]]:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    environment = {**processes.ENVIRONMENT, "TERM": "xterm-256color", "COLUMNS": "80"}
+    process = subprocess.Popen(  # noqa: S603
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=directory, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        yield process, Said(ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_two_terminals_need_two_files(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with screen("http://127.0.0.1:9", "ann", tmp_path):
+            with pytest.raises(StoreInUseError):
+                async with screen("http://127.0.0.1:9", "ann", tmp_path):
+                    pass
+            command = [sys.executable, str(PROGRAM), "--name", "ann", "--store", str(tmp_path / "ann.db")]
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, check=False, timeout=60
+            )
+            assert done.returncode == 1
+            assert "another client has" in done.stderr
+
+    run(main())
+
+
+def test_a_list_has_a_name_that_is_one_everywhere() -> None:
+    command = [sys.executable, str(PROGRAM), "--name", "ann", "--list", "a/b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    assert done.returncode == 2
+    assert "small letters" in done.stderr
