@@ -61,7 +61,7 @@ def followed(name: str) -> str:
 
 def written(name: str) -> list[str]:
     """The partitions of an event of a list, as the page's events have them."""
-    return [f"project/{name}", f"project/{name}/items"]
+    return [f"project/{name}", f"todo/{name}"]
 
 
 def event_of(kind: str, item: str, by: str, text: str | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import sqlite3
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -644,6 +644,9 @@ def test_a_partition_that_may_not_be_read_is_told(tmp_path: Path) -> None:
                 client.on_event(print)
                 await until(lambda: client.status().state is State.REFUSED)
                 assert "forbidden" in str(client.status().last_error)
+                pending = await client.submit(counted(1))
+                async with asyncio.timeout(WAIT_S):
+                    assert isinstance(await pending.outcome(), Committed), "to write is another right"
 
     run(main())
 
@@ -881,5 +884,108 @@ def test_who_is_flooded_while_it_follows_still_gets_its_outcomes_and_misses_noth
             gate.set()
             await until(lambda: len(seen) == 61)
             assert seen == list(range(1, 62))
+
+    run(main())
+
+
+# --- the end, at bad moments ---------------------------------------------------------------------------------------
+
+
+def test_a_message_that_is_too_large_for_us_is_not_taken_for_the_servers_word_on_ours(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            other = await served.connected("bob")
+            await other.submit(item(1, event={"type": "t", "text": "x" * 5000}))
+            limits = replace(LIMITS, message_bytes_max=2000)
+            async with client_of(served.url, limits=limits) as client:
+                client.on_event(print)
+                await until(lambda: "message_bytes_max (2000)" in str(client.status().last_error))
+                await client.submit(counted(1))
+                assert await client.rejected() == []
+                assert len(client.pending()) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["on_event", "on_status"])
+def test_a_handler_may_close_the_client(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            store = tmp_path / "client.db"
+            async with client_of(served.url, store) as client:
+
+                async def closes(_: object) -> None:
+                    await client.close()
+                    await asyncio.sleep(60)
+
+                getattr(client, kind)(closes)
+                with suppress(ClosedError):
+                    await client.submit(counted(1))
+                await until(lambda: client.status().state is State.CLOSED)
+            async with client_of(served.url, store) as client:  # the file has been let go of
+                async with asyncio.timeout(WAIT_S):
+                    await client.until_settled()
+
+    run(main())
+
+
+def test_closing_that_is_cancelled_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            store = tmp_path / "client.db"
+            client = client_of(served.url, store)
+            await client.__aenter__()
+            await live(client)
+            first = asyncio.ensure_future(client.close())
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(client.close(), client.close())
+            with pytest.raises(ClosedError):
+                await client.submit(counted(1))
+            async with client_of(served.url, store):
+                pass
+
+    run(main())
+
+
+def test_starting_over_does_not_wait_for_a_handler_that_waits_for_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        outcomes: list[Outcome] = []
+        waiting = asyncio.Event()
+        async with serving(tmp_path) as served, client_of(served.url) as client:
+
+            async def answers(event: Event) -> None:
+                if event.event == counted(1) and not waiting.is_set():
+                    # Its epoch is the one that the server has, so that the client goes on by itself afterwards.
+                    epoch = client._protocol.epoch
+                    client._protocol._change_history(epoch, 0, "the log on the server is another one than before")
+                    pending = await client.submit(counted(2))
+                    waiting.set()
+                    outcomes.append(await pending.outcome())
+
+            client.on_event(answers)
+            await client.submit(counted(1))
+            await asyncio.wait_for(waiting.wait(), WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                await client.start_over()
+                await client.until_settled()
+            assert outcomes == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("method", ["start_over", "hand_over_set_aside", "reached"])
+def test_a_handler_that_would_wait_for_itself_is_told(tmp_path: Path, method: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served, client_of(served.url) as client:
+
+            async def waits(_: Event) -> None:
+                await getattr(client, method)(*([10] if method == "reached" else []))
+
+            client.on_event(waits, name="waits")
+            await client.submit(counted(1))
+            await until(lambda: client.status().set_aside == 1)
+            (aside,) = await client.set_aside()
+            assert f"{method} must not be called by a handler" in aside.error
 
     run(main())

@@ -10,6 +10,7 @@ from client.model_server import entry_of, frame
 from oncelog.client import protocol as protocols
 from oncelog.client.protocol import Phase, Protocol
 from oncelog.client.values import Committed, Entry, Event, Rejected
+from oncelog.client.words import CLOSED_TOO_LARGE
 from oncelog.errors import ProtocolError, ServerRefusedError
 
 
@@ -351,7 +352,7 @@ def test_a_rejected_event_has_its_reason_and_the_others_go_on() -> None:
 
 
 def test_requests_have_a_most_of_events_and_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocols, "REQUEST_BYTES_MAX", 400)
+    monkeypatch.setattr(protocols, "REQUEST_BYTES_MAX", 700)
     large = [entry_of(number, text="x" * 150) for number in range(1, 5)]
     protocol = live(0, entry_of(9, text="y" * 1000), *large)
     assert len(one_sent(protocol, "submit_events")["payload"]["events"]) == 1, "larger than that, and alone"
@@ -491,11 +492,53 @@ def test_errors_that_end_a_connection_are_raised_with_what_they_say(code: str) -
     assert (caught.value.code, caught.value.retry_after_ms) == (code, 70)
 
 
-def test_a_partition_that_may_not_be_read_is_raised() -> None:
-    protocol = connected()
+def test_who_may_not_read_may_still_submit() -> None:
+    protocol = connected(entries=(entry_of(1),))
     asked = one_sent(protocol, "sync")
-    with pytest.raises(ServerRefusedError, match="forbidden"):
-        protocol.receive(error("forbidden", asked["msg_id"]))
+    protocol.receive(error("forbidden", asked["msg_id"]))
+    assert protocol.refused_reading == "forbidden: it is forbidden"
+    assert protocol.phase is Phase.ASIDE
+    request = one_sent(protocol, "submit_events")
+    answer(protocol, request, result(entry_of(1), 3))
+    assert not sent(protocol), "nothing is asked again by itself"
+    protocol.read_again()
+    catch_up(protocol, 3, [3])
+    assert taken(protocol) == [3]
+
+
+def test_who_stands_aside_of_a_busy_server_catches_up_meanwhile() -> None:
+    protocol = Protocol("laptop", ("a",), 0, "")
+    protocol.wants_events = False
+    begin(protocol)
+    protocol.offer([entry_of(1)])
+    request = one_sent(protocol, "submit_events")
+    protocol.want_events()
+    protocol.receive(error("server_busy", request["msg_id"], retry_after_ms=10**9))
+    assert protocol.busy_ms == protocols.BUSY_MS_MAX
+    catch_up(protocol, 2, [1, 2])
+    assert not sent(protocol)
+    protocol.go_on()
+    answer(protocol, one_sent(protocol, "submit_events"), result(entry_of(1), 3))
+    assert taken(protocol) == [1, 2, 3]
+
+
+def test_what_was_too_much_is_not_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocols, "CEILING_REQUESTS", 3)
+    entries = [entry_of(number) for number in range(1, 60)]
+    protocol = live(0, *entries)
+    refused, number = 0, 0
+    while protocol.pending:
+        request = one_sent(protocol, "submit_events")
+        items = request["payload"]["events"]
+        if len(items) > 8:
+            refused += 1
+            protocol.receive(error("bad_request", request["msg_id"]))
+            continue
+        sent_entries = entries[number : number + len(items)]
+        answer(protocol, request, *(result(one, number + at) for at, one in enumerate(sent_entries, 1)))
+        number += len(items)
+    assert refused == 5  # 59, 29, 14, and then once every third request
+    assert len(outcomes(protocol)) == 59
 
 
 def test_a_greeting_that_is_refused_is_raised_and_one_about_a_doubled_message_is_not() -> None:
@@ -555,7 +598,7 @@ def test_a_connection_that_is_lost_while_the_server_is_busy_loses_nothing() -> N
     protocol = live(0, entry)
     protocol.receive(error("server_busy", one_sent(protocol, "submit_events")["msg_id"]))
     broadcast(protocol, 2)
-    protocol.lost(protocols.CLOSED_TOO_LARGE)
+    protocol.lost(CLOSED_TOO_LARGE)
     assert (protocol.pending, protocol.busy_ms, protocol.has_settled) == (1, 0, False)
     begin(protocol)
     assert one_sent(protocol, "sync")["payload"]["since_committed_id"] == 0
@@ -603,7 +646,7 @@ def test_a_message_that_is_too_large_is_divided_until_the_one_at_fault_is_alone(
         request = one_sent(protocol, "submit_events")
         ids = [one["id"] for one in request["payload"]["events"]]
         if entries[1].id in ids:
-            protocol.lost(protocols.CLOSED_TOO_LARGE)
+            protocol.lost(CLOSED_TOO_LARGE)
             begin(protocol)
             catch_up(protocol, committed)
             continue

@@ -6,7 +6,7 @@ from pathlib import Path
 import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
-BELOW = ("errors", "cursor")
+BELOW = ("errors", "codes", "cursor")
 """What the core stands on."""
 
 ALLOWED = {

@@ -163,6 +163,7 @@ def test_a_uuid_in_two_projects_is_two_events_and_in_two_spellings_too() -> None
         ({"type": None}, "validation_failed", "type"),
         ({"schemaVersion": 0}, "validation_failed", "schemaVersion"),
         ({"schemaVersion": 1.5}, "validation_failed", "schemaVersion"),
+        ({"schemaVersion": 1e21}, "validation_failed", "schemaVersion"),
         ({"schemaVersion": True}, "validation_failed", "schemaVersion"),
         ({"payload": []}, "validation_failed", "payload"),
         ({"payload": {"n": 2**60}}, "validation_failed", "payload.n"),

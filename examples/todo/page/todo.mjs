@@ -126,7 +126,7 @@ const rejectedLine = (id, why) => {
 // --- what is done
 
 const submit = async (type, payload) => {
-  await client.submitEvent({ partition: "items", type, schemaVersion: 1, payload: { ...payload, by: name } });
+  await client.submitEvent({ partition: `todo/${list}`, type, schemaVersion: 1, payload: { ...payload, by: name } });
   await show();
 };
 

@@ -9,8 +9,9 @@ called in the store's thread, and must not use the client: that would wait for i
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
 from oncelog.client.client import Client
@@ -23,6 +24,7 @@ from oncelog.errors import ClosedError
 from oncelog.portal import Portal
 
 T = TypeVar("T")
+_in_handler: Final[ContextVar[bool]] = ContextVar("in_handler", default=False)
 
 
 class BlockingPending:
@@ -80,7 +82,9 @@ class BlockingClient:
         self.close()
 
     def close(self) -> None:
-        """As `Client.close`."""
+        """As `Client.close`. Raises RuntimeError in a handler: its own thread would have to end first."""
+        if _in_handler.get():
+            raise RuntimeError("close must not be called by a handler: it would wait for itself")
         portal, self._open_portal = self._open_portal, None
         if portal is not None and not portal.is_elsewhere:
             try:
@@ -204,8 +208,12 @@ async def _in_time(function: Callable[[], Awaitable[T]], timeout_s: float | None
 
 
 def _in_thread(handler: Callable[[Any], None]) -> Callable[[Any], Any]:
+    def handled(value: Any) -> None:
+        _in_handler.set(True)  # a thread of asyncio's has a context of its own for every call
+        handler(value)
+
     async def called(value: Any) -> None:
-        await asyncio.to_thread(handler, value)
+        await asyncio.to_thread(handled, value)
 
     called.__qualname__ = named(handler)
     return called

@@ -38,6 +38,8 @@ logger: Final = logging.getLogger("oncelog.client")
 
 STORE_PAUSE_S: Final = 0.5
 """Before the next attempt to write to a store that cannot be written."""
+HAND_OVER_S: Final = 0.1
+"""For so long events go to handlers before the cursor behind them is saved."""
 _STATES: Final = {
     Phase.NONE: State.OFFLINE,
     Phase.CONNECTING: State.CONNECTING,
@@ -110,6 +112,8 @@ class Client:
         self._store_error: str | None = None
         self._failure: Exception | None = None
         self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._handing_task: asyncio.Task[None] | None = None
         self._outbox_work = asyncio.Event()
         self._events_work = asyncio.Event()
         self._report_work = asyncio.Event()
@@ -137,9 +141,15 @@ class Client:
         self._open_connecting = Connecting(
             protocol, self._transport, self._token, self.limits, self._chance, self._look_around
         )
-        for work in (self._open_connecting.run, self._keep_outbox, self._hand_over_all, self._report_all):
-            self._tasks.append(asyncio.create_task(self._guarded(work), name=f"oncelog client: {work.__name__}"))
+        for work in (self._open_connecting.run, self._keep_outbox, self._report_all):
+            self._begin(work)
+        self._handing_task = self._begin(self._hand_over_all)
         return self
+
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._guarded(work), name=f"oncelog client: {work.__name__}")
+        self._tasks.append(task)
+        return task
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -147,23 +157,45 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Ends all tasks. What lies in the outbox stays there, and is sent when the client is opened again."""
-        if self._is_closed or self._thread is None:
+        """Ends all tasks. What lies in the outbox stays there, and is sent when the client is opened again.
+
+        A handler that calls it does not wait for it: it is cancelled at its next `await`, and its event comes again.
+        """
+        if self._thread is None or self._open_protocol is None:
             return
-        self._is_closed = True
-        self._handlers.close()
-        for task in self._tasks:
+        if self._closing is None:
+            self._is_closed = True
+            self._closing = asyncio.create_task(self._close(self._thread), name="oncelog client: close")
+        if asyncio.current_task() not in self._tasks:
+            await asyncio.shield(self._closing)
+
+    async def _close(self, thread: ThreadPoolExecutor) -> None:
+        try:
+            self._handlers.close()
+            await self._end(self._tasks)
+            await self._transport.close()
+        finally:
+            # Whatever happens, the file is let go of, behind all that the thread has still to do.
+            closed = thread.submit(self._store.close)
+            thread.shutdown(wait=False)
+            self._tell_waiters(_closed())
+            await asyncio.wrap_future(closed)
+
+    @staticmethod
+    async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._transport.close()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
-        self._thread.shutdown()
-        closed = _closed()
-        for accepting in self._accepting:
-            if not accepting.accepted.done():
-                accepting.accepted.set_exception(closed)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tell_waiters(self, error: OncelogError) -> None:
+        """Nothing more will come."""
+        accepting, self._accepting = self._accepting, []
+        for group in accepting:
+            if not group.accepted.done():
+                group.accepted.set_exception(error)
+                group.accepted.exception()  # whoever submitted may have gone
         for pending in self._waiting.values():
-            pending.settle(closed)
+            pending.settle(error)
         self._wake_waiters()
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -179,12 +211,10 @@ class Client:
             logger.exception("the client cannot go on")
             self._failure = error
             self._handlers.close()
-            for pending in self._waiting.values():
-                pending.settle(self._why_not())
-            for accepting in self._accepting:
-                accepting.accepted.set_exception(self._why_not())
-            self._accepting.clear()
-            self._wake_waiters()
+            for task in self._tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+            self._tell_waiters(self._why_not())
 
     @property
     def client_id(self) -> str:
@@ -216,7 +246,8 @@ class Client:
         """Takes an event into the outbox. On return it is on the disk, and will be sent until it has an outcome.
 
         Raises CanonicalError for what is no event, LimitExceededError if the outbox is full, IdReusedError if another
-        event waits under this id, StoreError if the store cannot be written: then it was not taken.
+        event waits under this id, StoreError if the store cannot be written: then it was not taken. After a
+        ClosedError it may be on the disk: then it is sent when the client is opened again.
         """
         return (await self.submit_many([Draft(event, partitions, id, expected_committed_id)]))[0]
 
@@ -277,6 +308,9 @@ class Client:
             await self._outbox_work.wait()
             self._outbox_work.clear()
             accepting, self._accepting = self._accepting, []
+            if settled:  # they could not be saved with the last ones; on a full disk, that may be easier alone
+                self._accepting, accepting = accepting + self._accepting, []
+                self._outbox_work.set()
             settled += self._protocol.take_settled()
             try:
                 entries = self._store.numbered([one for group in accepting for one in group.prepared])
@@ -335,7 +369,10 @@ class Client:
         return handler
 
     async def events(self) -> AsyncIterator[Event]:
-        """Every event from the cursor on, in order. One counts as handed over when the next one is asked for."""
+        """Every event from the cursor on, in order. One counts as handed over when the next one is asked for.
+
+        If the loop is left, or its body raises, the last one comes again: to the next loop, or the next time.
+        """
         self._demand_open()
         stream = self._handlers.stream()
         self._want_events()
@@ -363,6 +400,7 @@ class Client:
         Not to be called by a handler of events.
         """
         left: list[SetAside] = []
+        self._demand_no_handler("hand_over_set_aside")
         async with self._handing:
             for one in await self.set_aside():
                 error = await self._handed_over_again(one)
@@ -385,6 +423,8 @@ class Client:
 
         For what the application has submitted itself, once it knows its number, and wants to see in its own tables.
         """
+        if self._cursor < committed_id:
+            self._demand_no_handler("reached")
         await self._until(lambda: self._cursor >= committed_id)
 
     @property
@@ -416,10 +456,13 @@ class Client:
         events, cursor = protocol.take_events(self.limits.hand_over_events_max)
         failed: list[SetAside] = []
         taken = 0
+        began = time.monotonic()
         try:
             for event in events if self._handlers else ():
                 if not self._has_takers:  # the only loop was left
                     break
+                if taken and time.monotonic() - began > HAND_OVER_S:
+                    break  # what was handed over is saved before it goes on
                 not_taken, is_taken = await self._handlers.hand_over(event)
                 if not is_taken and self._apply is None:  # it was left before it came to this one
                     break
@@ -463,7 +506,8 @@ class Client:
         state = _STATES[protocol.phase]
         if protocol.phase is Phase.ASIDE and not self._has_takers:
             state = State.LIVE  # there is nothing else that it could do
-        if not connecting.is_let_in and state in (State.OFFLINE, State.CONNECTING):
+        is_refused = not connecting.is_let_in and state in (State.OFFLINE, State.CONNECTING)
+        if is_refused or protocol.refused_reading is not None:
             state = State.REFUSED
         return Status(
             state=state,
@@ -472,7 +516,7 @@ class Client:
             set_aside=self._set_aside,
             cursor=self._cursor,
             server_last_committed_id=max(protocol.last_committed_id, self._cursor),
-            last_error=self._store_error or connecting.last_error,
+            last_error=self._store_error or protocol.refused_reading or connecting.last_error,
         )
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
@@ -496,12 +540,17 @@ class Client:
         by a handler of events.
         """
         self._demand_open()
+        self._demand_no_handler("start_over")
+        # A handler may wait for an outcome that will come only behind this.
+        await self._end([self._handing_task] if self._handing_task is not None else [])
         async with self._handing:
             change = self._protocol.history_change
             epoch = self._protocol.epoch if change is None else change.epoch
             await self._in_store(self._store.start_over, self.partitions, since, epoch, reset or self._reset)
             self._protocol.start_over(since, epoch)
             self._cursor, self._epoch, self._set_aside = since, epoch, 0
+        self._handing_task = self._begin(self._hand_over_all)
+        self._events_work.set()
         self._connecting.restart()
         self._look_around()
 
@@ -575,6 +624,11 @@ class Client:
     def _demand_open(self) -> None:
         if self._is_closed or self._open_protocol is None or self._failure is not None:
             raise self._why_not()
+
+    def _demand_no_handler(self, method: str) -> None:
+        """Who is called with an event must not wait for the next one."""
+        if asyncio.current_task() is self._handing_task:
+            raise RuntimeError(f"{method} must not be called by a handler of events: it would wait for itself")
 
     def _why_not(self) -> OncelogError:
         if self._failure is None:

@@ -136,7 +136,7 @@ class Connecting:
             raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
 
     async def _conversation(self, socket: Socket) -> None:
-        parts = (self._read, self._write, self._watch, self._look_at_takers, self._restarted)
+        parts = (self._read, self._write, self._watch, self._look_at_takers, self._read_again, self._restarted)
         tasks = [asyncio.create_task(work(socket)) for work in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -192,6 +192,14 @@ class Connecting:
             await asyncio.sleep(self._limits.taking_timeout_ms / 1000)
             if protocol.is_page_due and protocol.pages == before and protocol.pending:
                 self._step_aside()
+
+    async def _read_again(self, _socket: Socket) -> None:
+        """Where not all partitions may be read, asks again from time to time."""
+        while True:
+            await asyncio.sleep(self._limits.refused_pause_ms_min / 1000)
+            if self._protocol.refused_reading is not None:
+                self._protocol.read_again()
+                self.sent_soon()
 
     def _step_aside(self) -> None:
         """In a sync, or following, a connection cannot stop: the next one begins by submitting what there is."""

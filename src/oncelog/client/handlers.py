@@ -87,7 +87,10 @@ class Handlers:
 
 
 class EventStream:
-    """`async for event in stream`. An event counts as handed over when the next one is asked for, or the loop left."""
+    """`async for event in stream`. An event counts as handed over when the next one is asked for.
+
+    Not when the loop is left: nobody can tell whether its body had come to an end, or raised.
+    """
 
     def __init__(self, forget: Callable[["EventStream"], None]) -> None:
         self._forget = forget
@@ -121,7 +124,7 @@ class EventStream:
             self._arrived.set()
 
     async def dealt_with(self) -> bool:
-        """Returns when the loop has dealt with it: True, or False if it was left before it came to this one."""
+        """Returns when the loop has dealt with it: True, or False if it was left before it asked for the next one."""
         await self._taken.wait()
         return self._was_taken
 
@@ -130,14 +133,14 @@ class EventStream:
         if not self._is_over:
             self._is_over = True
             self._forget(self)
-        self._acknowledge()
+        self._event = None
         self._taken.set()
         self._arrived.set()
 
     def _acknowledge(self) -> None:
         if self._event is None:
             return
-        self._was_taken = self._is_delivered
+        self._was_taken = True
         self._event = None
         self._is_delivered = False
         self._arrived.clear()

@@ -11,7 +11,7 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     outbox_events_max: int = 100_000
     """Submissions without an outcome. Beyond it `submit` raises LimitExceededError."""
     body_bytes_max: int = 1024 * 1024
-    """Of one event in its canonical form: what a server takes unless it was told otherwise."""
+    """Of one event in its canonical form. A server takes frames of 4 MiB unless it was told otherwise."""
     hand_over_events_max: int = 1000
     """Events that are handed over in one transaction."""
     message_bytes_max: int = 64 * 1024 * 1024

@@ -36,11 +36,14 @@ READY_EVENTS_MAX: Final = 5000
 REQUEST_EVENTS_MAX: Final = 500
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """Of one request, unless one event alone is larger."""
+ITEM_BYTES: Final = 100
+"""Of an event in a request, beside its body and its partitions, at most."""
+CEILING_REQUESTS: Final = 64
+"""After so many requests in a row that were not too large, larger ones are tried again."""
 BUSY_MS_MIN: Final = 10
+BUSY_MS_MAX: Final = 60_000
 TOO_LARGE: Final = "too_large"
 """The reason of an event that the server's limit of a frame does not let through."""
-CLOSED_TOO_LARGE: Final = 1009
-"""With this code a server ends a connection whose frame was too large (RFC 6455, 7.4.1)."""
 
 
 class Phase(Enum):
@@ -104,7 +107,11 @@ class Protocol:
         """The `msg_id` of the page that is on its way."""
         self.is_page_due = False
         """There is more, but no room for it."""
+        self.refused_reading: str | None = None
+        """Why this connection gets no events though they are wanted: not all partitions may be read."""
         self._request_events_max = REQUEST_EVENTS_MAX
+        """As many as the server takes, by all that is known."""
+        self._requests_taken = 0
         self._number = 0
 
     # --- the connection
@@ -118,13 +125,13 @@ class Protocol:
     def lost(self, close_code: int | None = None) -> None:
         """The connection is gone. What was under way is sent again over the next one, under the same ids."""
         self.outgoing.clear()
-        self._page, self.is_page_due, self.busy_ms = None, False, 0
+        self._page, self.is_page_due, self.busy_ms, self.refused_reading = None, False, 0, None
         request = self._take_request()
         if request is not None:
             if request.holds:
                 # What was held back comes again with the next sync, in its place.
                 self._cursor = request.cursor
-            if close_code == CLOSED_TOO_LARGE and request.is_under_way:
+            if close_code == words.CLOSED_TOO_LARGE and request.is_under_way:
                 self._divide(request, TOO_LARGE, "the server takes no message as large as this")
             else:
                 self._queue.extendleft(reversed(request.entries))
@@ -172,7 +179,8 @@ class Protocol:
     @property
     def is_flooded(self) -> bool:
         """So many events wait that no more may come: the next connection is to be one that stands aside."""
-        return self.phase is Phase.LIVE and len(self._ready) > 2 * READY_EVENTS_MAX
+        held = 0 if self._request is None else len(self._request.held)
+        return self.phase is Phase.LIVE and len(self._ready) + held > 2 * READY_EVENTS_MAX
 
     @property
     def is_submitting(self) -> bool:
@@ -182,6 +190,11 @@ class Protocol:
     def want_events(self) -> None:
         """Somebody takes events from now on."""
         self.wants_events = True
+        self._catch_up_if_there_is_room()
+
+    def read_again(self) -> None:
+        """What may not be read may have been allowed meanwhile."""
+        self.refused_reading = None
         self._catch_up_if_there_is_room()
 
     @property
@@ -305,7 +318,9 @@ class Protocol:
         self.answers += 1
         self._request = None
         self._settled.extend(map(Settled, request.entries, outcomes))
-        self._request_events_max = min(2 * self._request_events_max, REQUEST_EVENTS_MAX)
+        self._requests_taken += 1
+        if self._requests_taken % CEILING_REQUESTS == 0:
+            self._request_events_max = min(2 * self._request_events_max, REQUEST_EVENTS_MAX)
         if self.phase is Phase.ASIDE:
             # Nothing else has come meanwhile: own events come with the rest, when we sync.
             self._catch_up_if_there_is_room()
@@ -343,12 +358,18 @@ class Protocol:
         elif request is not None and msg_id == request.msg_id and error.code == codes.SERVER_BUSY:
             self.answers += 1
             self._send_later(request)
-            self.busy_ms = max(error.details.retry_after_ms, BUSY_MS_MIN)
+            self.busy_ms = min(max(error.details.retry_after_ms, BUSY_MS_MIN), BUSY_MS_MAX)
+            self._catch_up_if_there_is_room()
         elif request is not None and msg_id == request.msg_id and error.code == codes.BAD_REQUEST:
             self.answers += 1
             self._request = None
             self._ready.extend(request.held)
             self._divide(request, error.code, error.message)
+            self._send_request()
+        elif error.code == codes.FORBIDDEN and self._page is not None and msg_id == self._page:
+            # To submit is another right.
+            self.answers += 1
+            self._page, self.phase, self.refused_reading = None, Phase.ASIDE, f"{error.code}: {error.message}"
             self._send_request()
         elif error.code == codes.BAD_REQUEST and self.phase is not Phase.CONNECTING and msg_id != self._page:
             pass  # about something that was sent twice on its way
@@ -365,8 +386,13 @@ class Protocol:
 
     def _catch_up_if_there_is_room(self) -> None:
         """Ends standing aside. Not while a request is under way: its answer would come with no place in the order."""
-        is_free = self.phase is Phase.ASIDE and self.wants_events and self._request is None
-        if is_free and len(self._ready) < READY_EVENTS_MAX:
+        if self.phase is not Phase.ASIDE or not self.wants_events or self.refused_reading is not None:
+            return
+        request = self._request
+        if (request is None or not request.is_under_way) and len(self._ready) < READY_EVENTS_MAX:
+            if request is not None:  # a busy server has sent it away
+                self._queue.extendleft(reversed(request.entries))
+                self._request = None
             self.phase = Phase.CATCHING_UP
             self._ask_page()
 
@@ -392,7 +418,7 @@ class Protocol:
         entries: list[Entry] = []
         size = 0
         while self._queue and len(entries) < self._request_events_max:
-            size += len(self._queue[0].body)
+            size += ITEM_BYTES + len(self._queue[0].body) + sum(map(len, self._queue[0].partitions))
             if entries and size > REQUEST_BYTES_MAX:
                 break
             entries.append(self._queue.popleft())
@@ -416,6 +442,7 @@ class Protocol:
             self._settled.append(Settled(request.entries[0], Rejected(reason, (Fault("$", message),))))
         else:
             self._request_events_max = max(1, len(request.entries) // 2)
+            self._requests_taken = 0
             self._queue.extendleft(reversed(request.entries))
 
     # --- other

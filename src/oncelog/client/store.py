@@ -46,6 +46,7 @@ _UNAVAILABLE: Final = (
     "SQLITE_CANTOPEN",
     "SQLITE_READONLY",
 )
+_DISK: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _EVENT: Final = msgspec.json.Decoder(Event)
 _OUTCOME: Final = msgspec.json.Decoder(Rejected)
 _PARTITIONS: Final = msgspec.json.Decoder(tuple[str, ...])
@@ -151,7 +152,7 @@ class ClientStore:
     # --- the outbox
 
     def numbered(self, submissions: Sequence[Prepared]) -> list[Entry]:
-        """Entries with the next numbers: they are the outbox's once `accept` has saved them."""
+        """Entries with the next numbers: they are the outbox's once `write_outbox` has saved them."""
         numbers = range(self._next_number, self._next_number + len(submissions))
         self._next_number += len(submissions)
         return [Entry(number, *submission) for number, submission in zip(numbers, submissions, strict=True)]
@@ -280,7 +281,7 @@ def _attempt(connection: sqlite3.Connection, apply: Apply, events: Sequence[Even
     try:
         apply(connection, events)
     except Exception as error:
-        if _is_unavailable(error):
+        if _is_of_the_disk(error):
             raise  # that is not the event's fault, and may be otherwise the next time
         if not connection.in_transaction:
             raise _ended_transaction() from error
@@ -295,6 +296,11 @@ def _attempt(connection: sqlite3.Connection, apply: Apply, events: Sequence[Even
 
 def _is_unavailable(error: BaseException) -> bool:
     return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_UNAVAILABLE)
+
+
+def _is_of_the_disk(error: BaseException) -> bool:
+    """Of an error in `apply`. What is locked or read-only there may be another database, and may stay so."""
+    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(_DISK)
 
 
 def _ended_transaction() -> RuntimeError:

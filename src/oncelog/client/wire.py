@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from oncelog import codes
+from oncelog.client import words
 from oncelog.client.limits import ClientLimits
-from oncelog.errors import LostError, ServerRefusedError, SettingsError
+from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -29,7 +30,7 @@ class Socket(Protocol):
         """Raises LostError."""
 
     async def receive(self) -> str | bytes:
-        """The next message. Raises LostError when there will be none."""
+        """The next message. Raises LostError when there will be none, ProtocolError for one that is too large."""
 
     async def close(self) -> None:
         """Never raises."""
@@ -137,7 +138,7 @@ class WebSocketTransport:
                     headers=self._headers,
                     ssl=True if self._tls is None else self._tls,
                 )
-        return WebSocket(self._url, socket)
+        return WebSocket(self._url, socket, limits.message_bytes_max)
 
     async def close(self) -> None:
         """As `Transport` says."""
@@ -149,12 +150,13 @@ class WebSocketTransport:
 class WebSocket:
     """One connection, as `Socket` says."""
 
-    def __init__(self, url: str, socket: "aiohttp.ClientWebSocketResponse") -> None:
+    def __init__(self, url: str, socket: "aiohttp.ClientWebSocketResponse", message_bytes_max: int) -> None:
         import aiohttp  # noqa: PLC0415 - as above
 
         self._url = url
         self._socket = socket
-        self._text = aiohttp.WSMsgType.TEXT
+        self._message_bytes_max = message_bytes_max
+        self._text, self._close = aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.CLOSE
         self.close_code: int | None = None
 
     async def send(self, data: bytes) -> None:
@@ -169,9 +171,12 @@ class WebSocket:
         if message.type is self._text:
             data: str = message.data
             return data
-        self.close_code = self._socket.close_code
-        code = f" (closed with {self.close_code})" if self.close_code else ""
-        raise LostError(f"the connection to {self._url} was lost{code}")
+        code = self._socket.close_code
+        if message.type is self._close:
+            self.close_code = code  # what the server says. Other codes are aiohttp's own, about what came in
+        elif code == words.CLOSED_TOO_LARGE:
+            raise ProtocolError(f"a message of the server is larger than message_bytes_max ({self._message_bytes_max})")
+        raise LostError(f"the connection to {self._url} was lost" + (f" (closed with {code})" if code else ""))
 
     async def close(self) -> None:
         """As `Socket` says."""

@@ -10,6 +10,9 @@ from msgspec import Raw, Struct
 from oncelog.client.values import Entry, Event, Fault
 from oncelog.codes import PROTOCOL_VERSION
 
+CLOSED_TOO_LARGE: Final = 1009
+"""With this code whoever gets too large a message ends a connection (RFC 6455, 7.4.1)."""
+
 
 class Message(Struct, frozen=True, gc=False):
     """What the server sends."""

@@ -12,7 +12,7 @@ import orjson
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from oncelog import codes
-from oncelog.core.canonical import JsonValue, canonical_at
+from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical_at
 from oncelog.core.identity import fingerprint, object_field, text_field
 from oncelog.core.identity import required as required_field
 from oncelog.core.policy import EVENTS
@@ -235,8 +235,9 @@ def _submission(
 def _said(item: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """What an item says, but for its `meta`. Raises CanonicalError."""
     version = required_field(item, "schemaVersion")
-    if not (type(version) is int or (type(version) is float and version.is_integer())) or version < 1:
-        raise CanonicalError("$.schemaVersion", "must be a whole number from 1 on")
+    is_whole = type(version) is int or (type(version) is float and version.is_integer())
+    if not is_whole or not 1 <= version <= INTEGER_MAX:
+        raise CanonicalError("$.schemaVersion", f"must be a whole number from 1 to {INTEGER_MAX}")
     said = {
         "type": _named(item, "type"),
         "schemaVersion": version,
@@ -303,14 +304,19 @@ def event_text(brief: Brief, project: Project) -> str | None:
     payload, meta = bytes(event.payload).decode(), bytes(event.meta).decode()
     if not payload.startswith("{") or not meta.startswith("{"):
         return None
-    event_id = orjson.dumps(project.id_of(scope, key)).decode()  # not a name that comes again and again
-    user = f'"userId":{json_text(event.user_id)},' if event.user_id else ""
+    # What comes again and again, and is short, is kept in its form (`json_text`). These may be anything.
+    event_id, kind = _text(project.id_of(scope, key)), _text(event.type)
+    user = f'"userId":{_text(event.user_id)},' if event.user_id else ""
     return (
         f'{{"committedId":{position},"id":{event_id},'
         f'"projectId":{json_text(project.id)},{user}"partition":{json_text(project.own_partition(partitions))},'
-        f'"type":{json_text(event.type)},"schemaVersion":{event.schema_version},"payload":{payload},'
+        f'"type":{kind},"schemaVersion":{event.schema_version},"payload":{payload},'
         f'"meta":{_whole_meta(meta, client, log_time_ms)},"serverTs":{log_time_ms}}}'
     )
+
+
+def _text(text: str) -> str:
+    return orjson.dumps(text).decode()
 
 
 def _whole_meta(meta: str, client: str, log_time_ms: int) -> str:

@@ -9,7 +9,6 @@ of the first dialect see that one, and it is another one in every project. In th
 project's id is escaped (`scope_of`), so that no project can be taken for an id in another one.
 """
 
-from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 from uuid import UUID
@@ -47,7 +46,7 @@ class Project(Struct, frozen=True):
 
         One that was written in the first dialect may have none but the project's, and then that is it.
         """
-        return _own_partition(self.partition, partitions_text)
+        return next((name for name in _names_of(partitions_text) if name != self.partition), self.partition)
 
     def identity_of(self, event_id: str) -> tuple[str, bytes]:
         """Scope and key of an id."""
@@ -86,11 +85,6 @@ def _demand_name(partition: str, own: str) -> None:
         raise CanonicalError("$", "must not have U+0000")
     if nfc(partition) != partition:
         raise CanonicalError("$", "must be in Unicode's normal form C")
-
-
-@lru_cache(maxsize=4096)
-def _own_partition(project: str, partitions_text: str) -> str:
-    return next((name for name in _names_of(partitions_text) if name != project), project)
 
 
 def _usual_uuid(text: str) -> bytes | None:
