@@ -43,7 +43,10 @@ def page_server(port: int = PORT) -> ThreadingHTTPServer:
     """Ready to `serve_forever`. Raises SystemExit if the npm package is not there."""
     if not (MODULES / "insieme").is_dir():
         raise SystemExit("the npm package is not there: run `make todo`")
-    return ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Handler, directory=str(PAGE)))
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Handler, directory=str(PAGE)))
+    except OSError as error:
+        raise SystemExit(f"port {port} cannot be used: {error.strerror}") from error
 
 
 def address(port: int, **asked: str) -> str:

@@ -769,3 +769,26 @@ def test_what_could_not_be_handed_over_is_the_next_again() -> None:
     protocol.put_back(events[1:])
     assert protocol.ready == 2
     assert taken(protocol) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {**page([1], 10**25), "events": []},
+        page([3, 2, 4], 4),
+        {**page([], 4), "events": [event(5, committed_id=10**25)]},
+    ],
+)
+def test_a_page_that_no_server_gives_is_none(told: dict[str, Any]) -> None:
+    protocol = connected()
+    asked = one_sent(protocol, "sync")
+    with pytest.raises(ProtocolError):
+        protocol.receive(frame("sync_response", told, asked["msg_id"]))
+
+
+@pytest.mark.parametrize("retry_after_ms", [10**25, 10**400, -1])
+def test_nor_is_a_pause_that_never_ends(retry_after_ms: int) -> None:
+    protocol = live(0, entry_of(1))
+    request = one_sent(protocol, "submit_events")
+    with pytest.raises(ProtocolError):
+        protocol.receive(error("server_busy", request["msg_id"], retry_after_ms=retry_after_ms))

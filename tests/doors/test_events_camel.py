@@ -175,6 +175,7 @@ def test_a_uuid_in_two_projects_is_two_events_and_in_two_spellings_too() -> None
         ({"userId": None}, "validation_failed", "userId"),
         ({"projectId": "p2"}, "forbidden", "projectId"),
         ({"projectId": None}, "validation_failed", "projectId"),
+        ({"partition": "project/p2"}, "forbidden", "partition"),
         ({"meta": {}}, "validation_failed", "meta.clientTs"),
         ({"meta": {"clientTs": "1"}}, "validation_failed", "meta.clientTs"),
         ({"meta": {"clientTs": 1, "clientId": "client-bob"}}, "forbidden", "meta.clientId"),

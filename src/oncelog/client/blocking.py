@@ -8,19 +8,21 @@ called in the store's thread, and must not use the client: that would wait for i
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
+from oncelog.client.cancelling import carried
 from oncelog.client.client import Client
 from oncelog.client.handlers import named
 from oncelog.client.pending import Draft, Pending
 from oncelog.client.store import Reset
 from oncelog.client.values import Event, HistoryChange, Outcome, Rejection, SetAside, Status
 from oncelog.core.canonical import JsonValue
-from oncelog.errors import ClosedError
+from oncelog.errors import ClosedError, SettingsError
 from oncelog.portal import Portal
 
 T = TypeVar("T")
@@ -137,9 +139,17 @@ class BlockingClient:
         """As `Client.rejected`."""
         return self._portal.call(self._client.rejected)
 
-    def forget_rejected(self, *ids: str) -> None:
+    def forget_rejected(self, *ids: UUID | str) -> None:
         """As `Client.forget_rejected`."""
         self._portal.call(self._client.forget_rejected, *ids)
+
+    def forget_all_rejected(self) -> None:
+        """As `Client.forget_all_rejected`."""
+        self._portal.call(self._client.forget_all_rejected)
+
+    def forget_set_aside(self, *committed_ids: int) -> None:
+        """As `Client.forget_set_aside`."""
+        self._portal.call(self._client.forget_set_aside, *committed_ids)
 
     def on_event(self, handler: Callable[[Event], None], *, name: str | None = None) -> Callable[[Event], None]:
         """As `Client.on_event`, in a thread of its own."""
@@ -208,12 +218,15 @@ async def _in_time(function: Callable[[], Awaitable[T]], timeout_s: float | None
 
 
 def _in_thread(handler: Callable[[Any], None]) -> Callable[[Any], Any]:
+    if not callable(handler) or inspect.iscoroutinefunction(handler):
+        raise SettingsError("the handler must be a function, and not async: nobody would await it")
+
     def handled(value: Any) -> None:
         _in_handler.set(True)  # a thread of asyncio's has a context of its own for every call
         handler(value)
 
     async def called(value: Any) -> None:
-        await asyncio.to_thread(handled, value)
+        await asyncio.to_thread(carried, handled, value)
 
     called.__qualname__ = named(handler)
     return called

@@ -21,7 +21,15 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 from uuid import UUID
 
-from oncelog.client.cancelling import is_being_cancelled
+from oncelog.client.cancelling import carried, is_being_cancelled
+from oncelog.client.checking import (
+    checked_client_id,
+    checked_partitions,
+    checked_store,
+    demand_committed_id,
+    demand_function,
+    is_token,
+)
 from oncelog.client.connecting import Connecting, Token
 from oncelog.client.handlers import EventHandler, Handlers, named
 from oncelog.client.limits import ClientLimits
@@ -31,8 +39,15 @@ from oncelog.client.store import APPLY, Apply, ClientStore, Reset, described
 from oncelog.client.values import Event, HistoryChange, Rejected, Rejection, SetAside, Settled, State, Status
 from oncelog.client.wire import Transport, WebSocketTransport, normal_url
 from oncelog.core.canonical import JsonValue
-from oncelog.core.identity import normal_partitions
-from oncelog.errors import ClientError, ClosedError, IdReusedError, LimitExceededError, OncelogError, StoreError
+from oncelog.errors import (
+    ClientError,
+    ClosedError,
+    IdReusedError,
+    LimitExceededError,
+    OncelogError,
+    SettingsError,
+    StoreError,
+)
 
 logger: Final = logging.getLogger("oncelog.client")
 
@@ -87,12 +102,18 @@ class Client:
         """
         self.url = normal_url(url)
         self.limits = limits or ClientLimits()
-        self.partitions = normal_partitions(partitions if isinstance(partitions, str) else list(partitions))
-        self._wanted_id = client_id
+        if not isinstance(self.limits, ClientLimits):
+            raise SettingsError(f"limits must be ClientLimits, not {limits!r}")
+        self.partitions = checked_partitions(partitions)
+        self._wanted_id = checked_client_id(client_id)
+        if not callable(token) and not is_token(token):
+            raise SettingsError("token must be a text as tokens are, or a function that gives one")
+        demand_function(apply, "apply", may_be_async=False)
+        demand_function(reset, "reset", may_be_async=False)
         self._token = token
         self._apply = apply
         self._reset = reset
-        self._store = ClientStore(store)
+        self._store = ClientStore(checked_store(store))
         self._transport = transport or WebSocketTransport(self.url, self.limits, headers, tls)
         self._chance = chance or random.Random()  # noqa: S311 - for pauses
         self._handlers = Handlers()
@@ -110,10 +131,12 @@ class Client:
         self._rejected = 0
         self._set_aside = 0
         self._store_error: str | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._handing_task: asyncio.Task[None] | None = None
+        self._ended_on_purpose: set[asyncio.Task[None]] = set()
+        self._outbox_bytes = 0
         self._outbox_work = asyncio.Event()
         self._events_work = asyncio.Event()
         self._report_work = asyncio.Event()
@@ -137,6 +160,7 @@ class Client:
         protocol = self._open_protocol = Protocol(kept.client_id, self.partitions, kept.cursor, kept.epoch)
         protocol.wants_events = self._has_takers
         self._waiting = {entry.id: Pending(entry) for entry in kept.outbox}
+        self._outbox_bytes = sum(len(entry.body) for entry in kept.outbox)
         protocol.offer(kept.outbox)
         self._open_connecting = Connecting(
             protocol, self._transport, self._token, self.limits, self._chance, self._look_around
@@ -201,20 +225,26 @@ class Client:
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """What nobody has foreseen must not leave the application waiting."""
         try:
-            try:
-                await work()
-            except asyncio.CancelledError as error:
-                if is_being_cancelled():
-                    raise
-                raise ClientError("something that the client waited for was cancelled") from error
-        except Exception as error:
-            logger.exception("the client cannot go on")
-            self._failure = error
-            self._handlers.close()
-            for task in self._tasks:
-                if task is not asyncio.current_task():
-                    task.cancel()
-            self._tell_waiters(self._why_not())
+            await work()
+        except asyncio.CancelledError:
+            is_meant = self._is_closed or self._failure or asyncio.current_task() in self._ended_on_purpose
+            if is_being_cancelled() and is_meant:
+                raise
+            self._fail(ClientError("a task of the client's was cancelled by somebody else"))
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._fail(error)
+            raise
+        except BaseException as error:  # noqa: BLE001 - a GeneratorExit, say
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        logger.error("the client cannot go on", exc_info=error)
+        self._failure = error
+        self._handlers.close()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._tell_waiters(self._why_not())
 
     @property
     def client_id(self) -> str:
@@ -267,6 +297,9 @@ class Client:
             pending[place] = known
         if len(self._waiting) + len(new) > self.limits.outbox_events_max:
             raise LimitExceededError("outbox_events_max", self.limits.outbox_events_max)
+        size = sum(len(prepared.body) for prepared, _ in new.values())
+        if self._outbox_bytes + size > self.limits.outbox_bytes_max:
+            raise LimitExceededError("outbox_bytes_max", self.limits.outbox_bytes_max)
         await self._accepted([prepared for prepared, _ in new.values()], {id: one for id, (_, one) in new.items()})  # noqa: A001
         for one in pending.values():
             one.demand_taken()
@@ -276,6 +309,7 @@ class Client:
         """Returns when they are on the disk, and with them those before them that may say the same."""
         accepting = _Accepting(prepared, asyncio.get_running_loop().create_future())
         self._waiting.update(pending)
+        self._outbox_bytes += sum(len(one.body) for one in prepared)
         self._accepting.append(accepting)
         self._outbox_work.set()
         # Whoever gives up waiting does not take it back: it may be on the disk already.
@@ -296,9 +330,15 @@ class Client:
         """What the server has refused for good, oldest first, until `forget_rejected`."""
         return await self._in_store(self._store.rejected)
 
-    async def forget_rejected(self, *ids: str) -> None:
-        """The application has seen to these; without any id, to all."""
-        self._rejected = await self._in_store(self._store.forget_rejected, ids or None)
+    async def forget_rejected(self, *ids: UUID | str) -> None:
+        """The application has seen to these."""
+        texts = [str(one).lower() for one in ids]
+        self._rejected = await self._in_store(self._store.forget_rejected, texts)
+        self._report_work.set()
+
+    async def forget_all_rejected(self) -> None:
+        """The application has seen to all."""
+        self._rejected = await self._in_store(self._store.forget_rejected, None)
         self._report_work.set()
 
     async def _keep_outbox(self) -> None:
@@ -339,6 +379,7 @@ class Client:
             for prepared in group.prepared:
                 pending = self._waiting.pop(prepared.id, None)
                 if pending is not None:
+                    self._outbox_bytes -= len(prepared.body)
                     pending.settle(error)
             if not group.accepted.done():
                 group.accepted.set_exception(error)
@@ -351,6 +392,7 @@ class Client:
                 logger.warning("%s was rejected: %s", one.entry.id, one.outcome)
             pending = self._waiting.pop(one.entry.id, None)
             if pending is not None:
+                self._outbox_bytes -= len(one.entry.body)
                 pending.settle(one.outcome)
 
     # --- events
@@ -361,6 +403,7 @@ class Client:
         If it raises, the event is set aside for it (`set_aside`), and goes to the others. After a crash an event may
         come again that it had already been called with: for once and only once, use `apply`.
         """
+        demand_function(handler, "the handler", may_be_async=True)
         called = name or named(handler)
         if called == APPLY:
             raise ValueError(f"{APPLY!r} is the name of what is called in the transaction: give this one another name")
@@ -394,6 +437,13 @@ class Client:
         """Events that `apply` or a handler could not take, in their order."""
         return await self._in_store(self._store.set_aside)
 
+    async def forget_set_aside(self, *committed_ids: int) -> None:
+        """These need not be handed over any more, to nobody."""
+        for number in committed_ids:
+            demand_committed_id(number, "committed_ids")
+        self._set_aside = await self._in_store(self._store.forget_set_aside, committed_ids)
+        self._report_work.set()
+
     async def hand_over_set_aside(self) -> list[SetAside]:
         """Hands them over once more. Gives those that could not be taken again, with their errors.
 
@@ -423,6 +473,7 @@ class Client:
 
         For what the application has submitted itself, once it knows its number, and wants to see in its own tables.
         """
+        demand_committed_id(committed_id, "committed_id")
         if self._cursor < committed_id:
             self._demand_no_handler("reached")
         await self._until(lambda: self._cursor >= committed_id)
@@ -521,10 +572,12 @@ class Client:
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:
         """Calls the function whenever the client stands otherwise than before."""
+        demand_function(handler, "the handler", may_be_async=True)
         self._status_handlers.append(handler)
 
     def on_history_changed(self, handler: Callable[[HistoryChange], Awaitable[None] | None]) -> None:
         """Calls the function when the server's log is another one than before. Nothing goes on until `start_over`."""
+        demand_function(handler, "the handler", may_be_async=True)
         self._history_handlers.append(handler)
 
     @property
@@ -541,14 +594,19 @@ class Client:
         """
         self._demand_open()
         self._demand_no_handler("start_over")
+        demand_committed_id(since, "since")
+        demand_function(reset, "reset", may_be_async=False)
         # A handler may wait for an outcome that will come only behind this.
-        await self._end([self._handing_task] if self._handing_task is not None else [])
+        if self._handing_task is not None:
+            self._ended_on_purpose.add(self._handing_task)
+            await self._end([self._handing_task])
         async with self._handing:
             change = self._protocol.history_change
             epoch = self._protocol.epoch if change is None else change.epoch
             await self._in_store(self._store.start_over, self.partitions, since, epoch, reset or self._reset)
             self._protocol.start_over(since, epoch)
             self._cursor, self._epoch, self._set_aside = since, epoch, 0
+        self._ended_on_purpose.clear()
         self._handing_task = self._begin(self._hand_over_all)
         self._events_work.set()
         self._connecting.restart()
@@ -641,7 +699,7 @@ class Client:
         if self._thread is None or (self._is_closed and self._open_protocol is None):
             raise _closed()
         try:
-            called = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+            called = asyncio.get_running_loop().run_in_executor(self._thread, carried, function, *arguments)
         except RuntimeError as error:  # the thread has been ended
             raise _closed() from error
         return await called

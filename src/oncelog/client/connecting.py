@@ -9,6 +9,7 @@ from typing import Final
 
 from oncelog import codes
 from oncelog.client.cancelling import is_being_cancelled
+from oncelog.client.checking import is_token
 from oncelog.client.limits import ClientLimits
 from oncelog.client.protocol import Phase, Protocol
 from oncelog.client.wire import Socket, Transport, pauses_s
@@ -78,9 +79,11 @@ class Connecting:
                 logger.warning("%s", error)
                 self._fail(str(error))
             except ServerRefusedError as error:
-                retry_after_ms = error.retry_after_ms
+                retry_after_ms = min(error.retry_after_ms, limits.pause_ms_max)
                 self._fail(str(error))
-                self.is_let_in = error.code not in _NOT_LET_IN
+                # A token that has just expired: there is a new one for the asking.
+                has_expired = callable(self._token) and protocol.answers - before > 1
+                self.is_let_in = has_expired or error.code not in _NOT_LET_IN
                 if not self.is_let_in:
                     retry_after_ms = max(retry_after_ms, limits.refused_pause_ms_min)
             self._on_change()
@@ -125,8 +128,8 @@ class Connecting:
         if not callable(self._token):
             return self._token
         try:
-            token = self._token()
-            return await token if inspect.isawaitable(token) else token
+            given = self._token()
+            token = await given if inspect.isawaitable(given) else given
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
@@ -134,6 +137,9 @@ class Connecting:
         except Exception as error:
             logger.exception("there is no token")
             raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
+        if not is_token(token):
+            raise LostError("there is no token: what the function gives is none")
+        return token
 
     async def _conversation(self, socket: Socket) -> None:
         parts = (self._read, self._write, self._watch, self._look_at_takers, self._read_again, self._restarted)

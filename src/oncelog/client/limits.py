@@ -1,8 +1,12 @@
 """Limits and times of a client, each with its unit. All can be set; the defaults suit people and services alike."""
 
+from typing import Final
+
 from msgspec import Struct
 
 from oncelog.errors import SettingsError
+
+LIMIT_MAX: Final = 2**40
 
 
 class ClientLimits(Struct, frozen=True, kw_only=True):
@@ -10,6 +14,8 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
 
     outbox_events_max: int = 100_000
     """Submissions without an outcome. Beyond it `submit` raises LimitExceededError."""
+    outbox_bytes_max: int = 256 * 1024 * 1024
+    """Of all of them together; they are kept in memory too."""
     body_bytes_max: int = 1024 * 1024
     """Of one event in its canonical form. A server takes frames of 4 MiB unless it was told otherwise."""
     hand_over_events_max: int = 1000
@@ -32,7 +38,7 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise SettingsError(f"{name} must be a whole number from 1 on, not {value!r}")
+            if type(value) is not int or not 1 <= value <= LIMIT_MAX:
+                raise SettingsError(f"{name} must be a whole number from 1 to {LIMIT_MAX}, not {value!r}")
         if self.pause_ms_min > self.pause_ms_max:
             raise SettingsError("pause_ms_min must not be more than pause_ms_max")

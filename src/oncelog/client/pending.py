@@ -10,7 +10,7 @@ import orjson
 from oncelog.client.values import Entry, Outcome
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
 from oncelog.core.writing import event as submission_of
-from oncelog.errors import CanonicalError, LimitExceededError
+from oncelog.errors import CanonicalError
 
 
 class Draft(NamedTuple):
@@ -36,13 +36,14 @@ class Prepared(NamedTuple):
 
 
 def prepare(draft: Draft, partitions: Sequence[str], body_bytes_max: int) -> Prepared:
-    """Raises CanonicalError for what is no event, LimitExceededError for one that is too large."""
+    """Raises CanonicalError for what is no event, or one that is too large."""
     expected = draft.expected_committed_id
     if expected is not None and (type(expected) is not int or not 0 <= expected <= INTEGER_MAX):
-        raise CanonicalError("$.expected_committed_id", "must be a whole number from 0 on")
+        raise CanonicalError("$.expected_committed_id", f"must be a whole number from 0 to {INTEGER_MAX}")
     submission = submission_of(uuid4() if draft.id is None else draft.id, draft.event, partitions)
     if len(submission.body) > body_bytes_max:
-        raise LimitExceededError("body_bytes_max", body_bytes_max)
+        reason = f"must have at most {body_bytes_max} bytes (body_bytes_max), not {len(submission.body)}"
+        raise CanonicalError("$.event", reason)
     digits = submission.key.hex()
     text = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     return Prepared(

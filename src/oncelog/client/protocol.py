@@ -269,10 +269,13 @@ class Protocol:
             return
         self.answers += 1
         self._page = None
-        cursor = self._cursor
+        cursor, last = self._cursor, 0
         for event in page.events:
-            if event.committed_id > cursor:
-                cursor = event.committed_id
+            if event.committed_id <= last:
+                raise ProtocolError(f"a page has event {event.committed_id} behind event {last}")
+            last = event.committed_id
+            if last > cursor:
+                cursor = last
                 self._ready.append(event)
         self._cursor = max(cursor, page.next_since_committed_id)
         self._heard_of(max(self._cursor, page.sync_to_committed_id))
@@ -321,6 +324,8 @@ class Protocol:
         self._requests_taken += 1
         if self._requests_taken % CEILING_REQUESTS == 0:
             self._request_events_max = min(2 * self._request_events_max, REQUEST_EVENTS_MAX)
+        numbers = [outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)]
+        self._heard_of(max(numbers, default=0))
         if self.phase is Phase.ASIDE:
             # Nothing else has come meanwhile: own events come with the rest, when we sync.
             self._catch_up_if_there_is_room()

@@ -73,6 +73,8 @@ class ClientStore:
         self._path = os.fspath(path)
         self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        """Which file it is: who writes to one that was removed writes for nobody."""
         self._next_number = 1
 
     # --- opening and closing
@@ -87,6 +89,7 @@ class ClientStore:
                 )
                 self._connection = connection
                 connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                self._file = None if self._path == MEMORY else _file_at(self._path)
                 return self._made_ready(connection, client_id, orjson.dumps(list(partitions)).decode(), reset)
         except BaseException:
             self.close()
@@ -204,6 +207,12 @@ class ClientStore:
             rows = self._open().execute(SQL["all_set_aside"]).fetchall()
         return [SetAside(handler, _EVENT.decode(event), error) for handler, event, error in rows]
 
+    def forget_set_aside(self, committed_ids: Sequence[int]) -> int:
+        """These need not be handed over any more. Gives how many are left."""
+        with self._translated(), self._transaction(is_durable=True) as connection:
+            connection.executemany(SQL["forget_set_aside_at"], [(one,) for one in committed_ids])
+            return self._count("count_set_aside")
+
     def apply_again(self, one: SetAside, apply: Apply | None) -> str | None:
         """Hands one over that was set aside, to `apply` or (done before) to another. Gives its error, or None."""
         with self._translated(), self._transaction(is_durable=True) as connection:
@@ -232,6 +241,8 @@ class ClientStore:
     @contextmanager
     def _transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
         connection = self._open()
+        if self._file is not None and self._file != _file_at(self._path):
+            raise StoreUnavailableError(f"{self._path} was removed or replaced while the client had it open")
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -266,6 +277,14 @@ class ClientStore:
         return int(self._open().execute(SQL[statement]).fetchone()[0])
 
 
+def _file_at(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once a transaction
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _applied(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> list[SetAside]:
     """Lets the application take all of them at once; if it cannot, one by one, and those at fault are set aside."""
     error = _attempt(connection, apply, events)
@@ -278,8 +297,12 @@ def _applied(connection: sqlite3.Connection, apply: Apply, events: Sequence[Even
 
 def _attempt(connection: sqlite3.Connection, apply: Apply, events: Sequence[Event]) -> str | None:
     connection.execute("SAVEPOINT oncelog_client_apply")
+    row_factory, text_factory = connection.row_factory, connection.text_factory
     try:
-        apply(connection, events)
+        try:
+            apply(connection, events)
+        finally:  # the application may want its rows in another form; we do not
+            connection.row_factory, connection.text_factory = row_factory, text_factory
     except Exception as error:
         if _is_of_the_disk(error):
             raise  # that is not the event's fault, and may be otherwise the next time

@@ -1,9 +1,12 @@
 """What the client gives its application: events, outcomes, and how it stands."""
 
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+"""As a server's numbers are: others are no server's."""
 
 
 class Event(Struct, frozen=True):
@@ -12,11 +15,11 @@ class Event(Struct, frozen=True):
     id: str
     client_id: str
     partitions: tuple[str, ...]
-    committed_id: int
+    committed_id: Number
     """Its place in the one order, the same for every reader."""
     event: dict[str, Any] | None
     """None if it has been erased."""
-    status_updated_at: int
+    status_updated_at: Number
     """When it was committed, in milliseconds since 1970, by the log's time."""
     erased: bool = False
 

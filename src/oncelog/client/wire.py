@@ -49,12 +49,13 @@ class Transport(Protocol):
 def normal_url(url: str, name: str = "url") -> str:
     """Where a server is, without a slash at the end. Raises SettingsError that names what is wrong."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if isinstance(url, str) else "")
+        (parts.hostname or "").encode("idna")  # a label that is empty, or too long
         is_url = parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
+    except ValueError:  # UnicodeError is one
         is_url = False
     if not is_url or parts.query or parts.fragment or "@" in parts.netloc:
-        shown = "one with a password or a user in it" if "@" in url else repr(url)
+        shown = "one with a password or a user in it" if "@" in str(url) else repr(url)
         raise SettingsError(f"{name} must be http://HOST:PORT or https://HOST:PORT, not {shown}")
     return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/').removesuffix(EVENTS_PATH)}"
 
@@ -102,7 +103,9 @@ def refused_by_status(status: int) -> ServerRefusedError:
     if status >= 500:
         code = codes.SERVER_BUSY if status in (502, 503, 504) else codes.SERVER_ERROR
         return ServerRefusedError(code, f"HTTP status {status}")
-    return ServerRefusedError(codes.AUTH_FAILED if status == 401 else codes.FORBIDDEN, f"HTTP status {status}")
+    if status in (401, 403):
+        return ServerRefusedError(codes.AUTH_FAILED if status == 401 else codes.FORBIDDEN, f"HTTP status {status}")
+    return ServerRefusedError(codes.BAD_REQUEST, f"no Oncelog server answers there (HTTP status {status})")
 
 
 class WebSocketTransport:

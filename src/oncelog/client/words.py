@@ -7,7 +7,7 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
-from oncelog.client.values import Entry, Event, Fault
+from oncelog.client.values import Entry, Event, Fault, Number
 from oncelog.codes import PROTOCOL_VERSION
 
 CLOSED_TOO_LARGE: Final = 1009
@@ -25,7 +25,7 @@ class Message(Struct, frozen=True, gc=False):
 class Connected(Struct, frozen=True):
     """The server lets us in."""
 
-    server_last_committed_id: int
+    server_last_committed_id: Number
     epoch: str
 
 
@@ -33,9 +33,9 @@ class Page(Struct, frozen=True):
     """A `sync_response`."""
 
     events: list[Event]
-    next_since_committed_id: int
+    next_since_committed_id: Number
     has_more: bool
-    sync_to_committed_id: int
+    sync_to_committed_id: Number
 
 
 class Result(Struct, frozen=True, gc=False):
@@ -43,8 +43,8 @@ class Result(Struct, frozen=True, gc=False):
 
     id: str
     status: str
-    committed_id: int = 0
-    status_updated_at: int = 0
+    committed_id: Number = 0
+    status_updated_at: Number = 0
     erased: bool = False
     reason: str = ""
     errors: tuple[Fault, ...] = ()
@@ -59,9 +59,9 @@ class Results(Struct, frozen=True):
 class Details(Struct, frozen=True):
     """Of an error, as far as a client can do something about it."""
 
-    retry_after_ms: int = 0
+    retry_after_ms: Number = 0
     epoch: str = ""
-    server_last_committed_id: int = 0
+    server_last_committed_id: Number = 0
 
 
 class ServerError(Struct, frozen=True):

@@ -55,5 +55,8 @@ DELETE FROM oncelog_client_set_aside WHERE handler = ? AND committed_id = ?;
 -- name: forget_set_aside
 DELETE FROM oncelog_client_set_aside;
 
+-- name: forget_set_aside_at
+DELETE FROM oncelog_client_set_aside WHERE committed_id = ?;
+
 -- name: count_set_aside
 SELECT count(*) FROM oncelog_client_set_aside;

@@ -198,6 +198,8 @@ def _item(item: Mapping[str, JsonValue], project: Project, actor: str, client: s
         meta = object_field(required_field(item, "meta"), "$.meta")
         if project_id != project.id:
             return Rejected(codes.FORBIDDEN, "projectId", _OTHER_PROJECT)
+        if project.is_of_another(required_field(item, "partition")):
+            return Rejected(codes.FORBIDDEN, "partition", "must not be another project's")
         if meta.get("clientId", client) != client:
             return Rejected(codes.FORBIDDEN, "meta.clientId", "must be the client of this connection")
         return _submission(item, meta, project, actor, client)

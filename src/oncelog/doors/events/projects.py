@@ -41,6 +41,10 @@ class Project(Struct, frozen=True):
         _demand_name(own, own)
         return normal_partitions([self.partition, own])
 
+    def is_of_another(self, own: object) -> bool:
+        """Whether an event's own partition would make it another project's too."""
+        return isinstance(own, str) and own.startswith(f"{PROJECT}/") and own != self.partition
+
     def own_partition(self, partitions_text: str) -> str:
         """Its own partition, by all that it has (as a JSON array): the first that is not the project's.
 
