@@ -271,6 +271,11 @@ def test_the_simulation_knows_clients_that_stand_aside() -> None:
     assert sum(world.asides for world in worlds) > 20
 
 
+@pytest.mark.rule("EV-17")
+def test_a_request_that_was_doubled_and_sent_away_once_has_its_events_in_their_place() -> None:
+    simulate(12653279, duplicates=0.1, busy=0.4, cuts=0)
+
+
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1]), st.sampled_from([0.0, 0.4]), st.integers(0, 8))
 def test_and_from_any_seed(seed: int, duplicates: float, busy: float, cuts: int) -> None:
     simulate(seed, duplicates=duplicates, busy=busy, cuts=cuts)

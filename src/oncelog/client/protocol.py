@@ -311,9 +311,13 @@ class Protocol:
 
     def _result(self, message: words.Message) -> None:
         request = self._request
-        if request is None or message.msg_id != request.msg_id:
-            return  # an answer that came twice
         results = words.read_results(message.payload).results
+        if request is None or message.msg_id != request.msg_id:
+            # An answer that came twice. Or the request did, and was sent away once and taken once: then its events are
+            # not broadcast to us, and come with the next sync alone.
+            if self.phase is not Phase.ASIDE and any(one.committed_id > self._cursor for one in results):
+                raise ProtocolError("an answer came that nobody waits for")
+            return
         if len(results) != len(request.entries):
             raise ProtocolError(f"{len(request.entries)} events were answered with {len(results)} results")
         # All of it is read before any of it counts: an answer that makes no sense leaves the request as it is.
