@@ -918,7 +918,7 @@ def test_a_handler_may_close_the_client(tmp_path: Path, kind: str) -> None:
 
                 async def closes(_: object) -> None:
                     await client.close()
-                    await asyncio.sleep(60)
+                    await asyncio.Event().wait()  # until it is cancelled
 
                 getattr(client, kind)(closes)
                 with suppress(ClosedError):
