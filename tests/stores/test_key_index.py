@@ -11,11 +11,13 @@ from zlib import crc32
 import pytest
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
+from oncelog.stores.key_hash import HASH_MAX
+from oncelog.stores.side_state import TABLES
 from oncelog.stores.sqlite import SqliteStore, index, sweeping, writing
-from oncelog.stores.sqlite.index import FAN_OUT, HASH_MAX, Filter, KeyIndex
+from oncelog.stores.sqlite.index import FAN_OUT, Filter, KeyIndex
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.tables import TABLES
+from oncelog.stores.sqlite.tables import DELETE, LOAD
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driven import DrivenStore
 from stores.sessions import SETTINGS, FailingDriver, are_known, are_new, commit, session_on, write
@@ -303,8 +305,8 @@ def test_no_statement_looks_through_a_table_that_grows(tmp_path: Path) -> None:
         commit(session, *range(100))
         statements = {name: statement for name, statement in SQL.items() if GROWING.search(statement)}
         looked_at = {name: plan_of(session.connection, it) for name, it in statements.items()}
-        side_state = {table.name: plan_of(session.connection, table.load_sql) for table in TABLES}
-        side_state |= {f"delete {table.name}": plan_of(session.connection, table.delete_sql) for table in TABLES}
+        side_state = {table.name: plan_of(session.connection, LOAD[table.name]) for table in TABLES}
+        side_state |= {f"delete {table.name}": plan_of(session.connection, DELETE[table.name]) for table in TABLES}
     assert len(statements) >= 15
     for name, steps in (looked_at | side_state).items():
         if LOOKS_AT_ALL.fullmatch(name):

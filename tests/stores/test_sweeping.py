@@ -12,8 +12,8 @@ from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_DEFAULT
 from oncelog.core.operations import SetEntity
 from oncelog.core.policy import BUILT_IN
 from oncelog.core.values import Committed, Granted, Request, Settings
+from oncelog.stores.absence import SWEEP_COMMITS, SWEEP_ROWS
 from oncelog.stores.sqlite.session import Session
-from oncelog.stores.sqlite.sweeping import SWEEP_COMMITS, SWEEP_ROWS
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import DAY_MS, claim, event, transaction
 from stores.sessions import QuickDriver

@@ -17,7 +17,7 @@ from msgspec import Struct
 from oncelog.core.values import Settings
 from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, SettingsError, StoreUnavailableError
 from oncelog.statements import statements_of
-from oncelog.stores.sqlite.index import SECRET_BYTES
+from oncelog.stores.key_hash import SECRET_BYTES
 from oncelog.stores.sqlite.statements import SQL, migrations
 
 APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"

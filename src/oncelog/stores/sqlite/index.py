@@ -11,15 +11,12 @@ Sealing and merging are done in slices inside the transactions of commits, in pr
 commit waits for a large one. Whatever is under way is written down in the same transaction, and any process can go
 on with it. A filter in memory over all sealed keys lets a new key pass without a look at any segment.
 
-Keys are known here by a keyed hash of 63 bits; a hit is checked against the record itself. So a collision costs a
-look, never an answer, and nobody who does not know the log's secret can make one.
+Keys are known here by a keyed hash (`key_hash`); a hit is checked against the record itself.
 """
 
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from hashlib import blake2b
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +24,7 @@ import orjson
 from rbloom import Bloom
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity
+from oncelog.stores.key_hash import HASH_MAX, hash_of
 from oncelog.stores.sqlite.statements import SQL, Insert
 
 SEAL_KEYS: Final = 32_768
@@ -35,8 +33,6 @@ FAN_OUT: Final = 4
 PACE: Final = 1.5
 """Rows that each level's work moves on for every new key. Above 1, so that it ends before the next begins."""
 SLICE_MIN: Final = 32
-HASH_MAX: Final = 2**63 - 1
-SECRET_BYTES: Final = 32
 FILTER_KEYS_MIN: Final = 1_000_000
 FILTER_ERROR_RATE: Final = 0.005
 
@@ -135,10 +131,7 @@ class KeyIndex:
 
     def hash_of(self, identity: KeyIdentity | SequenceIdentity) -> int:
         """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
-        policy, scope, client, key = identity
-        begun = _begun(self._secret, policy, scope, client).copy()
-        begun.update(b"k" + key if isinstance(key, bytes) else b"s%d" % key)
-        return int.from_bytes(begun.digest(), "big") >> 1
+        return hash_of(self._secret, identity)
 
     # --- in a transaction
 
@@ -409,13 +402,6 @@ def job_of(row: tuple[Any, ...]) -> Job:
     """From the columns of the statement `jobs`."""
     level, target, sources, keys, cursor = row
     return Job(level, target, tuple(orjson.loads(sources)), keys, cursor)
-
-
-@lru_cache(maxsize=1024)
-def _begun(secret: bytes, policy: str, scope: str, client: str) -> blake2b:
-    """The hash of all that stands before the key. No name has a U+0000 in it, so it can be read in one way only."""
-    # The secret comes first: BLAKE2 is a keyed hash that way too, and in one block less than by its own parameter.
-    return blake2b(secret + f"{policy}\0{scope}\0{client}\0".encode(), digest_size=8)
 
 
 def _listed(places: Places) -> list[int]:

@@ -10,9 +10,9 @@ import orjson
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import LaneHead, Record
 from oncelog.stores.protocol import BriefPage, Consumer, Evidence, Page, Query, Show
+from oncelog.stores.side_state import lane_of_scope
 from oncelog.stores.sqlite.index import POSITION_BITS, place_of
 from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.tables import lane_of_scope
 
 _POSITION: Final = (1 << POSITION_BITS) - 1
 _FETCH: Final = 100

@@ -5,12 +5,13 @@ from typing import Any, Final
 
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.protocol import Standing
+from oncelog.stores.side_state import TABLES, lane_of_scope
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.index import KeyIndex
 from oncelog.stores.sqlite.reading import record_of
 from oncelog.stores.sqlite.statements import SQL
 
-_LEASES: Final = next(table for table in tables.TABLES if table.name == "leases")
+_LEASES: Final = next(table for table in TABLES if table.name == "leases")
 
 
 def standing_of(
@@ -20,7 +21,7 @@ def standing_of(
     records = _records(connection, index, identity)
     record = records[-1] if records else None
     leases = tables.load_table(connection, _LEASES, [identity], lanes)
-    lane = tables.lane_of_scope(identity[1], lanes) if record is None else record.lane
+    lane = lane_of_scope(identity[1], lanes) if record is None else record.lane
     positions = tuple(one.position for one in records)
     return Standing(record, leases.get(identity), heads.get(lane) or LaneHead(), positions=positions)
 

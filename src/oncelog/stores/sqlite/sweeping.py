@@ -1,30 +1,13 @@
-"""What log time has made absent goes from the disk: ended leases, forgotten clients, expired entities.
+"""What log time has made absent goes from the disk: a slice in some of the commits, as much as is being written."""
 
-It counts as absent from the moment that the core says so, whether or not its row is there (docs/decisions/0004 and
-0005). So the rows can go whenever it suits: a slice in some of the commits, in proportion to what is written.
-"""
+from collections.abc import Mapping
+from typing import Any
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, Final
-
-import msgspec
-
-from oncelog.core.leases import is_forgotten
-from oncelog.core.operations import Entity
-from oncelog.core.policy import Policy
-from oncelog.core.values import Changes, ClientEntry, LaneHead, Lease
-from oncelog.errors import PolicyError
+from oncelog.core.values import Changes, LaneHead
+from oncelog.stores.absence import SWEEP_COMMITS, SWEEP_ROWS, SWEPT, Absence
+from oncelog.stores.side_state import Table
 from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.tables import TABLES, Table
-
-SWEEP_COMMITS: Final = 16
-"""One commit of so many looks at a slice."""
-SWEEP_ROWS: Final = 128
-"""Of each table, or twice as many as have been written to it since: so it keeps up."""
-
-_POLICY: Final = msgspec.json.Decoder(Policy)
-_SWEPT: Final = [table for table in TABLES if table.name in ("leases", "clients", "entities")]
+from oncelog.stores.sqlite.tables import DELETE
 
 
 class Sweep:
@@ -32,20 +15,20 @@ class Sweep:
 
     def __init__(self) -> None:
         self._cursors: dict[str, tuple[Any, ...]] = {}
-        self._written = dict.fromkeys((table.name for table in _SWEPT), 0)
+        self._written = dict.fromkeys((table.name for table in SWEPT), 0)
 
     def __call__(self, connection: Any, commits: int, heads: Mapping[int, LaneHead], changes: Changes) -> None:
         """In a commit's transaction, by the heads from before it and the number of commits there have been."""
-        for table in _SWEPT:
+        for table in SWEPT:
             self._written[table.name] += len(getattr(changes, table.name))
         if commits % SWEEP_COMMITS:
             return
-        is_absent = _Absence(connection, heads)
-        for table in _SWEPT:
+        is_absent = Absence(connection.execute(SQL["policies"]).fetchall(), heads)
+        for table in SWEPT:
             self._sweep(connection, table, max(SWEEP_ROWS, 2 * self._written[table.name]), is_absent)
             self._written[table.name] = 0
 
-    def _sweep(self, connection: Any, table: Table, rows_max: int, is_absent: "_Absence") -> None:
+    def _sweep(self, connection: Any, table: Table, rows_max: int, is_absent: Absence) -> None:
         keys = ("lane", *table.keys)
         columns = ", ".join((*keys, *table.values))
         after = self._cursors.get(table.name)
@@ -55,34 +38,5 @@ class Sweep:
         width = len(keys)
         absent = [row[:width] for row in rows if is_absent(row[:width], table.value_of(row[width:]))]
         if absent:
-            connection.executemany(table.delete_sql, absent)
+            connection.executemany(DELETE[table.name], absent)
         self._cursors[table.name] = rows[-1][:width] if len(rows) == rows_max else ()
-
-
-class _Absence:
-    """Whether a row counts as absent, by its lane's head."""
-
-    def __init__(self, connection: Any, heads: Mapping[int, LaneHead]) -> None:
-        self._connection = connection
-        self._heads = heads
-        self._policies: dict[str, Policy] | None = None
-        self._kinds: Mapping[type, Callable[[tuple[Any, ...], Any, LaneHead], bool]] = {
-            Lease: lambda _, lease, head: is_forgotten(lease, head.log_time_ms),
-            Entity: lambda _, entity, head: not entity.is_live(head.log_time_ms),
-            ClientEntry: self._is_client_forgotten,
-        }
-
-    def __call__(self, key: tuple[Any, ...], value: Any) -> bool:
-        head = self._heads.get(key[0])
-        return head is not None and self._kinds[type(value)](key, value, head)
-
-    def _is_client_forgotten(self, key: tuple[Any, ...], entry: ClientEntry, head: LaneHead) -> bool:
-        if self._policies is None:
-            self._policies = {}
-            for name, declaration in self._connection.execute(SQL["policies"]).fetchall():
-                with suppress(msgspec.MsgspecError, PolicyError):  # of a newer version, which will know what to do
-                    self._policies[name] = _POLICY.decode(declaration)
-        policy = self._policies.get(key[1])
-        if policy is None:
-            return False
-        return not policy.retention.remembers(entry.last_seen_ms, head.log_time_ms, head.eviction_time_ms)

@@ -14,9 +14,9 @@ import msgspec
 
 from oncelog.core.values import Record
 from oncelog.errors import CorruptError
+from oncelog.stores.key_hash import SECRET_BYTES
 from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.findings import ContradictionError, ExportedHead, Finding, LaneMark, Lie, Passed, Progress
-from oncelog.stores.sqlite.index import SECRET_BYTES
 from oncelog.stores.sqlite.looking import looking_at
 from oncelog.stores.sqlite.reading import heads
 from oncelog.stores.sqlite.verifying_chain import Books, Chains, Rules, check_newest

@@ -11,11 +11,11 @@ from oncelog.core.policy import Order, Policy
 from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, leaf_hash, record_header, root_of
 from oncelog.core.values import LaneHead, Record, Settings
 from oncelog.stores.protocol import partitions_text
+from oncelog.stores.side_state import lane_of_scope
 from oncelog.stores.sqlite.findings import ContradictionError, LaneMark, Progress
 from oncelog.stores.sqlite.index import POSITION_BITS, lane_and_position, place_of
 from oncelog.stores.sqlite.reading import evidence_of, heads
 from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.tables import lane_of_scope
 
 _REPORT_RECORDS: Final = 1000
 _COLUMNS: Final = (int, int, int, int, str, str, bytes, bytes, str, str, int, str)

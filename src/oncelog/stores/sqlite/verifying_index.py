@@ -10,9 +10,9 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from oncelog.core.values import Record
+from oncelog.stores.side_state import lane_of_scope
 from oncelog.stores.sqlite.findings import ContradictionError, Progress
 from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.tables import lane_of_scope
 from oncelog.stores.sqlite.verifying_chain import Rules
 
 REPORT_ROWS: Final = 10_000

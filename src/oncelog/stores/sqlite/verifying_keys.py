@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 
 from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
+from oncelog.stores.key_hash import HASH_MAX
 from oncelog.stores.sqlite.findings import ContradictionError, Progress
 from oncelog.stores.sqlite.index import (
-    HASH_MAX,
     Job,
     KeyIndex,
     Lane,

@@ -11,10 +11,10 @@ import msgspec
 from oncelog.core.policy import Policy
 from oncelog.core.values import Record
 from oncelog.statements import statements_of
+from oncelog.stores.side_state import TABLES, Table, lane_of_scope
 from oncelog.stores.sqlite.findings import ContradictionError, Progress
 from oncelog.stores.sqlite.reading import consumers, heads
 from oncelog.stores.sqlite.statements import SQL, migrations
-from oncelog.stores.sqlite.tables import TABLES, Table, lane_of_scope
 from oncelog.stores.sqlite.verifying_chain import Rules
 from oncelog.stores.sqlite.verifying_index import REPORT_ROWS, in_order
 

@@ -1,0 +1,53 @@
+"""What log time has made absent: ended leases, forgotten clients, expired entities.
+
+It counts as absent from the moment that the core says so, whether or not its row is there (docs/decisions/0004 and
+0005). So a store can remove the rows whenever it suits.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from oncelog.core.leases import is_forgotten
+from oncelog.core.operations import Entity
+from oncelog.core.policy import Policy
+from oncelog.core.values import ClientEntry, LaneHead, Lease
+from oncelog.errors import PolicyError
+from oncelog.stores.side_state import TABLES
+
+SWEEP_COMMITS: Final = 16
+"""One commit of so many looks at a slice."""
+SWEEP_ROWS: Final = 128
+"""Of each table, or twice as many as have been written to it since: so it keeps up."""
+SWEPT: Final = [table for table in TABLES if table.name in ("leases", "clients", "entities")]
+
+_POLICY: Final = msgspec.json.Decoder(Policy)
+
+
+class Absence:
+    """Whether a row counts as absent, by its lane's head."""
+
+    def __init__(self, declarations: Iterable[tuple[str, str]], heads: Mapping[int, LaneHead]) -> None:
+        self._heads = heads
+        self._policies: dict[str, Policy] = {}
+        for name, declaration in declarations:
+            with suppress(msgspec.MsgspecError, PolicyError):  # of a newer version, which will know what to do
+                self._policies[name] = _POLICY.decode(declaration)
+        self._kinds: Mapping[type, Callable[[tuple[Any, ...], Any, LaneHead], bool]] = {
+            Lease: lambda _, lease, head: is_forgotten(lease, head.log_time_ms),
+            Entity: lambda _, entity, head: not entity.is_live(head.log_time_ms),
+            ClientEntry: self._is_client_forgotten,
+        }
+
+    def __call__(self, key: tuple[Any, ...], value: Any) -> bool:
+        """The key begins with the lane."""
+        head = self._heads.get(key[0])
+        return head is not None and self._kinds[type(value)](key, value, head)
+
+    def _is_client_forgotten(self, key: tuple[Any, ...], entry: ClientEntry, head: LaneHead) -> bool:
+        policy = self._policies.get(key[1])
+        if policy is None:
+            return False
+        return not policy.retention.remembers(entry.last_seen_ms, head.log_time_ms, head.eviction_time_ms)

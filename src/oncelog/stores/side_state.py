@@ -1,0 +1,110 @@
+"""Side state as rows: how each mapping of a snapshot lies in a table of its own, the same in every database."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from oncelog.core.identity import lane_of
+from oncelog.core.merge import Row
+from oncelog.core.operations import Entity
+from oncelog.core.values import ClientEntry, Lease
+
+_ROW: Final = msgspec.msgpack.Decoder(Row)
+_lane_of: Final = lru_cache(maxsize=8192)(lane_of)
+
+
+class Table(NamedTuple):
+    """How a mapping of a snapshot lies in its table."""
+
+    name: str
+    keys: tuple[str, ...]
+    """The columns of the key after the lane."""
+    values: tuple[str, ...]
+    scope: Callable[[Any], str]
+    """Where in the key the scope is, which says the lane."""
+    columns_of_key: Callable[[Any], tuple[Any, ...]]
+    key_of: Callable[[tuple[Any, ...]], Any]
+    columns_of_value: Callable[[Any], tuple[Any, ...]]
+    value_of: Callable[[tuple[Any, ...]], Any]
+
+
+def _one(value: Any) -> tuple[Any, ...]:
+    return (value,)
+
+
+def _lease_key(identity: Any) -> tuple[Any, ...]:
+    policy, scope, client, key = identity
+    return (policy, scope, client, key.hex())
+
+
+def _lease_identity(columns: tuple[Any, ...]) -> Any:
+    policy, scope, client, key_hex = columns
+    return (policy, scope, client, bytes.fromhex(key_hex))
+
+
+def _encode_row(row: Row) -> tuple[bytes]:
+    return (msgspec.msgpack.encode(row),)
+
+
+_FIRST: Final[Callable[[Any], Any]] = itemgetter(0)
+_SECOND: Final[Callable[[Any], Any]] = itemgetter(1)
+_ENTRY: Final = ("sequence", "last_seen_ms", "last_key", "last_fingerprint")
+_LEASE: Final = ("fence", "holder", "until_ms", "fingerprint", "failed_fence", "failure")
+
+TABLES: Final = (
+    Table("streams", ("scope",), ("sequence",), str, _one, _FIRST, _one, _FIRST),
+    Table(
+        "clients",
+        ("policy", "scope", "client"),
+        _ENTRY,
+        _SECOND,
+        tuple,
+        tuple,
+        msgspec.structs.astuple,
+        lambda columns: ClientEntry(*columns),
+    ),
+    Table(
+        "entities",
+        ("scope", "key"),
+        ("value", "version", "expires_at_ms"),
+        _FIRST,
+        tuple,
+        tuple,
+        msgspec.structs.astuple,
+        lambda columns: Entity(*columns),
+    ),
+    Table(
+        "relationships", ("scope", "resource", "relation", "subject"), ("version",), _FIRST, tuple, tuple, _one, _FIRST
+    ),
+    Table(
+        "rows",
+        ("scope", "table_name", "row_id"),
+        ("state",),
+        _FIRST,
+        tuple,
+        tuple,
+        _encode_row,
+        lambda columns: _ROW.decode(columns[0]),
+    ),
+    Table(
+        "leases",
+        ("policy", "scope", "client", "key_hex"),
+        _LEASE,
+        _SECOND,
+        _lease_key,
+        _lease_identity,
+        msgspec.structs.astuple,
+        lambda columns: Lease(*columns),
+    ),
+    Table("members", ("scope", "member"), (), _FIRST, tuple, tuple, lambda _: (), lambda _: True),
+    Table("acknowledged", ("scope", "member"), ("sequence",), _FIRST, tuple, tuple, _one, _FIRST),
+    Table("consumers", ("scope", "consumer"), ("cursor",), _FIRST, tuple, tuple, _one, _FIRST),
+)
+
+
+def lane_of_scope(scope: str, lanes: int) -> int:
+    """The lane of a stream, or lane 0 where none is named (consumers of the whole log)."""
+    return _lane_of(scope, lanes) if scope else 0
