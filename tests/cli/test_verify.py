@@ -20,7 +20,8 @@ from cli import sample
 from oncelog.cli import app
 from oncelog.core.proof import Block, leaf_hash, record_header, root_of
 from oncelog.errors import OncelogError
-from oncelog.stores.sqlite.files import LogFile, look
+from oncelog.stores.about import About
+from oncelog.stores.sqlite.files import look
 from oncelog.stores.sqlite.findings import ContradictionError, Lie, Passed, Progress, exported_head
 from oncelog.stores.sqlite.reading import evidence, evidence_of
 from oncelog.stores.sqlite.statements import SQL
@@ -39,7 +40,7 @@ class Patient:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.connection = sqlite3.connect(path, isolation_level=None)
-        self.file: LogFile = look(self.connection, str(path))
+        self.file: About = look(self.connection, str(path))
 
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement, parameters).fetchall()

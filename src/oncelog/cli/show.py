@@ -14,8 +14,8 @@ from oncelog.core.proof import Block
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
+from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
-from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
 from oncelog.stores.sqlite.looking import looking_at
 from oncelog.stores.sqlite.reading import heads, record_of
@@ -105,7 +105,7 @@ class _Shown(msgspec.Struct, frozen=True):
 class _View:
     """A log in one read transaction."""
 
-    def __init__(self, connection: Any, file: LogFile) -> None:
+    def __init__(self, connection: Any, file: About) -> None:
         self.policies = declared(connection)
         self._connection = connection
         self._lanes = file.settings.lanes

@@ -9,8 +9,8 @@ import typer
 
 from oncelog.cli.terminal import AsJson, File, ending_well, print_json
 from oncelog.cli.times import utc
+from oncelog.stores.about import About
 from oncelog.stores.sqlite import reading
-from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.index import KeyIndex, Lane
 from oncelog.stores.sqlite.looking import looking_at
 from oncelog.stores.sqlite.statements import SQL
@@ -35,7 +35,7 @@ def stats(file: File, as_json: AsJson = False) -> None:
                 typer.echo(line)
 
 
-def _figures(connection: Any, found: LogFile) -> dict[str, Any]:
+def _figures(connection: Any, found: About) -> dict[str, Any]:
     heads = reading.heads(connection)
     commits, erasures, *_ = connection.execute(SQL["state"]).fetchone()
     lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in connection.execute(SQL["lanes"]).fetchall()}

@@ -15,7 +15,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
-from oncelog.stores.sqlite.files import LogFile, connect, is_foreign_database, new_epoch
+from oncelog.stores.about import About, new_epoch
+from oncelog.stores.sqlite.files import connect, is_foreign_database
 from oncelog.stores.sqlite.findings import ContradictionError, Lie, Progress
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
 from oncelog.stores.sqlite.reading import heads
@@ -140,7 +141,7 @@ def _unfinished(target: Path) -> Iterator[Path]:
         raise in_our_words(error, str(target)) from error
 
 
-def _copy(connection: sqlite3.Connection, file: LogFile, unfinished: Path, report: Report) -> Copied:
+def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report: Report) -> Copied:
     """From inside the connection's read transaction, so that it never has to start again."""
     positions = {lane: head.position for lane, head in heads(connection).items()}
 

@@ -12,17 +12,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from msgspec import Struct
-
 from oncelog.core.values import Settings
 from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, SettingsError, StoreUnavailableError
 from oncelog.statements import statements_of
+from oncelog.stores.about import About, demand_settings, new_epoch
 from oncelog.stores.key_hash import SECRET_BYTES
 from oncelog.stores.sqlite.statements import SQL, migrations
 
 APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
 SCHEMA_VERSION: Final = migrations()[-1][0]
-EPOCH_BYTES: Final = 8
 BUSY_TIMEOUT_MS: Final = 10_000
 """How long a writer waits for another process's transaction."""
 _BUSY_POLL_MS: Final = 5
@@ -42,16 +40,6 @@ _UNAVAILABLE: Final = (
     "SQLITE_READONLY",
 )
 _CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-
-
-class LogFile(Struct, frozen=True):
-    """What a file says about itself."""
-
-    schema_version: int
-    epoch: str
-    settings: Settings
-    index_secret: bytes
-    created_ms: int
 
 
 class Driver(Protocol):
@@ -200,7 +188,7 @@ def connect(driver: Driver, path: str) -> Any:
     return connection
 
 
-def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: int) -> LogFile:
+def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: int) -> About:
     """Makes the log in an empty file, brings an older one up to date, and says what it is.
 
     Raises SettingsError for settings that a log which is there was not made with; None takes what it has.
@@ -209,22 +197,12 @@ def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: 
         _make(connection, path, settings or Settings(), now_ms)
     file = look(connection, path)
     if settings is not None:
-        _demand_settings(path, file.settings, settings)
+        demand_settings(path, file.settings, settings)
     _use_write_ahead_log(connection, path)
     if file.schema_version < SCHEMA_VERSION:
         _migrate(connection, file.schema_version)
         file = look(connection, path)
     return file
-
-
-def _demand_settings(path: str, made_with: Settings, given: Settings) -> None:
-    for name in Settings.__struct_fields__:
-        its, other = getattr(made_with, name), getattr(given, name)
-        if its != other:
-            raise SettingsError(
-                f"{path} was made with {name}={its}, for ever, and cannot be opened with {name}={other}. "
-                "Give no settings to open it with those it has."
-            )
 
 
 def _use_write_ahead_log(connection: Any, path: str) -> None:
@@ -244,7 +222,7 @@ def _use_write_ahead_log(connection: Any, path: str) -> None:
         raise StoreUnavailableError(f"{path} cannot be set to write-ahead logging on this file system")
 
 
-def look(connection: Any, path: str) -> LogFile:
+def look(connection: Any, path: str) -> About:
     """What the file says about itself. Raises NewerSchemaError and CorruptError; changes nothing."""
     (schema_version,) = _only_row(connection, "schema_version", path)
     if schema_version > SCHEMA_VERSION:
@@ -258,7 +236,7 @@ def look(connection: Any, path: str) -> LogFile:
         settings = Settings(lanes, eviction_interval)
     except SettingsError as error:
         raise CorruptError(f"{path} says it is a log, but no log has such settings: {error}") from error
-    return LogFile(schema_version, epoch, settings, index_secret, created_ms)
+    return About(schema_version, epoch, settings, index_secret, created_ms)
 
 
 def _only_row(connection: Any, statement: str, path: str) -> tuple[Any, ...]:
@@ -271,11 +249,6 @@ def _only_row(connection: Any, statement: str, path: str) -> tuple[Any, ...]:
     if row is None:
         raise CorruptError(f"{path} says it is a log, but its table of {statement} has no row")
     return row
-
-
-def new_epoch() -> str:
-    """A name that no other history has."""
-    return secrets.token_hex(EPOCH_BYTES)
 
 
 def _make(connection: Any, path: str, settings: Settings, now_ms: int) -> None:

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from oncelog.core.policy import Policy
 from oncelog.core.values import Receipt, Record, Request, Submission, Verdict
 from oncelog.errors import ClosedError, NotALogError, SettingsError, StoreUnavailableError, TransactionError
+from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.stores.protocol import Query
 from oncelog.stores.sqlite import reading
-from oncelog.stores.sqlite.files import LogFile, SqliteDriver, demand_log_by_its_id, look, translated
+from oncelog.stores.sqlite.files import SqliteDriver, demand_log_by_its_id, look, translated
 from oncelog.stores.sqlite.writing import Writing
 
 _FULL: Final = 2
@@ -65,7 +66,7 @@ class _File:
 
 
 @lru_cache(maxsize=16)
-def _file_of(file: LogFile, mark: Hashable, process: int, clock: Any) -> _File:  # noqa: ARG001 - which file it is
+def _file_of(file: About, mark: Hashable, process: int, clock: Any) -> _File:  # noqa: ARG001 - which file it is
     """For the files that were used last: what is not here any more is made anew, at the cost of some reading."""
     return _File(Writing(file, clock, os.urandom, JUMP_MS_MAX))
 

@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from oncelog.errors import CorruptError, NotALogError, StoreError, StoreUnavailableError
+from oncelog.stores.about import About
 from oncelog.stores.sqlite.files import (
     BUSY_TIMEOUT_MS,
     SCHEMA_VERSION,
-    LogFile,
     SqliteDriver,
     connect,
     look,
@@ -71,7 +71,7 @@ class ExistingFile(SqliteDriver):
 
 
 @contextmanager
-def looking_at(path: str) -> Iterator[tuple[sqlite3.Connection, LogFile]]:
+def looking_at(path: str) -> Iterator[tuple[sqlite3.Connection, About]]:
     """A connection inside one read transaction, and what the file says about itself.
 
     Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, never an error of SQLite's.
@@ -102,7 +102,7 @@ def in_our_words(error: sqlite3.Error, path: str) -> StoreError:
     return CorruptError(f"{path} is not as a log should be: {error}")
 
 
-def _look(connection: sqlite3.Connection, path: str) -> LogFile:
+def _look(connection: sqlite3.Connection, path: str) -> About:
     file = look(connection, path)
     if file.schema_version < SCHEMA_VERSION:
         raise StoreError(

@@ -18,9 +18,16 @@ from oncelog.core.policy import Policy
 from oncelog.core.proof import body_hash
 from oncelog.core.values import KeyIdentity, Remembered, Request, Settings
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
+from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.protocol import Decided, Draw, Standing
-from oncelog.stores.sqlite.files import BUSY_TIMEOUT_MS, Driver, LogFile, connect, make_or_open, translated
+from oncelog.stores.sqlite.files import (
+    BUSY_TIMEOUT_MS,
+    Driver,
+    connect,
+    make_or_open,
+    translated,
+)
 from oncelog.stores.sqlite.index import SEAL_KEYS, KeyIndex, place_of
 from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
@@ -53,7 +60,7 @@ class Session:
         self._has_begun = False
         self._mark: object = None
 
-    def open(self, settings: Settings | None) -> LogFile:
+    def open(self, settings: Settings | None) -> About:
         """Makes or opens the file, and gets the key index ready."""
         self._settings = settings
         self._driver.check(self._path)
@@ -158,7 +165,7 @@ class Session:
         return self._writing
 
     @property
-    def file(self) -> LogFile:
+    def file(self) -> About:
         """What the file says about itself."""
         return self.writing.file
 
@@ -201,7 +208,7 @@ class Session:
             self._connection = connection
         return self._connection
 
-    def _be_of(self, file: LogFile) -> None:
+    def _be_of(self, file: About) -> None:
         """After an error the file is opened again, and somebody may have put another one in its place."""
         if self._writing is None:
             self._writing = Writing(file, self._clock, self._draw, self._jump_ms_max, self._seal_keys)

@@ -14,8 +14,8 @@ import msgspec
 
 from oncelog.core.values import Record
 from oncelog.errors import CorruptError
+from oncelog.stores.about import About
 from oncelog.stores.key_hash import SECRET_BYTES
-from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.findings import ContradictionError, ExportedHead, Finding, LaneMark, Lie, Passed, Progress
 from oncelog.stores.sqlite.looking import looking_at
 from oncelog.stores.sqlite.reading import heads
@@ -49,7 +49,7 @@ def verify_file(path: str | os.PathLike[str], head: ExportedHead | None = None) 
         yield Lie(_printable(error))
 
 
-def verify(connection: Any, file: LogFile, head: ExportedHead | None = None) -> Iterator[Finding]:
+def verify(connection: Any, file: About, head: ExportedHead | None = None) -> Iterator[Finding]:
     """The same on a connection inside a transaction. Raises ContradictionError in place of a Lie."""
     connection.text_factory = _text
     try:
@@ -68,7 +68,7 @@ def verify_quickly(connection: Any) -> None:
         raise ContradictionError(f"something is stored that no log has written: {error}") from error
 
 
-def head_of(connection: Any, file: LogFile) -> ExportedHead:
+def head_of(connection: Any, file: About) -> ExportedHead:
     """The newest hashes of all lanes, to be kept elsewhere."""
     found = heads(connection).items()
     return ExportedHead(
@@ -85,7 +85,7 @@ class _AllBooks:
             books.take(record)
 
 
-def _verify(connection: Any, file: LogFile, head: ExportedHead | None) -> Iterator[Finding]:
+def _verify(connection: Any, file: About, head: ExportedHead | None) -> Iterator[Finding]:
     yield Progress("structure")
     check_structure(connection)
     check_schema(connection)

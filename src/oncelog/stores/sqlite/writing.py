@@ -25,10 +25,10 @@ from oncelog.core.values import (
     SequenceIdentity,
     Snapshot,
 )
+from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
 from oncelog.stores.sqlite import tables
-from oncelog.stores.sqlite.files import LogFile
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position
 from oncelog.stores.sqlite.statements import SQL, Insert
 from oncelog.stores.sqlite.sweeping import Sweep
@@ -74,7 +74,7 @@ class State(msgspec.Struct):
 class Writing:
     """Of one log. Used by one transaction at a time; whoever shares it between threads has a lock for that."""
 
-    def __init__(self, file: LogFile, clock: Clock, draw: Draw, jump_ms_max: int, seal_keys: int = SEAL_KEYS) -> None:
+    def __init__(self, file: About, clock: Clock, draw: Draw, jump_ms_max: int, seal_keys: int = SEAL_KEYS) -> None:
         self.file = file
         self.index: KeyIndex | None = None
         """As of the newest transaction; None until the first one."""
