@@ -10,6 +10,8 @@ PEERS := .venv-peers
 NODE := .node
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# In as many processes as there are processors. Who runs a few tests by hand says `pytest`, and has them in one.
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 # An environment that was moved or copied here, or whose Python is gone, loses its stamp and is made anew.
 WHOLE := import os, sys, oncelog; sys.exit(not oncelog.__file__.startswith(os.getcwd() + os.sep))
@@ -32,7 +34,7 @@ todo: $(VENV)/.dev $(NODE)/.whole ## A shared to-do list in two terminals and a 
 
 test: $(VENV)/.dev $(NODE)/.whole ## Everything: lint, types, import rules, all tests, the conformance page
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest --conformance=check
+	@$(PYTEST) --conformance=check
 
 lint: $(VENV)/.dev ## Format, lint, types and import rules, without the tests
 	@$(BIN)/ruff format --check --quiet .
@@ -59,7 +61,7 @@ soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many seeds, large historie
 	@$(BIN)/python -m pytest --soak
 
 conformance: $(VENV)/.dev $(NODE)/.whole ## Write docs/conformance.md anew from the tests
-	@$(BIN)/python -m pytest --conformance=write
+	@$(PYTEST) --conformance=write
 
 pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
 	@for name in runtime dev peers; do \

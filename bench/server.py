@@ -8,7 +8,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,7 @@ from bench.peer_postgres import Postgres, postgres_server
 from bench.processes import allow_files, process
 from bench.report import Report
 from bench.server_report import Figures, Series, report_of
+from bench.turns import SliceOf, in_turn, say
 from bench.wire import EVENTS, PARTITIONS, Slice, Watch, uuids
 from bench.writers import FILL_ITEMS, fill
 from bench.ws_fan_out import fan_out
@@ -41,9 +42,6 @@ PAGE: Final = 1000
 AT_ONCE: Final = 50
 """Partitions of one sync, of a hundred: the door takes 64."""
 READERS: Final = 4
-
-SliceOf = Callable[[float], Awaitable[Slice]]
-"""Keeps a contender busy for so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +112,11 @@ def run(effort: Effort) -> Report:
 
 
 @contextmanager
-def serving(place: Path, store: Path, *settings: str) -> Iterator[Serving]:
-    """Oncelog's server on a file."""
+def serving(place: Path, store: Path | str, *settings: str) -> Iterator[Serving]:
+    """Oncelog's server on a file or a database."""
     chosen = [word for setting in settings for word in ("--set", setting)]
-    with process([*COMMAND, str(store), *chosen], place / f"{store.stem}.log", ADDRESS) as (pid, said):
+    output = place / f"{store.stem if isinstance(store, Path) else 'gateway'}.log"
+    with process([*COMMAND, str(store), *chosen], output, ADDRESS) as (pid, said):
         yield Serving(said[1], int(said[2]), pid)
 
 
@@ -155,7 +154,7 @@ async def _single_events(sizes: Sizes, figures: Figures) -> None:
         async with _ours(ours_place, sizes.connections, sizes.in_flight) as ours:
             await _beside_peers(ours, sizes, figures)
             # Without the peers: what they do in the background would be counted as ours.
-            _say("Oncelog at half of its load …")
+            say("Oncelog at half of its load …")
             figures.half_load = [await ours.half_load(sizes.paced_s) for _ in range(sizes.paced_rounds)]
 
 
@@ -167,26 +166,14 @@ async def _beside_peers(ours: Ours, sizes: Sizes, figures: Figures) -> None:
         ):
             await nats.demand_once()
             await postgres.demand_once()
-            _say("the ways to write it on PostgreSQL …")
+            say("the ways to write it on PostgreSQL …")
             figures.ways = await postgres.choose(sizes.slice_s)
             figures.way = postgres.way
             contenders: tuple[Ours | Nats | Postgres, ...] = (ours, nats, postgres)
             loads = {contender.name: contender.load for contender in contenders}
-            figures.single = await _in_turn(loads, sizes)
+            figures.single = await in_turn(loads, sizes.rounds, sizes.slice_s)
             await nats.demand_all()
             await postgres.demand_all()
-
-
-async def _in_turn(loads: Mapping[str, SliceOf], sizes: Sizes) -> dict[str, Series]:
-    """Rounds in which all contenders have their slices, one right after the other."""
-    slices: dict[str, list[Slice]] = {name: [] for name in loads}
-    for number in range(sizes.rounds + 1):
-        for name, load in loads.items():
-            _say(f"{name}, {f'round {number} of {sizes.rounds}' if number else 'to warm up'} …")
-            one = await load(sizes.slice_s if number else sizes.slice_s / 3)
-            if number:
-                slices[name].append(one)
-    return {name: Series(ones) for name, ones in slices.items()}
 
 
 # --- those who are idle ------------------------------------------------------------------------------
@@ -209,7 +196,7 @@ async def _idle(sizes: Sizes, figures: Figures) -> None:
 
             loads: dict[str, SliceOf] = {"alone": alone, "in a crowd": in_a_crowd}
             figures.idle, figures.writers = sizes.idle, sizes.writers
-            series = await _in_turn(loads, sizes)
+            series = await in_turn(loads, sizes.rounds, sizes.slice_s)
             figures.crowd = {name: series[name] for name in ("in a crowd", "alone")}
 
 
@@ -233,7 +220,7 @@ async def _batches(sizes: Sizes, figures: Figures) -> None:
                 "in process": partial(_in_process, log, sizes.callers, _made()),
                 "in process, prepared beforehand": partial(_prepared, other, sizes.callers),
             }
-            figures.batches = await _in_turn(loads, sizes)
+            figures.batches = await in_turn(loads, sizes.rounds, sizes.slice_s)
 
 
 def _made() -> Iterator[Submission]:
@@ -271,11 +258,11 @@ async def _in_process(log: Log, callers: int, submissions: Iterator[Submission],
 
 def _broadcasts(sizes: Sizes, figures: Figures) -> None:
     with directory() as place, serving(place, place / "broadcasts.db") as server:
-        _say(f"{sizes.subscribers} subscribers connect …")
+        say(f"{sizes.subscribers} subscribers connect …")
         with fan_out(server.host, server.port, server.pid, sizes.subscribers) as subscribers:
             slices = []
             for number in range(sizes.rounds + 1):
-                _say(f"broadcasts, {f'round {number} of {sizes.rounds}' if number else 'to warm up'} …")
+                say(f"broadcasts, {f'round {number} of {sizes.rounds}' if number else 'to warm up'} …")
                 slices.append(subscribers.run(sizes.broadcasts if number else sizes.window, sizes.window))
             figures.subscribers, figures.window = sizes.subscribers, sizes.window
             figures.broadcasts = Series(slices[1:])
@@ -302,7 +289,7 @@ async def _catching_up(sizes: Sizes, figures: Figures) -> None:
     )
     for file, partitions, ways in shapes:
         with directory() as place:
-            _say(f"storing {sizes.stored} events, {len(partitions)} partitions …")
+            say(f"storing {sizes.stored} events, {len(partitions)} partitions …")
             await _store(place / file, partitions, sizes.stored)
             with serving(place, place / file) as server:
                 async with connected(server.host, server.port, READERS) as connections:
@@ -310,7 +297,7 @@ async def _catching_up(sizes: Sizes, figures: Figures) -> None:
                     for name, (readers, cycles) in ways.items():
                         await _demand_all(connections[0], cycles, sizes.stored)
                         loads[name] = partial(_pages, server, connections[:readers], cycles, sizes.stored)
-                    figures.catching_up |= await _in_turn(loads, sizes)
+                    figures.catching_up |= await in_turn(loads, sizes.rounds, sizes.slice_s)
 
 
 async def _store(path: Path, partitions: Sequence[str], count: int) -> None:
@@ -364,7 +351,3 @@ async def _demand_all(connection: Connection, cycles: list[Sequence[str]], store
                 seen.add(event["id"])
     if len(seen) != stored:
         raise ValueError(f"of {stored} events a reader got {len(seen)}")
-
-
-def _say(what: str) -> None:
-    print(f"server: {what}", file=sys.stderr, flush=True)

@@ -107,17 +107,17 @@ def report_of(figures: Figures, *, judged: bool) -> Report:
         f"to {figures.subscribers} subscribers, one at a time": figures.lone_broadcasts,
     }
     tables = (
-        _table(
+        table(
             "single events", {**figures.single, "Oncelog, half load": Series([half for _, half in figures.half_load])}
         ),
         Table(
             ("by hand on PostgreSQL", "events a second, one slice", ""),
             [(way, f"{per_s:.0f}", "taken" if way == figures.way else "") for way, per_s in figures.ways.items()],
         ),
-        _table(f"single events, {figures.writers} writers", figures.crowd),
-        _table("batches of 100", figures.batches),
-        _table("broadcasts (deliveries)", others, compared=False),
-        _table("catching up", figures.catching_up, compared=False),
+        table(f"single events, {figures.writers} writers", figures.crowd),
+        table("batches of 100", figures.batches),
+        table("broadcasts (deliveries)", others, compared=False),
+        table("catching up", figures.catching_up, compared=False),
         findings_table(findings, judged=judged),
     )
     is_met = not judged or all(one.is_met for one in findings if one.fails_run)
@@ -161,7 +161,7 @@ def _findings(figures: Figures) -> Iterator[Finding]:
         )
 
 
-def _table(name: str, series: dict[str, Series], *, compared: bool = True) -> Table:
+def table(name: str, series: dict[str, Series], *, compared: bool = True) -> Table:
     """The first contender is what the others are compared with."""
     first, *_ = series.values()
     columns = (name, "a second", "median", "p50 ms", "p99 ms", "client CPU", "server CPU")

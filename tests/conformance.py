@@ -11,7 +11,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -183,6 +183,7 @@ def unproven(rules: Iterable[Rule], outcomes: Mapping[str, Mapping[str, Outcome]
 _RULES = pytest.StashKey[dict[str, Rule]]()
 # Ids travel with the reports, because under pytest-xdist nothing else of an item comes back.
 _PROPERTY = "rule"
+_DESELECTED = "conformance_deselected"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -214,8 +215,9 @@ def pytest_configure(config: pytest.Config) -> None:
     rules = load_rules(config.rootpath / config.getini("conformance_rules"))
     config.stash[_RULES] = rules
     mode: str = config.getoption("conformance")
-    is_worker = hasattr(config, "workerinput")  # of pytest-xdist; its controller sees all reports
-    if mode != "off" and not is_worker:
+    if mode != "off" and hasattr(config, "workerinput"):  # of pytest-xdist; its controller sees all reports
+        config.pluginmanager.register(ConformanceWorker(config), "conformance-worker")
+    elif mode != "off":
         _refuse_selection(config, mode)
         page = Path(config.getini("conformance_page"))
         run = ConformanceRun(mode, list(rules.values()), config.rootpath, page)
@@ -256,11 +258,26 @@ def _refuse_selection(config: pytest.Config, mode: str) -> None:
         raise _needs_all_tests(mode, f"this run was narrowed by {', '.join(used)}")
 
 
+def _deselected(items: Sequence[pytest.Item]) -> str:
+    return f"{len(items)} were deselected, the first is {items[0].nodeid}"
+
+
 def _needs_all_tests(mode: str, why: str) -> pytest.UsageError:
     return pytest.UsageError(f"--conformance={mode} needs a run of all tests; {why}.")
 
 
 # --- In check and write: the run as a whole ----------------------------------------------------
+
+
+class ConformanceWorker:
+    """In a worker of pytest-xdist: tells the controller what only a worker sees."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._output: dict[str, Any] = config.workeroutput  # type: ignore[attr-defined]
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        if items:
+            self._output[_DESELECTED] = _deselected(items)
 
 
 class ConformanceRun:
@@ -272,16 +289,24 @@ class ConformanceRun:
         self._root = root
         self._page = page
         self._collected: set[str] = set()
+        self._deselected = ""
         self._cases: dict[str, Case] = {}
         self._summary: list[str] = []
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         if items:
-            why = f"{len(items)} were deselected, the first is {items[0].nodeid}"
-            raise _needs_all_tests(self._mode, why)
+            raise _needs_all_tests(self._mode, _deselected(items))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._collected = {item.nodeid for item in session.items}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._collected.update(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._deselected = getattr(node, "workeroutput", {}).get(_DESELECTED, self._deselected)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome = _outcome_of(report)
@@ -313,6 +338,8 @@ class ConformanceRun:
 
     def _problems(self, exitstatus: int) -> list[str]:
         done = "written" if self._mode == "write" else "checked"
+        if self._deselected:
+            return [str(_needs_all_tests(self._mode, self._deselected))]
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if not ended or self._collected - self._cases.keys():
             return [f"Not all tests ran, so nothing was {done}."]

@@ -428,6 +428,55 @@ class TestCheck:
         assert "make conformance" not in text_of(result)
 
 
+class TestInSeveralProcesses:
+    """pytest-xdist: tests are collected and run by workers, the page is checked by who started them."""
+
+    OTHERS = "".join(f"def test_{number}(): pass\n" for number in range(5))
+
+    @pytest.fixture(autouse=True)
+    def _without_other_plugins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each worker would import them
+
+    def run(self, project: Project, mode: str, workers: int = 1) -> pytest.RunResult:
+        return project.run(f"--conformance={mode}", "-p", "xdist.plugin", "-n", str(workers))
+
+    def test_the_page_is_the_same_as_in_one(self, project: Project) -> None:
+        project.add("test_a.py", PASSING + self.OTHERS)
+        assert project.run("--conformance=write").ret == pytest.ExitCode.OK
+        result = self.run(project, "check", workers=2)
+        assert result.ret == pytest.ExitCode.OK
+        assert "1 of 3 rules proven." in text_of(result)
+
+    def test_a_rule_without_a_test_fails_the_run(self, project: Project) -> None:
+        project.add("test_a.py", self.OTHERS)
+        result = self.run(project, "check")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert "CO-1 is said to be proven, but no test carries its id." in text_of(result)
+
+    def test_tests_that_did_not_run_are_noticed(self, project: Project) -> None:
+        project.add("test_a.py", PASSING + self.OTHERS)
+        project.add(
+            "conftest.py",
+            "def pytest_runtest_protocol(item):\n    return True if item.name == 'test_0' else None\n",
+        )
+        result = self.run(project, "write")
+        assert "Not all tests ran, so nothing was written." in text_of(result)
+        assert not project.page.exists()
+
+    def test_tests_deselected_in_a_worker_are_told(self, project: Project) -> None:
+        project.add("test_a.py", PASSING)
+        project.add("test_b.py", "def test_b(): pass\n")
+        project.add(
+            "conftest.py",
+            "def pytest_collection_modifyitems(config, items):\n"
+            "    config.hook.pytest_deselected(items=[items.pop()])\n",
+        )
+        result = self.run(project, "write")
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert "1 were deselected, the first is test_b.py::test_b." in text_of(result)
+        assert not project.page.exists()
+
+
 class TestSelection:
     @pytest.mark.parametrize("mode", ["check", "write"])
     @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ OncelogError
     ├── StoreUnavailableError     disk full, I/O error, locked: try again under the same identity
     ├── NotALogError              a file that is not Oncelog's
     ├── NewerSchemaError          a log of a newer version of Oncelog
+    ├── MovedError                a log that has been moved into a database: open it there
     └── CorruptError              what is stored contradicts itself
 """
 
@@ -128,6 +129,17 @@ class NotALogError(StoreError):
 
 class NewerSchemaError(StoreError):
     """A log made by a newer version of Oncelog. Nothing in it was changed."""
+
+
+class MovedError(StoreError):
+    """The log has been moved into a database (`oncelog move`), and is written to there alone.
+
+    Nothing was written here. `target` is its address, without a password.
+    """
+
+    def __init__(self, message: str, target: str) -> None:
+        super().__init__(message)
+        self.target = target
 
 
 class CorruptError(StoreError):

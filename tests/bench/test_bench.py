@@ -267,6 +267,13 @@ def test_the_client_runs(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in shown
 
 
+def test_the_gateways_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gateways", "--quick", "--no-save", "--records", "1000"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("by hand on PostgreSQL", "4 gateways", "one gateway", "events/s, 1000 / 100, normalised"):
+        assert name in shown
+
+
 def test_our_side_of_the_single_events_runs() -> None:
     async def main() -> tuple[Slice, Slice]:
         with directory() as place:

@@ -1,4 +1,4 @@
-"""A log in a file with something of everything: lanes, policies, erased records, sealed keys, evictions, leases."""
+"""A log with something of everything: lanes, policies, erased records, sealed keys, evictions, leases."""
 
 import asyncio
 import random
@@ -13,13 +13,15 @@ from oncelog.core.values import (
     Acknowledge,
     Claim,
     Item,
+    Rate,
     Request,
     SetCursor,
     SetMember,
     Settings,
     Submission,
 )
-from oncelog.stores.protocol import Decided
+from oncelog.stores.postgres import PostgresStore
+from oncelog.stores.protocol import Decided, Store
 from oncelog.stores.sqlite import SqliteStore
 
 START_MS = 1_800_000_000_000
@@ -52,7 +54,9 @@ def note(number: int, scope: str, text: str = "note") -> Submission:
 
 def full_event(number: int, partitions: Sequence[str]) -> Submission:
     body = f'{{"type":"tick","n":{number}}}'
-    return event(number, f"fp{number}", partitions=normal_partitions(partitions), body=body.encode(), actor="user:zoë")
+    partitions = normal_partitions(partitions)
+    rate = Rate(1, burst=100)
+    return event(number, f"fp{number}", partitions=partitions, body=body.encode(), actor="user:zoë", rate=rate)
 
 
 def batches(rounds: int) -> list[list[Item]]:
@@ -86,14 +90,18 @@ def batches(rounds: int) -> list[list[Item]]:
     return made
 
 
-def opened(path: Path, clock: SetClock, seal_keys: int = SEAL_KEYS) -> SqliteStore:
+def opened(log: Path | str, clock: SetClock, seal_keys: int = SEAL_KEYS) -> Store:
+    """In a file, or in the database of an address."""
     settings = Settings(lanes=4, eviction_interval=16)
-    return SqliteStore(path, settings, clock=clock, draw=random.Random(7).randbytes, seal_keys=seal_keys)
+    draw = random.Random(7).randbytes
+    if isinstance(log, str):
+        return PostgresStore(log, settings, clock=clock, draw=draw, keep_clock_ms=0)
+    return SqliteStore(log, settings, clock=clock, draw=draw, seal_keys=seal_keys)
 
 
-async def _write(path: Path, rounds: int, seal_keys: int, each: Callable[[], None] | None) -> list[Decided]:
+async def _write(log: Path | str, rounds: int, seal_keys: int, each: Callable[[], None] | None) -> list[Decided]:
     clock = SetClock()
-    store = opened(path, clock, seal_keys)
+    store = opened(log, clock, seal_keys)
     await store.open()
     try:
         await store.declare([*BUILT_IN, NOTES])
@@ -111,17 +119,17 @@ async def _write(path: Path, rounds: int, seal_keys: int, each: Callable[[], Non
 
 
 def make_log(
-    path: Path, rounds: int = 30, seal_keys: int = SEAL_KEYS, each: Callable[[], None] | None = None
+    log: Path | str, rounds: int = 30, seal_keys: int = SEAL_KEYS, each: Callable[[], None] | None = None
 ) -> list[Decided]:
     """Writes the log; `each` runs after every commit."""
-    return asyncio.run(_write(path, rounds, seal_keys, each))
+    return asyncio.run(_write(log, rounds, seal_keys, each))
 
 
-def append(path: Path, *items: Item, now_ms: int = START_MS + 100 * HOUR_MS) -> None:
+def append(log: Path | str, *items: Item, now_ms: int = START_MS + 100 * HOUR_MS) -> None:
     """Writes some more to a log."""
 
     async def write() -> None:
-        store = opened(path, SetClock(now_ms))
+        store = opened(log, SetClock(now_ms))
         await store.open()
         try:
             await store.commit([Request(items)])

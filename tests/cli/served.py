@@ -3,12 +3,15 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from databases import log_at
 
 WAIT_S = 60
 """Nothing takes that long. It is here so that what hangs ends as a failure."""
@@ -61,9 +64,12 @@ class Served:
     """A server in a process of its own, which can be killed and started again where it was."""
 
     def __init__(self, directory: Path, arguments: Sequence[str]) -> None:
-        self.store = directory / "log.db"
+        self.store = log_at(directory / "log.db")
         self._arguments = arguments
-        self._port = 0
+        # Bound here as long as this lives: nobody who asks for any port is given it while the server is away.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
         self.process: subprocess.Popen[str]
         self._draining: threading.Thread
         self.url = ""
@@ -71,7 +77,8 @@ class Served:
 
     def start(self) -> None:
         """At the same place as before."""
-        command = ["serve", "--port", str(self._port), "--store", str(self.store), *self._arguments]
+        port = self._port.getsockname()[1]
+        command = ["serve", "--port", str(port), "--store", self.store, *self._arguments]
         self.process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "oncelog", *command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
         )
@@ -82,7 +89,6 @@ class Served:
             found = re.search(r"listening urls=(\S+)", line)
             if found:
                 self.url = found[1]
-                self._port = int(self.url.rpartition(":")[2])
                 # What it says later must not fill the pipe: a server waits for whoever reads its log.
                 self._draining = threading.Thread(target=self.process.stderr.read)
                 self._draining.start()
@@ -99,6 +105,11 @@ class Served:
         self.process.send_signal(signal.SIGTERM)
         return self._end()
 
+    def end(self) -> None:
+        """For good."""
+        self.kill()
+        self._port.close()
+
     def _end(self) -> int:
         status = self.process.wait(WAIT_S)
         self._draining.join()
@@ -114,4 +125,4 @@ def serving(directory: Path, *arguments: str) -> Iterator[Served]:
     try:
         yield served
     finally:
-        served.kill()
+        served.end()

@@ -23,9 +23,9 @@ from oncelog.core.values import Request
 from oncelog.errors import NotALogError
 from oncelog.stores.sqlite import copying, unfinished
 from oncelog.stores.sqlite.copying import backup, restore
-from oncelog.stores.sqlite.findings import Passed, Progress
 from oncelog.stores.sqlite.looking import looking_at
 from oncelog.stores.sqlite.verifying import verify_file
+from oncelog.stores.verifying.findings import Passed, Progress
 
 RUNNER = CliRunner()
 
@@ -494,13 +494,13 @@ def test_a_backup_is_not_restored_onto_itself(log: Path) -> None:
 
 def test_an_interrupt_ends_a_command_with_130(log: Path) -> None:
     slow = (
-        "import os, signal, oncelog.cli.verify as command\n"
+        "import os, signal, oncelog.stores.sqlite.inspecting as inspecting\n"
         # Whoever starts the tests in the background of a shell has it ignored, and the child inherits that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    yield from ()\n"
-        "command.verify_file = interrupted\n"
+        "inspecting.verify_file = interrupted\n"
         "from oncelog.cli import main\n"
         "main()\n"
     )

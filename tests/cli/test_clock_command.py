@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli import sample
+from databases import query
 from oncelog.cli import app
 from oncelog.stores.clock import SystemClock
 
@@ -112,3 +113,51 @@ def test_a_machine_that_was_restarted_and_a_log_without_commits(log: Path) -> No
     status, said = run(str(log))
     assert status == 0
     assert "no commit yet" in said
+
+
+# --- of a database -----------------------------------------------------------------------------------
+
+
+def note(address: str, elapsed_ms: int, time_ms: int) -> None:
+    """What a gateway on this machine has written down."""
+    query(address, "DELETE FROM oncelog_clocks")
+    query(address, "INSERT INTO oncelog_clocks VALUES ($1, $2, $3)", SystemClock().boot(), elapsed_ms, time_ms)
+
+
+@pytest.mark.rule("CO-17")
+def test_a_jump_of_the_clock_of_a_database_is_seen_and_can_be_confirmed(database: str) -> None:
+    clock = SystemClock()
+    sample.make_log(database, rounds=0)
+    note(database, clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
+    status, said = run(database)
+    assert status == 1
+    assert "the database's clock is " in said
+    assert "no new write is taken" in said
+    assert run(database, "--jump-ms-max", str(61 * MINUTE_MS))[0] == 0
+    [(before,)] = query(database, "SELECT confirmations FROM oncelog_state")
+    done = RUNNER.invoke(app, ["clock", database, "--confirm", "--json"])
+    assert done.exit_code == 0
+    said_now = json.loads(done.stdout)
+    assert (said_now["jumped"], said_now["confirmed"]) == (True, True)
+    assert abs(said_now["wall_ms"] - clock.wall_ms()) < MINUTE_MS
+    assert query(database, "SELECT confirmations FROM oncelog_state") == [(before + 1,)]
+    [(boot, elapsed_ms, _)] = query(database, "SELECT boot, elapsed_ms, time_ms FROM oncelog_clocks")
+    assert (boot, elapsed_ms <= clock.elapsed_ms()) == (clock.boot(), True)
+    assert run(database)[0] == 0
+
+
+def test_where_no_gateway_runs_no_jump_can_be_seen(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    query(database, "UPDATE oncelog_lanes SET log_time_ms = 1700000000000")
+    status, said = run(database)
+    assert status == 0
+    assert "\nthe log:          2023-11-14 22:13:20.000 UTC\n" in said
+    assert "no jump is seen, but no gateway on this machine has noted the time" in said
+
+
+def test_a_database_whose_clock_is_behind_and_one_without_commits(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    assert "the database's clock is " in run(database)[1]
+    assert "behind the log" in run(database)[1]
+    query(database, "UPDATE oncelog_lanes SET log_time_ms = 0")
+    assert "no commit yet" in run(database)[1]

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from cli import sample
 from oncelog.cli import app
-from oncelog.stores.sqlite.findings import exported_head
+from oncelog.stores.verifying.findings import exported_head
 
 RUNNER = CliRunner()
 
@@ -26,6 +26,15 @@ def test_it_prints_the_newest_hash_of_every_lane(tmp_path: Path) -> None:
     ]
     assert exported_head(done.stdout.encode()).epoch == said["epoch"]
     assert [one.name for one in tmp_path.iterdir()] == ["log.db"]
+
+
+def test_a_database_has_the_same_head_as_a_file_with_the_same_history(database: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    heads = []
+    for log in (path, database):
+        sample.make_log(log, rounds=6)
+        heads.append(json.loads(RUNNER.invoke(app, ["head", str(log)]).stdout))
+    assert heads[0]["lanes"] == heads[1]["lanes"]
 
 
 def test_any_name_of_a_file_will_do(tmp_path: Path) -> None:

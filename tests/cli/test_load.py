@@ -15,6 +15,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from cli.served import ended, oncelog, serving, started
+from databases import BOTH_STORES
 from oncelog.cli import app, load
 
 SMALL = ["--connections", "2", "--in-flight", "3", "--seconds", "0.5"]
@@ -26,6 +27,7 @@ def last_committed_id(url: str) -> int:
         return number
 
 
+@BOTH_STORES
 def test_its_figures_are_those_of_the_log(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         options = ["--batch", "3", "--size", "200", "--partitions", "2", "--retries", "20", "--json"]

@@ -11,36 +11,46 @@ from typer.testing import CliRunner
 
 from cli import sample
 from core.writes import key, result, transaction
+from databases import address_of
 from oncelog.cli import app
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
-from oncelog.stores.sqlite.looking import looking_at
-from oncelog.stores.sqlite.reading import heads
+from oncelog.stores.inspecting import inspector_of
 
 RUNNER = CliRunner()
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("show") / "log.db"
-    sample.make_log(path, rounds=12)
-    return path
+def in_place(kind: str, directory: Path) -> Path | str:
+    """Where a log of that kind goes."""
+    return directory / "log.db" if kind == "file" else address_of(directory)
 
 
-def show(log: Path, *arguments: str) -> tuple[int, str]:
+@pytest.fixture(scope="module", params=["file", "database"])
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | str:
+    place = in_place(request.param, tmp_path_factory.mktemp("show"))
+    sample.make_log(place, rounds=12)
+    return place
+
+
+@pytest.fixture(params=["file", "database"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    return in_place(request.param, tmp_path)
+
+
+def show(log: Path | str, *arguments: str) -> tuple[int, str]:
     done = RUNNER.invoke(app, ["show", str(log), *arguments])
     assert done.stderr == ""
     return done.exit_code, done.stdout
 
 
-def shown(log: Path, *arguments: str) -> list[dict[str, Any]]:
+def shown(log: Path | str, *arguments: str) -> list[dict[str, Any]]:
     status, said = show(log, *arguments, "--json")
     found: list[dict[str, Any]] = json.loads(said)
     assert status == (0 if any("record" in one for one in found) else 1)
     return found
 
 
-def test_a_committed_event_by_uuid_by_hex_and_by_place(log: Path) -> None:
+def test_a_committed_event_by_uuid_by_hex_and_by_place(log: Path | str) -> None:
     [one] = shown(log, "00000000-0000-0000-0000-000000000006")
     assert one["state"] == "committed"
     assert one["policy"] == "events"
@@ -62,7 +72,7 @@ def test_a_committed_event_by_uuid_by_hex_and_by_place(log: Path) -> None:
     assert "erased:         yes" in show(log, "0:5")[1]
 
 
-def test_every_policy_of_the_scope_is_tried_unless_one_is_named(log: Path) -> None:
+def test_every_policy_of_the_scope_is_tried_unless_one_is_named(log: Path | str) -> None:
     identity = key(1).hex()
     assert [one["policy"] for one in shown(log, identity, "--scope", "campaign/1")] == ["runs"]
     [mine] = shown(log, identity, "--scope", "campaign/1", "--policy", "chat")
@@ -72,7 +82,7 @@ def test_every_policy_of_the_scope_is_tried_unless_one_is_named(log: Path) -> No
     assert "knows no policy 'nonsense'" in done.stderr
 
 
-def test_a_clients_key_is_its_own(log: Path) -> None:
+def test_a_clients_key_is_its_own(log: Path | str) -> None:
     identity = key(20).hex()
     [mine] = shown(log, identity, "--scope", "org/1", "--client", "c1")
     assert (mine["state"], mine["record"]["client_sequence"]) == ("committed", 2)
@@ -82,7 +92,7 @@ def test_a_clients_key_is_its_own(log: Path) -> None:
     assert shown(log, f"3:{place}")[0]["record"]["client"] == "c2"
 
 
-def test_what_was_forgotten(log: Path) -> None:
+def test_what_was_forgotten(log: Path | str) -> None:
     newest = shown(log, key(7000, 4).hex(), "--scope", "notes/again")[0]["record"]["position"]
     states = {position: shown(log, f"2:{position}")[0] for position in range(1, newest)}
     forgotten = [one for one in states.values() if one["record"]["key"] == key(7000, 4).hex()]
@@ -91,7 +101,7 @@ def test_what_was_forgotten(log: Path) -> None:
     assert "a later write has committed under the same key" in forgotten[0]["reason"]
 
 
-def test_what_was_never_committed(log: Path) -> None:
+def test_what_was_never_committed(log: Path | str) -> None:
     status, said = show(log, "abcd")
     assert status == 1
     assert said == (
@@ -104,51 +114,48 @@ def test_what_was_never_committed(log: Path) -> None:
     assert done.exit_code == 2
 
 
-def test_a_lane_that_is_not_there_or_has_nothing_is_told_from_one_that_ends(tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
-    sample.make_log(path, rounds=0)
-    with looking_at(str(path)) as (connection, _):
-        empty = min({0, 1, 2, 3, 4} - set(heads(connection)))
-    assert show(path, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty\n")
+def test_a_lane_that_is_not_there_or_has_nothing_is_told_from_one_that_ends(place: Path | str) -> None:
+    sample.make_log(place, rounds=0)
+    with inspector_of(str(place)).looking() as view:
+        empty = min({0, 1, 2, 3, 4} - set(view.heads()))
+    assert show(place, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty\n")
     for lane in (5, 99):
         words = f"unknown: no record: there is no lane {lane}; the log has lanes 0 to 4\n"
-        assert show(path, f"{lane}:1") == (1, words)
-        assert shown(path, f"{lane}:1")[0]["state"] == "unknown"
+        assert show(place, f"{lane}:1") == (1, words)
+        assert shown(place, f"{lane}:1")[0]["state"] == "unknown"
 
 
 @pytest.mark.parametrize("option", [["--policy", "events"], ["--scope", "chat/1"], ["--client", "c1"]])
-def test_a_place_takes_no_option_that_says_whose_key_it_is(log: Path, option: list[str]) -> None:
+def test_a_place_takes_no_option_that_says_whose_key_it_is(log: Path | str, option: list[str]) -> None:
     done = RUNNER.invoke(app, ["show", str(log), "0:1", *option])
     assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr == f"oncelog: 0:1 names a record by its place: {option[0]} goes with a key.\n"
 
 
-def test_leases(tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
-    sample.make_log(path, rounds=1)
+def test_leases(place: Path | str) -> None:
+    sample.make_log(place, rounds=1)
     now_ms = time.time_ns() // 1_000_000 + 365 * 24 * sample.HOUR_MS
     names = {"policy": RUNS, "scope": "campaign/9", "holder": "worker"}
     for number in (1, 2, 3):
-        sample.append(path, Claim(key=key(number), fingerprint=b"", **names), now_ms=now_ms)  # type: ignore[arg-type]
-    fence = shown(path, key(2).hex(), "--scope", "campaign/9")[0]["lease"]["fence"]
+        sample.append(place, Claim(key=key(number), fingerprint=b"", **names), now_ms=now_ms)  # type: ignore[arg-type]
+    fence = shown(place, key(2).hex(), "--scope", "campaign/9")[0]["lease"]["fence"]
     failed = Release(key=key(2), fence=fence, failure=b"no luck", **names)  # type: ignore[arg-type]
-    sample.append(path, failed, result(4, scope="campaign/9"), now_ms=now_ms)
-    status, said = show(path, key(1).hex(), "--scope", "campaign/9")
+    sample.append(place, failed, result(4, scope="campaign/9"), now_ms=now_ms)
+    status, said = show(place, key(1).hex(), "--scope", "campaign/9")
     assert status == 1
     assert said.startswith("leased: no record yet: work on it goes on under lease 1, for ")
     assert "\nlease:          worker, fence 1, until " in said
-    status, said = show(path, key(2).hex(), "--scope", "campaign/9")
+    status, said = show(place, key(2).hex(), "--scope", "campaign/9")
     assert status == 1
     assert "work on it under lease 2 failed, and nobody has taken it over yet" in said
 
 
-def test_a_body_cannot_write_to_the_terminal(tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
-    sample.make_log(path, rounds=1)
-    sample.append(path, result(50, "\x1b[2J", scope="x"), transaction(7, 1, client="c9", body=b"\xff\x00"))
-    assert "body (hex):     1b5b324a" in show(path, key(50).hex(), "--scope", "x")[1]
-    [one] = shown(path, key(7).hex(), "--scope", "org/1", "--client", "c9")
+def test_a_body_cannot_write_to_the_terminal(place: Path | str) -> None:
+    sample.make_log(place, rounds=1)
+    sample.append(place, result(50, "\x1b[2J", scope="x"), transaction(7, 1, client="c9", body=b"\xff\x00"))
+    assert "body (hex):     1b5b324a" in show(place, key(50).hex(), "--scope", "x")[1]
+    [one] = shown(place, key(7).hex(), "--scope", "org/1", "--client", "c9")
     assert (one["record"]["body"], one["record"]["body_is_hex"]) == ("ff00", True)
 
 

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from cli import sample
 from oncelog.cli import app
+from oncelog.stores.postgres.statements import SCHEMA_VERSION as POSTGRES_SCHEMA_VERSION
+from oncelog.stores.sqlite.files import SCHEMA_VERSION
 
 RUNNER = CliRunner()
 
@@ -31,7 +33,7 @@ def test_the_figures(log: Path) -> None:
         verified["blocks"],
         verified["epoch"],
     )
-    assert said["schema"] == 1
+    assert said["schema"] == SCHEMA_VERSION
     assert said["created_ms"] == sample.START_MS
     assert said["settings"] == {"lanes": 4, "eviction_interval": 16}
     assert said["policies"] == ["chat", "deltas", "events", "ledger", "notes", "runs"]
@@ -47,6 +49,24 @@ def test_the_figures(log: Path) -> None:
     assert said["erasures"] == 5
     assert said["bytes"] == log.stat().st_size
     assert said["wal_bytes"] == 0
+
+
+@pytest.mark.rule("CO-42")
+def test_the_figures_of_a_database_are_those_of_a_file_and_its_sizes(log: Path, database: str) -> None:
+    sample.make_log(database, rounds=8)
+    done = RUNNER.invoke(app, ["stats", database, "--json"])
+    assert done.exit_code == 0, done.stderr
+    said = json.loads(done.stdout)
+    of_a_file = json.loads(RUNNER.invoke(app, ["stats", str(log), "--json"]).stdout)
+    shared = (said.keys() & of_a_file.keys()) - {"epoch", "schema", "bytes"}
+    assert shared == {"created_ms", "settings", "records", "blocks", "lanes", "policies", "consumers", "erasures"}
+    assert {name: said[name] for name in shared} == {name: of_a_file[name] for name in shared}
+    assert said["schema"] == POSTGRES_SCHEMA_VERSION
+    assert said["bytes"] == sum(said["tables"].values()) > 100_000
+    assert {"oncelog_records", "oncelog_partition_records", "oncelog_rates"} < said["tables"].keys()
+    done = RUNNER.invoke(app, ["stats", database])
+    assert "consumer 'mirror' of chat/1: at 2, 1 behind" in done.stdout
+    assert f"\nPostgreSQL {said['server']}: {said['bytes']} bytes, with indexes\n  oncelog_" in done.stdout
 
 
 def test_for_people(log: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.served import Served, ended, oncelog, serving, started
+from databases import BOTH_STORES
 from oncelog.cli import app, remote
 
 ID = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10"
@@ -283,6 +284,7 @@ def test_interrupted_while_it_tries_it_tells_the_id() -> None:
     assert received[0]["events"][0]["id"] in errors
 
 
+@BOTH_STORES
 def test_it_waits_for_a_server_that_is_being_started_again(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.kill()

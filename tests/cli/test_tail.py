@@ -11,6 +11,7 @@ import pytest
 from msgspec import Raw
 
 from cli.served import Served, ended, oncelog, serving, started
+from databases import BOTH_STORES
 from oncelog.cli.tail import PAGE_EVENTS, _pretty_line
 
 
@@ -80,6 +81,7 @@ def test_since_now_shows_nothing_that_was_there(tmp_path: Path) -> None:
     assert (status, counted(said), errors) == (0, [3], "")
 
 
+@BOTH_STORES
 def test_it_comes_back_to_a_server_that_was_killed_and_misses_nothing(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "a", 1, 2)
@@ -131,9 +133,9 @@ def test_another_history_ends_it_with_an_error(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert counted([process.stdout.readline()]) == [1]
             backup = str(tmp_path / "backup.db")
-            assert oncelog("backup", str(served.store), backup).returncode == 0
+            assert oncelog("backup", served.store, backup).returncode == 0
             served.kill()
-            restored = oncelog("restore", "--force", backup, str(served.store))
+            restored = oncelog("restore", "--force", backup, served.store)
             assert restored.returncode == 0
             epochs = re.findall(r"^(?:old|new) epoch: (\w+)$", restored.stdout, re.MULTILINE)
             assert len(epochs) == 2

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from client.clients import LIMITS, NOWHERE, WAIT_S, counted
+from databases import BOTH_STORES
 from doors.serving import serving
 from oncelog.client import BlockingClient, Committed, Draft, Event, Rejected, State, Status
 from oncelog.errors import CanonicalError, ClosedError, StoreInUseError
@@ -42,6 +43,7 @@ def committed(client: BlockingClient, number: int, **options: Any) -> int:
     return found.committed_id
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_submissions_have_outcomes_and_events_come_in_order(url: str) -> None:
     with client_of(url, client_id="laptop") as client:
@@ -82,6 +84,7 @@ def test_close_in_a_handler_is_refused(url: str) -> None:
         assert "must not be called by a handler" in aside.error
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_threads_share_a_client(url: str) -> None:
     seen: list[int] = []

@@ -19,6 +19,7 @@ from client import clients
 from client.clients import LIMITS, NOWHERE, WAIT_S, SilentTransport, client_of, counted, run, take, turns, until
 from client.model_server import frame
 from crash.processes import started
+from databases import BOTH_STORES
 from doors.serving import Serving, api_key, item, serving
 from oncelog.cli import app
 from oncelog.client import (
@@ -77,6 +78,7 @@ def port_of(url: str) -> int:
 # --- submitting --------------------------------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_a_submission_has_its_outcome_and_comes_back_as_an_event(tmp_path: Path) -> None:
     async def main() -> None:
@@ -99,6 +101,7 @@ def test_a_submission_has_its_outcome_and_comes_back_as_an_event(tmp_path: Path)
     run(main())
 
 
+@BOTH_STORES
 def test_events_of_any_shape_come_back_as_they_were(tmp_path: Path) -> None:
     deep: Any = {"type": "deep"}
     for _ in range(500):
@@ -122,6 +125,7 @@ def test_events_of_any_shape_come_back_as_they_were(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_the_same_id_is_one_event_with_one_outcome(tmp_path: Path) -> None:
     async def main() -> None:
@@ -165,6 +169,7 @@ def test_another_event_under_an_id_that_waits_is_refused() -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_what_was_rejected_is_kept_until_the_application_has_seen_to_it(tmp_path: Path) -> None:
     async def main() -> None:
@@ -304,6 +309,7 @@ def test_whoever_submits_the_same_while_the_store_fails_is_told_too(monkeypatch:
 # --- the server comes and goes --------------------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_what_is_submitted_without_a_server_is_sent_when_there_is_one(tmp_path: Path) -> None:
     async def main() -> None:
@@ -333,6 +339,7 @@ def test_what_is_submitted_without_a_server_is_sent_when_there_is_one(tmp_path: 
     run(main())
 
 
+@BOTH_STORES
 def test_how_it_stands_is_told_as_it_changes(tmp_path: Path) -> None:
     async def main() -> None:
         told: list[Status] = []
@@ -362,6 +369,7 @@ def test_how_it_stands_is_told_as_it_changes(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_a_server_killed_again_and_again_loses_nothing_for_two_clients(tmp_path: Path) -> None:
     async def main(served: processes.Served) -> None:
@@ -398,6 +406,7 @@ def test_a_server_killed_again_and_again_loses_nothing_for_two_clients(tmp_path:
         run(main(served))
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_a_commit_that_comes_after_the_next_connection_has_synced_has_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -430,6 +439,7 @@ def test_a_commit_that_comes_after_the_next_connection_has_synced_has_its_place(
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_a_commit_of_the_old_connection_behind_a_busy_answer_to_the_next_has_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -468,6 +478,7 @@ def test_a_commit_of_the_old_connection_behind_a_busy_answer_to_the_next_has_its
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_two_clients_that_submit_at_once_see_one_order(tmp_path: Path) -> None:
     async def main() -> None:
@@ -493,6 +504,7 @@ def test_two_clients_that_submit_at_once_see_one_order(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 def test_what_is_not_of_its_partitions_moves_the_cursor_all_the_same(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served, client_of(served.url) as client:
@@ -552,6 +564,7 @@ def test_a_busy_server_is_given_the_time_it_asks_for() -> None:
     run(main())
 
 
+@BOTH_STORES
 def test_events_that_the_server_takes_only_a_few_of_at_a_time_all_go_through(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -722,6 +735,7 @@ async def command(*arguments: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+@BOTH_STORES
 def test_starting_over_hands_everything_over_again(tmp_path: Path) -> None:
     async def main() -> None:
         seen: list[int] = []
@@ -741,6 +755,7 @@ def test_starting_over_hands_everything_over_again(tmp_path: Path) -> None:
 # --- crashes and ends -----------------------------------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_an_application_killed_before_the_cursor_is_saved_makes_of_each_event_one_row(tmp_path: Path) -> None:
     count = 20
@@ -823,6 +838,7 @@ async def fill_up(served: Serving, count: int) -> None:
         await other.submit(item(1000 + number))
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 @pytest.mark.usefixtures("little_room")
 def test_who_takes_no_events_submits_however_many_there_are(tmp_path: Path) -> None:
@@ -865,6 +881,7 @@ def test_a_handler_may_wait_for_its_own_outcome_however_many_events_there_are(tm
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 @pytest.mark.usefixtures("little_room")
 def test_who_is_flooded_while_it_follows_still_gets_its_outcomes_and_misses_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ given only where the rules say what it is (the key of an entity): leave both out
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from hashlib import sha256
+from math import ceil
 from typing import NamedTuple, TypeVar, assert_never
 
 from msgspec.structs import replace
@@ -29,6 +31,7 @@ from oncelog.core.values import (
     KeyIdentity,
     Lease,
     Mode,
+    Rate,
     Reason,
     Receipt,
     Refused,
@@ -297,6 +300,31 @@ class PlanModel:
         since = own[starts[-1] :] if starts else own
         return max((it.cursor for it in since if it.cursor is not None), default=None)
 
+    def tokens_us(self, submission: Submission, rate: Rate, at_ms: int) -> tuple[int, int]:
+        """How much the actor may spend on new writes at a time, and what one of them costs.
+
+        It grows with every microsecond up to `burst` writes. All rates that an actor has must be the same one.
+        """
+        price_us = ceil(Fraction(1_000_000, rate.per_second))
+        left_us, since_ms = rate.burst * price_us, 0
+        for write in self.writes():
+            if (
+                write.submission.rate is None
+                or write.submission.fence
+                or not self._are_counted_together(write, submission)
+            ):
+                continue
+            left_us = min(rate.burst * price_us, left_us + (write.receipt.log_time_ms - since_ms) * 1000) - price_us
+            since_ms = write.receipt.log_time_ms
+        return min(rate.burst * price_us, left_us + (at_ms - since_ms) * 1000), price_us
+
+    def _are_counted_together(self, write: Write, submission: Submission) -> bool:
+        """The writes of one actor: to the global log, or to one stream."""
+        other = write.submission
+        if other.actor != submission.actor or other.policy.order is not submission.policy.order:
+            return False
+        return submission.policy.order is Order.LANE or other.scope == submission.scope
+
     def newest_for_cursor(self, scope: str) -> int:
         return self.sequence(scope) if scope else self.position(0)
 
@@ -335,6 +363,7 @@ class PlanModel:
             (submission.delta is not None) == policy.rows,
             policy.leased or submission.fence == 0,
             submission.delta is None or not is_derived or submission.delta.delta_id == submission.key,
+            submission.rate is None or (submission.rate.per_second >= 1 and submission.rate.burst >= 1),
         ]
         return None if all(demands) else refused(Reason.MALFORMED)
 
@@ -431,9 +460,16 @@ class PlanModel:
         return None if message is None else refused(Reason.INVALID)
 
     def _check_limits(self, submission: Submission) -> Verdict | None:
-        if submission.retry_after_ms <= 0 or submission.fence:
+        if submission.fence:
             return None
-        return refused(Reason.RATE_LIMITED, retry_after_ms=submission.retry_after_ms)
+        if submission.retry_after_ms > 0:
+            return refused(Reason.RATE_LIMITED, retry_after_ms=submission.retry_after_ms)
+        if submission.rate is None:
+            return None
+        left_us, price_us = self.tokens_us(submission, submission.rate, self.log_time_ms(submission))
+        if left_us >= price_us:
+            return None
+        return refused(Reason.RATE_LIMITED, retry_after_ms=ceil(Fraction(price_us - left_us, 1000)))
 
     def _commit(self, submission: Submission) -> Verdict:
         lane = self.lane_of(submission.policy, submission.scope)

@@ -59,6 +59,7 @@ from oncelog.core.values import (
     Item,
     LaneHead,
     Mode,
+    Rate,
     Reason,
     Record,
     Refused,
@@ -83,6 +84,8 @@ SCOPES: Final = ("a", "é", "c")
 CLIENTS: Final = ("x", "y")
 MEMBERS: Final = ("m", "n")
 CONSUMERS: Final = ("q", "r")
+RATES: Final = (Rate(100, 2), Rate(70, 1), Rate(300, 3), Rate(1, 2))
+"""Of some a write is back in the time that the clock moves between two batches."""
 FINGERPRINTS: Final = (b"f", b"f", b"f", b"g")
 SNAPSHOT_TABLES: Final = tuple(name for name in Snapshot.__struct_fields__ if name != "settings")
 WRITERS: Final = ("\uffff", "\U00010000")
@@ -163,6 +166,7 @@ class Author:
         self.validates = (None, refuse_bad, refuse_all)[: self.pick(1, 2, 2, 3)]
         self.is_careless = self.pick(False, True)
         self.is_limited = self.pick(False, False, True)
+        self.rate = self.pick(None, None, *RATES)
         self.is_expecting = self.pick(False, False, True)
         self.is_consumed = self.pick(False, False, True)
         self.jumps_ms = self.jumps()
@@ -234,10 +238,11 @@ class Author:
             key=key,
             fingerprint=self.pick(*FINGERPRINTS),
             body=self.pick(b"good", b"good", b"good", b"bad") if len(self.validates) > 1 else b"good",
-            actor=self.pick(*MEMBERS) if policy.members_only else "",
+            actor=self.pick(*MEMBERS) if policy.members_only or self.rate else "",
             partitions=("p",),
             operations=self.operations(scope) if policy.entities else (),
             retry_after_ms=7 if self.is_limited and self.rarely(6) else 0,
+            rate=None if self.rate is None or self.rarely(6) else self.rate,
         )
         if policy.client_sequence:
             submission = self.numbered(submission)
@@ -257,7 +262,7 @@ class Author:
         """As it was, or with one thing changed, most of which a known write is not asked about."""
         again: Submission = self.pick(*self.sent)
         changes: list[dict[str, Any]] = [{}, {}, {}, {"fingerprint": b"g"}, {"body": b"bad"}, {"retry_after_ms": 7}]
-        changes += [{"expected_position": 0}, {"actor": self.pick(*MEMBERS)}]
+        changes += [{"expected_position": 0}, {"actor": self.pick(*MEMBERS)}, {"rate": self.rate}]
         if again.policy.client_sequence:
             changes += [{"client_sequence": self.model.last_client_sequence(again) + 1}, {"key": b""}]
         if again.delta is not None and again.policy == DELTAS:
@@ -304,6 +309,8 @@ class Author:
             {"delta": None},
             {"delta": RowDelta(Op.DELETE, "t", "r", "w", 0, (), b"d")},
             {"fence": 1},
+            {"rate": Rate(0, 1)},
+            {"rate": Rate(1, 0)},
         )
         spoilt = replace(submission, **self.pick(*faults))
         if spoilt.policy == DELTAS and spoilt.delta is not None:
@@ -461,6 +468,7 @@ def compare(history: History) -> Counter[str]:
     compare_order(log, model)
     compare_memory(log, model)
     compare_side_state(log, model)
+    compare_rates(log, model)
     return said
 
 
@@ -599,6 +607,22 @@ def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
         for member in MEMBERS:
             assert snapshot.members.get((scope, member), False) == model.is_member(scope, member)
             assert snapshot.acknowledged.get((scope, member), 0) == model.acknowledged(scope, member)
+
+
+def compare_rates(log: MemoryLog, model: PlanModel) -> None:
+    """What is left to everybody who ever wrote under a rate, as of their lane's log time."""
+    names = set()
+    for write in model.writes():
+        submission = write.submission
+        if submission.rate is None or submission.fence:
+            continue
+        name = (submission.scope if submission.policy.order is Order.STREAM else "", submission.actor)
+        names.add(name)
+        at_ms = model.saved_log_time_ms(write.receipt.lane)
+        left_us, price_us = model.tokens_us(submission, submission.rate, at_ms)
+        full_at_us = at_ms * 1000 + submission.rate.burst * price_us - left_us
+        assert max(log.snapshot.rates[name].full_at_us, at_ms * 1000) == full_at_us
+    assert log.snapshot.rates.keys() == names
 
 
 def relationships_of(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[str, str, str], int]:

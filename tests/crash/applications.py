@@ -142,9 +142,9 @@ class Application:
             return connection.execute(query).fetchall()
 
 
-def log_of(path: Path) -> list[Row]:
-    """All there is in the server's file."""
-    with oncelog.open_blocking(path) as log:
+def log_of(store: str) -> list[Row]:
+    """All there is in the server's log."""
+    with oncelog.open_blocking(store) as log:
         page = log.read()
         records = page.records
         while page.has_more:

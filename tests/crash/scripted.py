@@ -23,8 +23,8 @@ from oncelog.core.policy import BUILT_IN
 from oncelog.core.values import Applied, Item, Request, SetMember, Submission
 from oncelog.stores.protocol import Store
 from oncelog.stores.sqlite import SqliteStore
-from oncelog.stores.sqlite.findings import Passed
 from oncelog.stores.sqlite.verifying import verify_file
+from oncelog.stores.verifying.findings import Passed
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driven import numbered_bytes
 from oncelog.testing.contract.writes import event, message, transaction

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 
+from databases import BOTH_STORES, is_postgres, log_at
 from oncelog.core.values import Committed, Receipt, Replayed, SetMember, Settings, Submission, Verdict
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
 from oncelog.errors import ClockJumpedError
+from oncelog.stores.postgres import PostgresStore
+from oncelog.stores.protocol import Store
 from oncelog.stores.sqlite import SqliteStore
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, committed, event, message, replayed, transaction
+
+pytestmark = BOTH_STORES
 
 SETTINGS = Settings(eviction_interval=1)
 """Every commit evicts: what could be forgotten is."""
@@ -21,13 +26,18 @@ FIRST = (event(1), message(2), transaction(3, 1))
 """Remembered for ever, for seven days, and until it is evicted after 24 hours."""
 
 
-def log_at(path: Path, clock: ManualClock, **limits: int) -> Log:
-    return Log(SqliteStore(path, SETTINGS, clock=clock), clock=clock, limits=Limits(**limits))
+def log_of(path: Path, clock: ManualClock, **limits: int) -> Log:
+    store: Store
+    if is_postgres():
+        store = PostgresStore(log_at(path), SETTINGS, clock=clock, keep_clock_ms=0)
+    else:
+        store = SqliteStore(log_at(path), SETTINGS, clock=clock)
+    return Log(store, clock=clock, limits=Limits(**limits))
 
 
 async def made(path: Path, clock: ManualClock) -> list[Receipt]:
     """A log with three writes, closed again."""
-    async with log_at(path, clock) as log:
+    async with log_of(path, clock) as log:
         await log.submit(SetMember("chat/1", "user:ann"))
         return [committed(await log.submit(one)) for one in FIRST]
 
@@ -49,7 +59,7 @@ def test_a_jump_forward_stops_commits_and_forgets_nothing(tmp_path: Path, ahead_
     async def scenario() -> None:
         clock = ManualClock()
         receipts = await made(tmp_path / "log.db", clock)
-        async with log_at(tmp_path / "log.db", clock, cache_entries_max=cache) as log:
+        async with log_of(tmp_path / "log.db", clock, cache_entries_max=cache) as log:
             await demand_remembered(log, receipts)
             clock.advance(1000)
             clock.jump(ahead_ms)
@@ -74,7 +84,7 @@ def test_a_jump_while_the_log_was_closed_is_seen_by_the_next_process(tmp_path: P
         receipts = await made(tmp_path / "log.db", clock)
         clock.jump(25 * HOUR_MS)
         for _ in range(2):
-            async with log_at(tmp_path / "log.db", clock) as log:
+            async with log_of(tmp_path / "log.db", clock) as log:
                 await demand_remembered(log, receipts)
                 await demand_jumped(log.submit(transaction(6, 2)))
                 await demand_remembered(log, receipts)
@@ -88,14 +98,14 @@ def test_commits_go_on_when_an_operator_confirms_the_clock(tmp_path: Path) -> No
         clock = ManualClock()
         receipts = await made(tmp_path / "log.db", clock)
         clock.jump(25 * HOUR_MS)
-        async with log_at(tmp_path / "log.db", clock) as log:
+        async with log_of(tmp_path / "log.db", clock) as log:
             await demand_jumped(log.submit(event(4)))
             await log.confirm_clock()
             receipt = committed(await log.submit(event(4)))
             assert receipt.log_time_ms == receipts[0].log_time_ms + 25 * HOUR_MS
             committed(await log.submit(transaction(6, 1, client="c2")))  # evicts: for the log a day has passed
             assert committed(await log.submit(FIRST[2])).sequence == 3
-        async with log_at(tmp_path / "log.db", clock) as log:
+        async with log_of(tmp_path / "log.db", clock) as log:
             clock.advance(1000)
             committed(await log.submit(event(5)))
 
@@ -111,7 +121,7 @@ def test_behind_a_jump_retries_are_answered_beside_new_writes_that_are_not(tmp_p
         clock = ManualClock()
         await made(tmp_path / "log.db", clock)
         clock.jump(25 * HOUR_MS)
-        async with log_at(tmp_path / "log.db", clock, cache_entries_max=0) as log:
+        async with log_of(tmp_path / "log.db", clock, cache_entries_max=0) as log:
             together: list[Submission] = [event(4), FIRST[0], event(5), FIRST[1], FIRST[2], event(6), event(7)]
             return await asyncio.gather(*[log.submit(one) for one in together], return_exceptions=True)
 
@@ -130,7 +140,7 @@ def test_after_a_reboot_time_that_has_passed_is_believed(tmp_path: Path, ahead_m
         receipts = await made(tmp_path / "log.db", clock)
         clock.restart()
         clock.jump(ahead_ms)
-        async with log_at(tmp_path / "log.db", clock) as log:
+        async with log_of(tmp_path / "log.db", clock) as log:
             receipt = committed(await log.submit(event(4)))
             assert receipt.log_time_ms == receipts[0].log_time_ms + ahead_ms
             clock.jump(25 * HOUR_MS)
@@ -147,7 +157,7 @@ def test_log_time_does_not_go_back_with_the_clock_and_its_return_is_no_jump(tmp_
         path = tmp_path / "log.db"
         newest_ms = (await made(path, clock))[-1].log_time_ms
         clock.jump(-25 * HOUR_MS)
-        log = log_at(path, clock)
+        log = log_of(path, clock)
         async with log:
             for number in range(4, 7):
                 clock.advance(1000)
@@ -157,7 +167,7 @@ def test_log_time_does_not_go_back_with_the_clock_and_its_return_is_no_jump(tmp_
                 assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
         if is_restarted:
             clock.jump(25 * HOUR_MS)
-            async with log_at(path, clock) as log:
+            async with log_of(path, clock) as log:
                 assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
 
     asyncio.run(scenario())
@@ -169,7 +179,7 @@ def test_time_that_passes_is_no_jump_however_long_nobody_commits(tmp_path: Path)
         clock = ManualClock()
         await made(tmp_path / "log.db", clock)
         clock.advance(30 * DAY_MS)
-        async with log_at(tmp_path / "log.db", clock) as log:
+        async with log_of(tmp_path / "log.db", clock) as log:
             return await log.submit(event(4))
 
     assert isinstance(asyncio.run(scenario()), Committed)

@@ -31,8 +31,8 @@ from oncelog.core.invariants import Answer, History
 from oncelog.core.values import Committed, KeyIdentity, Replayed, key_identity
 from oncelog.engine.log import Log
 from oncelog.stores.sqlite import SqliteStore
-from oncelog.stores.sqlite.findings import Passed
 from oncelog.stores.sqlite.verifying import verify_file
+from oncelog.stores.verifying.findings import Passed
 
 ROUNDS = 50
 """On one file, so that it grows."""

@@ -27,8 +27,8 @@ from crash.shared_worker import EVENTS, ROUNDS
 from oncelog.core.invariants import Answer, History, Reading
 from oncelog.core.values import KeyIdentity, key_identity
 from oncelog.stores.sqlite import SqliteStore
-from oncelog.stores.sqlite.findings import Passed
 from oncelog.stores.sqlite.verifying import verify_file
+from oncelog.stores.verifying.findings import Passed
 
 PROCESSES = 4
 KILLED = 2

@@ -11,6 +11,7 @@ from uuid import UUID
 import aiohttp
 from aiohttp import WSMsgType
 
+from databases import log_at
 from doors import material
 from engine.watched import Gate
 from oncelog.doors.apikeys import ApiKeys, Created
@@ -395,7 +396,7 @@ def _settings(
         keys.reload() if (directory / "keys.json").exists() else keys.create("nobody", "nobody", granted())
         settings["api_keys"] = ApiKeySettings(file=str(directory / "keys.json"))
     settings.setdefault("development", not tokens and not api_keys)
-    settings.setdefault("store", str(directory / "events.db"))
+    settings.setdefault("store", log_at(directory / "events.db"))
     settings.setdefault("port", 0)
     made = ServerSettings(door_limits=DoorLimits(**door), engine_limits=Limits(**engine), **settings)
     return made, keys, chosen

@@ -297,6 +297,26 @@ def test_a_busy_server_is_one_at_fault_since_the_client_knows_no_other_word_to_t
     run(main())
 
 
+@pytest.mark.rule("CO-15", "CO-30")
+def test_new_events_are_limited_over_both_dialects_and_all_projects() -> None:
+    async def main() -> None:
+        async with house(new_events_per_second_max=2) as made:
+            ada, plain = await camel.talk(made), await made.talk("ada")
+            (first,) = await ada.submit(draft("e1"))
+            assert (await plain.submit(item(1)))[0]["committed_id"] == 2
+            assert await ada.submit(draft("e1")) == [first]
+            reply = await ada.ask("submit_events", {"events": [draft("e2", meta={"clientTs": 1})]})
+            assert code_of(reply) == "rate_limited"
+            assert reply["payload"]["details"] == {"retryAfterMs": 500}
+            assert ada.wire.closed_with == (CloseCode.POLICY, "rate_limited")
+            assert code_of(await plain.ask("submit_events", {"events": [item(2)]})) == "rate_limited"
+            made.log.clock.advance(500)
+            again = await camel.talk(made)
+            assert (await again.submit(draft("e2")))[0]["committedId"] == 3
+
+    run(main())
+
+
 # --- sync and broadcast ------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from databases import BOTH_STORES
 from doors import material
 from doors.material import token
 from doors.serving import WAIT_S, Answer, Serving, ShiftedClock, api_key, event_id, item, numbers, run, serving, soon
@@ -35,6 +36,7 @@ async def written(served: Serving) -> int:
 # --- submit ----------------------------------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-16", "EV-4", "EV-5", "EV-8")
 def test_an_event_is_committed_once_and_a_conflict_is_told(tmp_path: Path) -> None:
     async def main() -> None:
@@ -58,6 +60,7 @@ def test_an_event_is_committed_once_and_a_conflict_is_told(tmp_path: Path) -> No
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-16", "EV-3", "EV-4")
 def test_numbers_and_answers_survive_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
@@ -70,6 +73,7 @@ def test_numbers_and_answers_survive_a_restart(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-9")
 def test_an_id_is_echoed_as_it_was_sent_and_its_case_does_not_matter(tmp_path: Path) -> None:
     small = str(UUID(int=0xABCDEF << 100))
@@ -85,6 +89,7 @@ def test_an_id_is_echoed_as_it_was_sent_and_its_case_does_not_matter(tmp_path: P
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-7")
 def test_an_id_twice_in_a_request_refuses_all_of_it(tmp_path: Path) -> None:
     async def main() -> None:
@@ -97,6 +102,7 @@ def test_an_id_twice_in_a_request_refuses_all_of_it(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-8", "EV-9", "CO-33")
 def test_a_bad_event_does_not_stop_the_good_ones(tmp_path: Path) -> None:
     bad: Sequence[dict[str, Any]] = (
@@ -122,6 +128,7 @@ def test_a_bad_event_does_not_stop_the_good_ones(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-19", "CO-18")
 def test_an_expected_number_that_is_stale_is_refused_with_the_current_one(tmp_path: Path) -> None:
     async def main() -> None:
@@ -171,6 +178,7 @@ def test_what_is_no_request_is_told_where_and_nothing_is_written(tmp_path: Path,
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-30")
 def test_a_request_may_have_so_many_events_and_so_many_bytes(tmp_path: Path) -> None:
     async def main() -> None:
@@ -259,6 +267,7 @@ def test_what_is_unknown_in_a_request_is_ignored(tmp_path: Path) -> None:
 # --- pages -----------------------------------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-16", "EV-11")
 def test_a_page_has_what_touches_any_partition_ascending_each_once(tmp_path: Path) -> None:
     async def main() -> None:
@@ -284,6 +293,7 @@ def test_a_page_has_what_touches_any_partition_ascending_each_once(tmp_path: Pat
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-11", "CO-30")
 def test_the_size_of_a_page_is_clamped(tmp_path: Path) -> None:
     async def main() -> None:
@@ -298,6 +308,7 @@ def test_the_size_of_a_page_is_clamped(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-12")
 def test_paging_ends_at_the_bound_that_was_taken_at_its_first_page(tmp_path: Path) -> None:
     async def main() -> None:
@@ -320,6 +331,7 @@ def test_paging_ends_at_the_bound_that_was_taken_at_its_first_page(tmp_path: Pat
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-12")
 def test_a_cursor_moves_though_nothing_matched_and_never_beyond_the_log(tmp_path: Path) -> None:
     async def main() -> None:
@@ -338,6 +350,7 @@ def test_a_cursor_moves_though_nothing_matched_and_never_beyond_the_log(tmp_path
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-40")
 def test_a_cursor_of_another_history_is_told_so(tmp_path: Path) -> None:
     async def main() -> None:
@@ -443,6 +456,7 @@ def test_a_token_of_another_client_is_as_wrong_as_a_wrong_one(tmp_path: Path) ->
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-22", "EV-10")
 def test_who_may_not_write_learns_nothing_of_what_is_there(tmp_path: Path) -> None:
     async def main() -> None:
@@ -474,6 +488,7 @@ def test_who_may_not_write_learns_nothing_of_what_is_there(tmp_path: Path) -> No
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-11", "CO-22")
 def test_what_may_not_be_read_is_refused_alike_whether_it_is_there_or_not(tmp_path: Path) -> None:
     async def main() -> None:
@@ -581,6 +596,7 @@ def test_in_development_mode_the_name_must_be_of_this_machine(tmp_path: Path) ->
 # --- busy ------------------------------------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-32", "CO-15")
 def test_when_the_queue_is_full_new_events_are_told_to_come_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -607,6 +623,7 @@ def test_when_the_queue_is_full_new_events_are_told_to_come_later(
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-30", "CO-15")
 def test_new_events_of_an_actor_have_a_rate_and_retries_have_none(tmp_path: Path) -> None:
     async def main() -> None:
@@ -623,6 +640,40 @@ def test_new_events_of_an_actor_have_a_rate_and_retries_have_none(tmp_path: Path
     run(main())
 
 
+@BOTH_STORES
+@pytest.mark.rule("CO-30", "CO-15")
+def test_the_rate_holds_over_all_servers_of_a_log_and_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with serving(tmp_path, clock=clock, new_events_per_second_max=2) as one:
+            assert (await one.submit(item(1))).status == 200
+            async with serving(tmp_path, clock=clock, new_events_per_second_max=2) as two:
+                assert await two.commit(item(2)) == [2]
+                assert (await one.submit(item(3))).refusal == (429, "rate_limited")
+                assert (await two.submit(item(1), item(2), item(3))).refusal == (429, "rate_limited")
+                assert await one.commit(item(2)) == [2]
+        async with serving(tmp_path, clock=clock, new_events_per_second_max=2) as again:
+            late = await again.submit(item(3))
+            assert (late.refusal, late.error["details"]) == ((429, "rate_limited"), {"retry_after_ms": 500})
+            clock.advance(500)
+            assert await again.commit(item(3)) == [3]
+
+    run(main())
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-30")
+def test_what_is_taken_of_a_request_beyond_the_rate_is_counted_and_stays(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, clock=ManualClock(), new_events_per_second_max=2) as served:
+            assert (await served.submit(item(1), item(2), item(3))).refusal == (429, "rate_limited")
+            assert served.server.counts.events_committed == 2
+            assert await served.commit(item(1), item(2)) == [1, 2]
+
+    run(main())
+
+
+@BOTH_STORES
 @pytest.mark.rule("CO-17", "CO-16")
 def test_while_the_clock_is_in_doubt_there_are_no_new_events(tmp_path: Path) -> None:
     async def main() -> None:
@@ -638,6 +689,7 @@ def test_while_the_clock_is_in_doubt_there_are_no_new_events(tmp_path: Path) -> 
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-16")
 def test_what_the_store_could_not_do_is_neither_success_nor_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -659,6 +711,7 @@ def test_what_the_store_could_not_do_is_neither_success_nor_failure(
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-33")
 def test_a_client_that_goes_in_the_middle_of_a_request_disturbs_nobody(tmp_path: Path) -> None:
     async def main() -> None:

@@ -16,7 +16,6 @@ from oncelog.doors.events.hub import Flight
 from oncelog.doors.events.session import CloseCode
 from oncelog.doors.grants import granted
 from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, DoorLimits
-from oncelog.doors.rates import Rates
 from oncelog.errors import HistoryChangedError, StoreUnavailableError
 from oncelog.stores.protocol import Query
 
@@ -383,19 +382,45 @@ def test_a_connection_that_sends_too_many_frames_in_a_second_is_sent_away() -> N
 @pytest.mark.rule("CO-15", "CO-18", "EV-2")
 def test_new_events_of_an_actor_are_limited_and_retries_are_not() -> None:
     async def main() -> None:
-        async with house() as made:
-            made.door._new_events = Rates(1, 2, 100, made.log.clock.elapsed_ms)
+        async with house(new_events_per_second_max=2) as made:
             first, other = await made.talk("ada"), await made.talk("bob")
             await first.submit(item(1), item(2))
             assert (await first.submit(item(1)))[0]["committed_id"] == 1
             assert (await other.submit(item(3)))[0]["committed_id"] == 3
             reply = await first.ask("submit_events", {"events": [item(2), item(4)]})
             assert code_of(reply) == "rate_limited"
-            assert reply["payload"]["details"]["retry_after_ms"] > 0
+            assert reply["payload"]["details"] == {"retry_after_ms": 500}
             assert first.wire.closed_with == (CloseCode.POLICY, "rate_limited")
-            made.log.clock.advance(2000)
+            made.log.clock.advance(500)
             again = await made.talk("ada")
             assert [one["committed_id"] for one in await again.submit(item(2), item(4))] == [2, 4]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-15", "CO-30", "EV-8", "EV-9")
+def test_of_a_request_beyond_the_limit_as_many_are_taken_as_may_be_and_all_of_it_is_sent_again() -> None:
+    async def main() -> None:
+        async with house(new_events_per_second_max=2) as made:
+            reader = await made.talk("bob")
+            await reader.sync()
+            events = [item(number) for number in range(1, 6)]
+            taken: list[int] = []
+            for _ in range(2):
+                ada = await made.talk("ada")
+                reply = await ada.ask("submit_events", {"events": events})
+                assert code_of(reply) == "rate_limited"
+                assert reply["payload"]["details"] == {"retry_after_ms": 500}
+                assert ada.wire.closed_with == (CloseCode.POLICY, "rate_limited")
+                taken.append(made.counts.events_committed)
+                made.log.clock.advance(1000)
+            assert taken == [2, 4]
+            ada = await made.talk("ada")
+            assert [one["committed_id"] for one in await ada.submit(*events)] == [1, 2, 3, 4, 5]
+            assert (made.counts.events_committed, made.counts.events_replayed) == (5, 4)
+            assert not made.counts.events_rejected
+            await reader.wire.arrived(7)
+            assert reader.story() == ["connected", "sync_response", 1, 2, 3, 4, 5]
 
     run(main())
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from databases import BOTH_STORES
 from doors import material
 from doors.material import token
 from doors.serving import Serving, api_key, item, numbers, run, serving, soon, until
@@ -32,6 +33,7 @@ def test_a_stream_begins_with_who_and_where_one_is(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-16", "CO-13")
 def test_what_is_there_comes_first_and_then_what_is_committed(tmp_path: Path) -> None:
     async def main() -> None:
@@ -52,6 +54,7 @@ def test_what_is_there_comes_first_and_then_what_is_committed(tmp_path: Path) ->
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-16")
 def test_last_event_id_resumes_without_gap_or_repeat(tmp_path: Path) -> None:
     async def main() -> None:
@@ -77,6 +80,7 @@ def test_last_event_id_resumes_without_gap_or_repeat(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-16", "EV-3")
 def test_a_stream_is_resumed_across_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
@@ -107,6 +111,7 @@ def test_a_silent_stream_sends_comments(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-40")
 def test_a_stream_of_another_history_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
@@ -211,6 +216,7 @@ def test_a_stream_ends_with_its_key_or_its_grant(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 def test_a_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -270,6 +276,7 @@ def deaf(served: Serving) -> socket.socket:
     return raw
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-31")
 def test_one_who_does_not_read_costs_the_others_nothing_and_is_cut_off(tmp_path: Path) -> None:
     async def main() -> None:
@@ -293,6 +300,7 @@ def test_one_who_does_not_read_costs_the_others_nothing_and_is_cut_off(tmp_path:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-31")
 def test_one_who_reads_late_has_missed_nothing(tmp_path: Path) -> None:
     async def main() -> None:
@@ -306,6 +314,7 @@ def test_one_who_reads_late_has_missed_nothing(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 def test_the_server_stops_though_somebody_does_not_read(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:

@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 
 import curl
 from cli.served import ENVIRONMENT
+from databases import BOTH_STORES, log_at
 from doors.serving import Serving, SocketClient, api_key, item, numbers, run, serving, soon, until
 from oncelog.doors.server import Server, _place
 from oncelog.doors.settings import ServerSettings, TlsSettings
@@ -36,6 +37,7 @@ SHUTDOWN_S: Final = 5.0
 # --- for operators ---------------------------------------------------------------------------------------
 
 
+@BOTH_STORES
 def test_it_says_what_it_is_and_that_it_lives(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -49,6 +51,7 @@ def test_it_says_what_it_is_and_that_it_lives(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 def test_it_is_not_ready_when_the_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -76,6 +79,7 @@ def test_operators_are_asked_for_no_credential(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 def test_metrics_count_what_has_happened(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -291,6 +295,7 @@ async def stopped(server: Server) -> float:
     return loop.time() - began
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-11")
 def test_what_was_accepted_is_answered_before_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
@@ -316,6 +321,7 @@ def test_what_was_accepted_is_answered_before_it_stops(tmp_path: Path, monkeypat
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-11")
 def test_while_it_stops_it_takes_no_new_events_from_those_who_are_connected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -351,6 +357,7 @@ def test_while_it_stops_it_takes_no_new_events_from_those_who_are_connected(
     run(main())
 
 
+@BOTH_STORES
 def test_while_it_stops_it_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -410,6 +417,7 @@ def test_one_who_does_not_read_holds_it_up_no_longer_than_is_allowed(tmp_path: P
     run(main())
 
 
+@BOTH_STORES
 def test_a_stopped_server_can_be_stopped_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
@@ -569,7 +577,7 @@ class Process:
 @asynccontextmanager
 async def process(directory: Path, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
     """A process that listens, and where."""
-    command = ("-m", "oncelog", "serve", "--port", "0", "--store", str(directory / "events.db"))
+    command = ("-m", "oncelog", "serve", "--port", "0", "--store", log_at(directory / "events.db"))
     started = Process(
         await asyncio.create_subprocess_exec(
             sys.executable, *command, "--set", "log.format=json", *arguments, stderr=asyncio.subprocess.PIPE
@@ -583,6 +591,7 @@ async def process(directory: Path, *arguments: str) -> AsyncIterator[tuple[Proce
         await started.process.wait()
 
 
+@BOTH_STORES
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_stops_in_order_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     async def main() -> None:

@@ -11,6 +11,7 @@ from uuid import UUID
 import aiohttp
 import pytest
 
+from databases import BOTH_STORES, log_at
 from oncelog.core.policy import CHAT
 from oncelog.core.values import Submission
 from oncelog.core.writing import event
@@ -91,7 +92,7 @@ async def submit(server: Server, *items: Mapping[str, Any]) -> Sequence[dict[str
 
 
 def serving(tmp_path: Path, name: str) -> Server:
-    return Server(ServerSettings(development=True, port=0, store=str(tmp_path / "log.db"), validate=name))
+    return Server(ServerSettings(development=True, port=0, store=log_at(tmp_path / "log.db"), validate=name))
 
 
 def refusal(name: str) -> str:
@@ -175,6 +176,7 @@ def test_a_server_does_not_start_without_it(tmp_path: Path) -> None:
 # --- what becomes of objections -----------------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-10")
 def test_an_objection_is_validation_failed_and_hurts_no_other_event(module: str, tmp_path: Path) -> None:
     async def main() -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
@@ -203,6 +205,7 @@ def test_an_objection_is_validation_failed_and_hurts_no_other_event(module: str,
     assert others[2]["committed_id"] == 3
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-10")
 def test_it_is_asked_for_new_ids_only(module: str, tmp_path: Path) -> None:
     async def first() -> Sequence[dict[str, Any]]:
@@ -223,6 +226,7 @@ def test_it_is_asked_for_new_ids_only(module: str, tmp_path: Path) -> None:
     assert [one.id.int for one in sys.modules[module].asked] == [2, 3]
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-10")
 def test_what_was_refused_is_committed_when_the_check_allows_it(module: str, tmp_path: Path) -> None:
     async def main() -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import oncelog
+from databases import BOTH_STORES, log_at
 from engine.watched import positions
 from oncelog import (
     BlockingLog,
@@ -69,9 +70,8 @@ def test_every_method_of_the_log_is_there_with_its_signature() -> None:
     assert inspect.signature(oncelog.open_blocking).parameters == inspect.signature(oncelog.open).parameters
 
 
-@pytest.mark.parametrize("is_file", [False, True])
-def test_every_method_works(tmp_path: Path, is_file: bool) -> None:
-    with oncelog.open_blocking(tmp_path / "log.db" if is_file else ":memory:") as log:
+def test_every_method_works(place: str) -> None:
+    with oncelog.open_blocking(place) as log:
         receipt = committed(log.submit(event(1, partitions=("a",))))
         assert log.submit(event(1, partitions=("a",))) == Replayed(receipt)
         assert [type(verdict) for verdict in log.submit_many([event(2), event(3)], Mode.ALL)] == [Committed] * 2
@@ -91,9 +91,10 @@ def test_every_method_works(tmp_path: Path, is_file: bool) -> None:
         assert next(log.follow(consumer="c")).position == 3
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-14")
 def test_eight_threads_write_at_once_and_each_write_commits_once(tmp_path: Path) -> None:
-    with oncelog.open_blocking(tmp_path / "log.db") as log, ThreadPoolExecutor(8) as threads:
+    with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log, ThreadPoolExecutor(8) as threads:
         together = threading.Barrier(8)
 
         def write(first: int) -> list[Any]:
@@ -160,8 +161,9 @@ def test_closing_ends_followers_in_other_threads() -> None:
         assert [one.result(timeout=10) for one in reading] == [[1], [1]]
 
 
+@BOTH_STORES
 def test_closing_under_load_gives_every_caller_an_answer_or_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
+    path = log_at(tmp_path / "log.db")
     log = oncelog.open_blocking(path)
     begun = threading.Event()
 

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 import oncelog
+from databases import BOTH_STORES, log_at
 from engine.watched import WatchedLog, nothing, run, turns, until
 from oncelog import (
     Committed,
@@ -163,10 +164,11 @@ def test_a_retry_is_answered_without_the_store() -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-15")
 def test_after_a_restart_the_first_retry_is_answered_from_the_store_and_the_next_from_memory(tmp_path: Path) -> None:
     async def main() -> None:
-        path = tmp_path / "log.db"
+        path = log_at(tmp_path / "log.db")
         async with oncelog.open(path) as log:
             receipt = committed(await log.submit(event(1)))
         async with oncelog.open(path) as log:
@@ -260,12 +262,13 @@ def test_what_was_decided_before_an_erasure_does_not_come_into_memory_after_it()
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-41")
-def test_an_erasure_by_another_log_on_the_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_erasure_by_another_log_on_the_store_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ERASURES_LOOK_MS", 1)
 
     async def main() -> None:
-        path = tmp_path / "log.db"
+        path = log_at(tmp_path / "log.db")
         async with oncelog.open(path) as one, oncelog.open(path) as other:
             receipt = committed(await one.submit(event(1)))
             assert await other.erase(key=key(1)) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import oncelog
+from databases import BOTH_STORES, log_at
 from engine.watched import WatchedLog, nothing, positions, run, turns
 from oncelog import (
     ClockJumpedError,
@@ -210,10 +211,11 @@ def test_equal_submissions_count_in_the_queue_too() -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-14")
-def test_duplicates_through_two_logs_on_one_file_commit_once(tmp_path: Path) -> None:
+def test_duplicates_through_two_logs_on_one_store_commit_once(tmp_path: Path) -> None:
     async def main() -> None:
-        path = tmp_path / "log.db"
+        path = log_at(tmp_path / "log.db")
         async with oncelog.open(path) as one, oncelog.open(path) as other:
             writes = [event(number) for number in range(1, 31)]
             both = await asyncio.gather(*(log.submit(write) for write in writes for log in (one, other)))
@@ -716,10 +718,11 @@ async def _nothing(_: object) -> None:
     pass
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-14", "CO-15")
 def test_many_callers_with_many_retries_commit_each_write_once(tmp_path: Path) -> None:
     async def main() -> None:
-        async with oncelog.open(tmp_path / "log.db") as log:
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
             writes = [event(number, partitions=("p",)) for number in range(1, 101)]
             verdicts = await asyncio.gather(*(log.submit(write) for write in writes * 5))
             told: dict[int, set[int]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import oncelog
+from databases import BOTH_STORES, log_at
 from engine.watched import WatchedLog, nothing, positions, run, turns, until
 from oncelog import (
     ClosedError,
@@ -218,10 +219,11 @@ def test_a_large_commit_is_delivered_page_by_page() -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-13")
-def test_many_followers_and_writers_on_a_file(tmp_path: Path) -> None:
+def test_many_followers_and_writers_on_a_store(tmp_path: Path) -> None:
     async def main() -> None:
-        async with oncelog.open(tmp_path / "log.db", limits=Limits(subscription_records_max=7)) as log:
+        async with oncelog.open(log_at(tmp_path / "log.db"), limits=Limits(subscription_records_max=7)) as log:
             followers = [log.follow(after=after) for after in (0, 5, 20)]
             reading = [
                 asyncio.ensure_future(take(one, 60 - after)) for one, after in zip(followers, (0, 5, 20), strict=True)
@@ -233,7 +235,7 @@ def test_many_followers_and_writers_on_a_file(tmp_path: Path) -> None:
 
     # A cursor ahead of an empty log is another log's: so there must be something first.
     async def prepared() -> None:
-        async with oncelog.open(tmp_path / "log.db") as log:
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
             with pytest.raises(HistoryChangedError):
                 await anext(log.follow(after=5))
             await log.submit_many([event(number) for number in range(1, 21)])
@@ -242,11 +244,12 @@ def test_many_followers_and_writers_on_a_file(tmp_path: Path) -> None:
     run(prepared())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-13", "CO-14")
-def test_what_another_log_on_the_file_commits_reaches_followers(tmp_path: Path) -> None:
+def test_what_another_log_on_the_store_commits_reaches_followers(tmp_path: Path) -> None:
     async def main() -> None:
         limits = Limits(poll_ms=1)
-        path = tmp_path / "log.db"
+        path = log_at(tmp_path / "log.db")
         async with oncelog.open(path, limits=limits) as one, oncelog.open(path) as other, one.follow() as records:
             for number in range(1, 11):
                 await (one, other)[number % 2].submit(event(number))

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import oncelog
+from databases import BOTH_STORES, address_of, log_at
 from engine.watched import positions, run
 from oncelog import (
     CHAT,
@@ -66,13 +67,12 @@ PAYMENTS: Final = Policy(
 Open = Callable[..., Log]
 
 
-@pytest.fixture(params=["memory", "file"])
-def open_log(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest.fixture
+def open_log(place: str) -> Open:
     """Opens a log on a clock that is moved by hand."""
 
     def opened(clock: ManualClock | None = None, **more: Any) -> Log:
-        path = ":memory:" if request.param == "memory" else tmp_path / "log.db"
-        return oncelog.open(path, clock=clock or ManualClock(), **more)
+        return oncelog.open(place, clock=clock or ManualClock(), **more)
 
     return opened
 
@@ -542,8 +542,9 @@ def test_a_policy_is_declared_at_open_or_at_first_use(open_log: Open) -> None:
     run(main())
 
 
+@BOTH_STORES
 def test_a_policy_survives_the_log_and_a_contradiction_is_refused_at_open(tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
+    path = log_at(tmp_path / "log.db")
 
     async def main() -> None:
         async with oncelog.open(path) as log:
@@ -677,9 +678,10 @@ def test_what_a_refused_item_means_for_the_others(open_log: Open, mode: Mode, ki
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-12", "CO-15")
 def test_positions_go_on_after_a_restart_and_retries_are_still_known(tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
+    path = log_at(tmp_path / "log.db")
 
     async def main() -> None:
         epochs = set()
@@ -717,13 +719,13 @@ async def _history(log: Log, clock: ManualClock) -> list[Any]:
 
 
 @pytest.mark.rule("CO-10", "CO-17")
-def test_a_log_in_memory_and_one_in_a_file_give_the_same_answers(tmp_path: Path) -> None:
+def test_a_log_in_memory_in_a_file_and_in_a_database_give_the_same_answers(tmp_path: Path) -> None:
     async def main() -> None:
         told = []
-        for path in (":memory:", tmp_path / "log.db"):
+        for path in (":memory:", str(tmp_path / "log.db"), address_of(tmp_path)):
             clock = ManualClock()
             async with oncelog.open(path, clock=clock, settings=Settings(lanes=2)) as log:
                 told.append(await _history(log, clock))
-        assert told[0] == told[1]
+        assert told[0] == told[1] == told[2]
 
     run(main())

@@ -1,4 +1,4 @@
-"""`import oncelog` is light, and everything it promises is there."""
+"""`import oncelog` is light, so is the command line's start, and everything that is promised is there."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import oncelog
+from oncelog import client
 
 HEAVY = ("asyncio", "sqlite3", "concurrent.futures", "oncelog.engine")
 
@@ -28,6 +29,10 @@ def test_who_computes_a_key_does_not_wait_for_them_either() -> None:
         "print('asyncio' in sys.modules, 'sqlite3' in sys.modules)"
     )
     assert said_by(program) == "False False"
+
+
+def test_the_command_line_does_not_wait_for_the_client_library() -> None:
+    assert said_by("import sys, oncelog.cli; print('oncelog.client.client' in sys.modules)") == "False"
 
 
 PUBLIC = (*oncelog.__all__, "open")
@@ -66,3 +71,14 @@ def test_public_names_are_sorted_and_each_there_once() -> None:
 def test_what_is_not_there_is_said_not_to_be() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Lgo'"):
         _ = oncelog.Lgo
+
+
+@pytest.mark.parametrize("name", client.__all__)
+def test_every_public_name_of_the_client_is_there(name: str) -> None:
+    assert getattr(client, name) is getattr(client, name)
+    assert name in dir(client)
+
+
+def test_what_is_not_there_of_the_client_is_said_not_to_be() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
+        _ = client.Cleint

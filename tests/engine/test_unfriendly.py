@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import oncelog
+from databases import BOTH_STORES, log_at
 from engine.watched import run
 from oncelog import ClosedError, CorruptError, Cursor, OncelogError, StoreUnavailableError
 from oncelog.engine import log as log_module
@@ -20,8 +21,9 @@ from oncelog.stores.protocol import Page, Query
 from oncelog.testing.contract.writes import committed, event, key
 
 
+@BOTH_STORES
 def test_a_blocking_log_says_in_a_fork_that_it_stayed_behind(tmp_path: Path) -> None:
-    with oncelog.open_blocking(tmp_path / "log.db") as log:
+    with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
         committed(log.submit(event(1)))
         child = os.fork()
         if child == 0:
@@ -132,9 +134,10 @@ def test_a_subscription_gets_nothing_from_before_its_start() -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("CO-40")
 def test_a_cursor_knows_the_order_it_is_of(tmp_path: Path) -> None:
-    with oncelog.open_blocking(tmp_path / "log.db") as log:
+    with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
         log.submit_many([event(number) for number in (1, 2, 3)])
         page = log.read(limit=2)
         assert [record.position for record in log.read(after=str(page.cursor)).records] == [3]

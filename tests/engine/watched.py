@@ -143,6 +143,9 @@ class WatchedStore:
     async def confirm_clock(self) -> None:
         await self.inner.confirm_clock()
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        self.inner.listen(wake)
+
 
 class WatchedLog(Log):
     """A log in memory over a watched store, on a clock that is moved by hand."""

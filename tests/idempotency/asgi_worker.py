@@ -1,4 +1,4 @@
-"""A web server of test_asgi.py: python asgi_worker.py FILE KIND LEASE_S
+"""A web server of test_asgi.py: python asgi_worker.py LOG KIND LEASE_S
 
 It says its port, then every request that comes in and every one that it carries out. What it carries out takes until
 the test says that it may end.

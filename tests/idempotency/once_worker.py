@@ -1,4 +1,4 @@
-"""One of the processes of test_once_processes.py: python once_worker.py FILE RAN CALLERS LEASE_S HOLD
+"""One of the processes of test_once_processes.py: python once_worker.py LOG RAN CALLERS LEASE_S HOLD
 
 It begins when it is told to, calls the function so often at once, and prints what every call gave. Each run of the
 function leaves the number of its process in the file RAN. With HOLD the first run waits for a line before it returns.

@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 import oncelog
 from crash.processes import started
+from databases import BOTH_STORES, POSTGRES, SQLITE, log_at
 from engine.watched import Gate, WatchedLog, run, turns
 from idempotency import asgi_worker
 from oncelog import Log, kept_for
@@ -222,6 +223,7 @@ class Scripted:
 # --- the first answer is the answer ----------------------------------------------------------------------
 
 
+@BOTH_STORES
 @pytest.mark.rule("RU-11")
 def test_the_first_answer_is_given_again_with_status_headers_and_body_also_after_a_restart(
     kind: str, tmp_path: Path
@@ -230,7 +232,7 @@ def test_the_first_answer_is_given_again_with_status_headers_and_body_also_after
         answers = []
         runs = []
         for _ in range(2):
-            async with oncelog.open(tmp_path / "log.db") as log:
+            async with oncelog.open(log_at(tmp_path / "log.db")) as log:
                 shop = Shop(kind, log)
                 answers += [await shop.send("k") for _ in range(2)]
                 runs.append(len(shop.runs))
@@ -1157,9 +1159,10 @@ def test_a_path_is_opened_and_closed_with_the_lifespan(kind: str, tmp_path: Path
     run(main())
 
 
+@BOTH_STORES
 def test_a_path_is_opened_once_by_the_first_requests_where_there_is_no_lifespan(kind: str, tmp_path: Path) -> None:
     async def main() -> None:
-        shop = Shop(kind, str(tmp_path / "log.db"), in_flight="wait")
+        shop = Shop(kind, log_at(tmp_path / "log.db"), in_flight="wait")
         answers = await asyncio.gather(*[shop.send("k") for _ in range(10)])
         demand_answers(sorted(answers, key=is_replay), ("1", False), *[("1", True)] * 9)
         async with lifespan(shop.app):
@@ -1169,9 +1172,10 @@ def test_a_path_is_opened_once_by_the_first_requests_where_there_is_no_lifespan(
     run(main())
 
 
+@BOTH_STORES
 def test_a_client_that_goes_while_the_log_is_opened_harms_nobody(kind: str, tmp_path: Path) -> None:
     async def main() -> None:
-        shop = Shop(kind, tmp_path / "log.db")
+        shop = Shop(kind, log_at(tmp_path / "log.db"))
         gone, stays = shop.sending("a"), shop.sending("b")
         await turns(3)
         gone.cancel()
@@ -1215,10 +1219,11 @@ def test_a_file_that_is_no_log_stops_the_application_at_its_start(kind: str, tmp
     run(main())
 
 
+@BOTH_STORES
 def test_another_retention_under_the_same_name_stops_it_too(kind: str, tmp_path: Path) -> None:
     async def main() -> None:
         for retention, expected in ((kept_for(days=1), "startup.complete"), (kept_for(days=2), "startup.failed")):
-            async with lifespan(Shop(kind, tmp_path / "log.db", retention=retention).app) as said:
+            async with lifespan(Shop(kind, log_at(tmp_path / "log.db"), retention=retention).app) as said:
                 assert types_of(said) == [expected]
         assert "http" in said[0]["message"]
 
@@ -1394,18 +1399,22 @@ def test_every_problem_is_on_the_page_with_its_status() -> None:
 PROCESSES: Final = 3
 REQUESTS: Final = 100
 PATIENCE_S: Final = 60
+SERVERS: Final = pytest.mark.parametrize(
+    ("kind", "store_kind"), [("starlette", SQLITE), ("fastapi", SQLITE), ("starlette", POSTGRES)], indirect=True
+)
+"""They take long to start, and what they share with each other is the store."""
 
 
 class Servers:
-    """Processes on one file, each with a port of its own so that the test says which one gets a request."""
+    """Processes on one log, each with a port of its own so that the test says which one gets a request."""
 
-    def __init__(self, stack: ExitStack, path: Path, kind: str, lease_s: float) -> None:
+    def __init__(self, stack: ExitStack, path: str, kind: str, lease_s: float) -> None:
         self._changed = Condition()
         self._ports: dict[int, int] = {}
         self.heard: Counter[str] = Counter()
         self.running: list[int] = []
         """The numbers of the processes that began to carry out the request, in order."""
-        arguments = (asgi_worker.__file__, str(path), kind, str(lease_s))
+        arguments = (asgi_worker.__file__, path, kind, str(lease_s))
         self.processes = [stack.enter_context(started(*arguments)) for _ in range(PROCESSES)]
         for number, process in enumerate(self.processes):
             Thread(target=self._listen, args=(number, process), daemon=True).start()
@@ -1451,6 +1460,7 @@ def demand_one_answer(answers: Sequence[httpx.Response], by: "subprocess.Popen[b
     assert sorted(is_replay(one) for one in answers) == [False] + [True] * (len(answers) - 1)
 
 
+@SERVERS
 @pytest.mark.rule("RU-7", "RU-11")
 def test_a_hundred_requests_to_three_processes_run_once_and_get_one_answer(kind: str, tmp_path: Path) -> None:
     async def main(servers: Servers) -> list[httpx.Response]:
@@ -1464,12 +1474,13 @@ def test_a_hundred_requests_to_three_processes_run_once_and_get_one_answer(kind:
             return await asyncio.gather(*sending)
 
     with ExitStack() as stack:
-        servers = Servers(stack, tmp_path / "log.db", kind, lease_s=30)
+        servers = Servers(stack, log_at(tmp_path / "log.db"), kind, lease_s=30)
         answers = asyncio.run(main(servers))
         assert len(servers.running) == 1
         demand_one_answer(answers, servers.processes[servers.running[0]])
 
 
+@SERVERS
 @pytest.mark.rule("RU-7", "RU-11")
 def test_when_the_process_that_runs_it_is_killed_one_other_takes_over(kind: str, tmp_path: Path) -> None:
     async def main(servers: Servers) -> list[httpx.Response]:
@@ -1485,7 +1496,7 @@ def test_when_the_process_that_runs_it_is_killed_one_other_takes_over(kind: str,
             return await asyncio.gather(*others)
 
     with ExitStack() as stack:
-        servers = Servers(stack, tmp_path / "log.db", kind, lease_s=0.5)
+        servers = Servers(stack, log_at(tmp_path / "log.db"), kind, lease_s=0.5)
         answers = asyncio.run(main(servers))
         assert len(servers.running) == 2
         demand_one_answer(answers, servers.processes[servers.running[1]])

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import oncelog
+from databases import BOTH_STORES, log_at
 from engine.watched import Gate, run, turns, until
 from oncelog import (
     FOREVER,
@@ -37,11 +38,6 @@ from oncelog.testing.clock import ManualClock
 
 HOUR_MS: Final = 3_600_000
 LEASE_MS: Final = 30_000
-
-
-@pytest.fixture(params=["memory", "file"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return ":memory:" if request.param == "memory" else str(tmp_path / "app.db")
 
 
 class Counted:
@@ -99,13 +95,14 @@ class TestAnAsyncFunction:
 
         run(main())
 
+    @BOTH_STORES
     @pytest.mark.rule("RU-11")
     def test_gives_the_same_after_a_restart(self, tmp_path: Path) -> None:
         calls = Counted()
         number, at = UUID(int=7), dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
 
         async def session() -> Invoice:
-            log = oncelog.open(tmp_path / "app.db")
+            log = oncelog.open(log_at(tmp_path / "app.db"))
 
             @once(log, name="invoice")
             async def invoice(customer: str) -> Invoice:
@@ -192,12 +189,13 @@ class TestAnAsyncFunction:
 
         run(main())
 
+    @BOTH_STORES
     @pytest.mark.rule("RU-11")
     def test_a_listed_exception_is_kept_and_raised_again(self, tmp_path: Path) -> None:
         calls = Counted()
 
         async def session() -> DeclinedError:
-            log = oncelog.open(tmp_path / "app.db")
+            log = oncelog.open(log_at(tmp_path / "app.db"))
 
             @once(log, name="charge", remember=(DeclinedError,))
             async def charge(card: str) -> int:

@@ -11,6 +11,9 @@ from typing import Final
 import pytest
 
 from crash.processes import started
+from databases import BOTH_STORES, log_at
+
+pytestmark = BOTH_STORES
 
 PROCESSES: Final = 4
 CALLERS: Final = 25
@@ -44,7 +47,7 @@ class Worker:
 
 @contextmanager
 def workers(path: Path, count: int, callers: int, lease_s: float, hold: str) -> Iterator[list[Worker]]:
-    arguments = (str(path / "app.db"), str(path / "ran"), str(callers), str(lease_s), hold)
+    arguments = (log_at(path / "app.db"), str(path / "ran"), str(callers), str(lease_s), hold)
     with ExitStack() as stack:
         found = [Worker(stack.enter_context(started(SCRIPT, *arguments))) for _ in range(count)]
         for worker in found:

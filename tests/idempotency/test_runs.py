@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 import oncelog
+from databases import BOTH_STORES, log_at
 from engine.watched import Gate, run, turns, until
 from oncelog import (
     BlockingRuns,
@@ -36,11 +37,6 @@ FIELDS: Final[dict[str, Any]] = {
     "args": {"sides": 20},
 }
 LEASE_MS: Final = 30_000
-
-
-@pytest.fixture(params=["memory", "file"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return ":memory:" if request.param == "memory" else str(tmp_path / "app.db")
 
 
 class Dice:
@@ -81,12 +77,13 @@ class TestRuns:
 
         run(main())
 
+    @BOTH_STORES
     @pytest.mark.rule("RU-6")
     def test_also_after_a_restart(self, tmp_path: Path) -> None:
         dice = Dice()
 
         async def session() -> oncelog.Run:
-            async with oncelog.open(tmp_path / "app.db") as log:
+            async with oncelog.open(log_at(tmp_path / "app.db")) as log:
                 return await Runs(log).execute(**FIELDS, tool=dice.roll)
 
         first, second = run(session()), run(session())
@@ -237,6 +234,7 @@ class TestRuns:
 
         run(main())
 
+    @BOTH_STORES
     @pytest.mark.rule("RU-7")
     def test_those_who_waited_elsewhere_get_the_error_too(self, tmp_path: Path) -> None:
         async def main() -> None:
@@ -246,7 +244,8 @@ class TestRuns:
                 await gate()
                 raise OSError("no dice" * 2000)
 
-            async with oncelog.open(tmp_path / "a.db") as here, oncelog.open(tmp_path / "a.db") as there:
+            path = log_at(tmp_path / "a.db")
+            async with oncelog.open(path) as here, oncelog.open(path) as there:
                 gate.shut()
                 first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=failing))
                 await gate.reached.wait()
@@ -261,6 +260,7 @@ class TestRuns:
 
         run(main())
 
+    @BOTH_STORES
     @pytest.mark.rule("RU-7")
     def test_who_is_too_slow_loses_its_lease_and_cannot_complete(self, tmp_path: Path) -> None:
         async def main() -> None:
@@ -270,7 +270,7 @@ class TestRuns:
                 await gate()
                 return "late"
 
-            path = tmp_path / "a.db"
+            path = log_at(tmp_path / "a.db")
             async with oncelog.open(path, clock=clock) as here, oncelog.open(path, clock=clock) as there:
                 gate.shut()
                 first = asyncio.create_task(Runs(here).execute(**FIELDS, tool=slow))
@@ -314,6 +314,7 @@ class TestRuns:
 
         run(main())
 
+    @BOTH_STORES
     @pytest.mark.rule("RU-7")
     def test_a_log_that_is_closed_meanwhile_keeps_the_result_of_a_thread(self, tmp_path: Path) -> None:
         began, go_on = threading.Event(), threading.Event()
@@ -324,7 +325,7 @@ class TestRuns:
             return "done"
 
         async def main() -> None:
-            async with oncelog.open(tmp_path / "app.db") as log:
+            async with oncelog.open(log_at(tmp_path / "app.db")) as log:
                 caller = asyncio.create_task(Runs(log).execute(**FIELDS, tool=slow))
                 await until(began.is_set)
                 caller.cancel()
@@ -333,7 +334,7 @@ class TestRuns:
                 await turns()
                 go_on.set()
                 await closing
-            async with oncelog.open(tmp_path / "app.db") as log:
+            async with oncelog.open(log_at(tmp_path / "app.db")) as log:
                 assert (await Runs(log).execute(**FIELDS, tool=_never)).event.output == "done"
 
         run(main())

@@ -29,8 +29,10 @@ from oncelog import (
     share,
     work_of,
 )
+from oncelog.stores.sqlite.files import SCHEMA_VERSION
 from oncelog.stores.sqlite.guest import Guest
 from oncelog.testing.clock import ManualClock
+from stores.sessions import make_older
 
 DAY_MS: Final = 86_400_000
 
@@ -336,6 +338,20 @@ class TestConnections:
             assert [transfer("a", 30), transfer("a", 30)] == [70, 70]
         assert balances(path) == {"ada": 70, "bob": 30}
 
+    def test_an_older_file_is_brought_up_to_date(self, path: Path) -> None:
+        make_older(path)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("BEGIN")
+            with pytest.raises(TransactionError):
+                share(connection)
+            connection.rollback()
+            transfer = transfer_on(connection)
+            for number in range(20):  # often enough for everything to be swept
+                assert [transfer(f"{number}", 1), transfer(f"{number}", 1)] == [99 - number] * 2
+            found = connection.execute("SELECT schema_version FROM oncelog_log").fetchone()
+        assert found == (SCHEMA_VERSION,)
+        assert balances(path) == {"ada": 80, "bob": 20}
+
     def test_one_connection_a_thread(self, path: Path) -> None:
         left: list[int] = []
         errors: list[BaseException] = []
@@ -365,7 +381,7 @@ class TestConnections:
             with pytest.raises(NotALogError):
                 share(connection)
         with pytest.raises(TypeError, match="sqlite3"):
-            share("app.db")  # type: ignore[arg-type]
+            share("app.db")
 
     def test_a_connection_that_does_not_sync_is_told(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from cli import served as processes
+from databases import BOTH_STORES
 from insieme.clients import (
     HERE,
     PROJECT,
@@ -63,6 +64,7 @@ def test_what_is_installed_is_what_was_published() -> None:
     assert set(kept) == set(lock) - {""}
 
 
+@BOTH_STORES
 def test_two_clients_in_node_and_one_in_python_converge_across_a_kill(tmp_path: Path) -> None:
     async def main(served: processes.Served) -> None:
         async with (
@@ -102,10 +104,11 @@ def test_two_clients_in_node_and_one_in_python_converge_across_a_kill(tmp_path: 
     with processes.serving(tmp_path) as served:
         run(main(served))
         assert served.stop() == 0
-        verified = processes.oncelog("verify", str(served.store))
+        verified = processes.oncelog("verify", served.store)
         assert verified.returncode == 0, verified.stdout
 
 
+@BOTH_STORES
 def test_a_rejected_draft_is_told_and_what_stood_behind_it_is_sent_again(tmp_path: Path) -> None:
     async def main(served: processes.Served) -> None:
         async with in_node("ada", tmp_path) as ada, in_node("bob", tmp_path) as bob:

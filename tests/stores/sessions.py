@@ -2,14 +2,16 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
 from oncelog.core.values import Committed, Replayed, Request, Settings, Submission, Verdict
-from oncelog.stores.sqlite.files import SqliteDriver
+from oncelog.statements import statements_of
+from oncelog.stores.sqlite.files import APPLICATION_ID, SqliteDriver
 from oncelog.stores.sqlite.session import Session
+from oncelog.stores.sqlite.statements import migrations
 from oncelog.testing.clock import ManualClock
 
 SETTINGS = Settings(lanes=3)
@@ -33,6 +35,23 @@ def write(number: int) -> Submission:
     if number % 6 == 0:
         return Submission(policy=EVENTS, scope="", key=key, fingerprint=b"f")
     return Submission(policy=ORDERS, scope=f"stream {number % 6}", key=key, fingerprint=b"f")
+
+
+def make_older(path: Path) -> None:
+    """Puts in place of a closed log one that the first schema made, with all that it had room for."""
+    older = path.with_suffix(".older")
+    with closing(sqlite3.connect(older, isolation_level=None)) as connection:
+        connection.execute("ATTACH ? AS newer", (str(path),))
+        of_the_application = "type = 'table' AND name NOT LIKE 'oncelog%'"
+        made = connection.execute(f"SELECT sql FROM newer.sqlite_schema WHERE {of_the_application}").fetchall()  # noqa: S608
+        for statement in (*statements_of(migrations()[0][1]), *(sql for (sql,) in made)):
+            connection.execute(statement)
+        for (table,) in connection.execute("SELECT name FROM main.sqlite_schema WHERE type = 'table'").fetchall():
+            columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})"))
+            connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM newer.{table}")  # noqa: S608
+        connection.execute("UPDATE main.oncelog_log SET schema_version = 1")
+        connection.execute(f"PRAGMA main.application_id = {APPLICATION_ID}")
+    older.replace(path)
 
 
 def commit(session: Session, *numbers: int) -> list[Verdict]:

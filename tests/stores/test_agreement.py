@@ -1,8 +1,8 @@
-"""Memory and SQLite agree on every generated history: verdicts, heads to the last hash, records, what is remembered.
+"""Memory, SQLite and PostgreSQL agree on generated histories: verdicts, heads to the last hash, what is remembered.
 
 The histories are those of the decision's own tests (`core.test_plan_model`). Moments are generated at which the clock
-is set rather than waited for, bodies are erased, and the file is closed and opened again. Segments of four keys keep
-the key index sealing and merging throughout.
+is set rather than waited for, bodies are erased, and the log is closed and opened again. Segments of four keys keep
+the key index of SQLite sealing and merging throughout.
 """
 
 import tempfile
@@ -13,16 +13,18 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.test_plan_model import Author, Step, numbers_below, two_own_policies
+from databases import POSTGRES, SQLITE, address_of
 from oncelog.core.invariants import Answer, History, violations
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, Policy
 from oncelog.core.values import Record, Request, Settings, Submission, Verdict, key_identity
 from oncelog.errors import ClockJumpedError
 from oncelog.stores.memory import MemoryStore
+from oncelog.stores.postgres import PostgresStore
 from oncelog.stores.protocol import Store
 from oncelog.stores.sqlite import SqliteStore
 from oncelog.testing.clock import ManualClock
@@ -30,6 +32,8 @@ from oncelog.testing.contract.driven import DrivenStore
 from stores.sessions import QuickDriver
 
 SEAL_KEYS: Final = 4
+POSTGRES_EXAMPLES: Final = settings().max_examples // 10
+"""Each takes several times as long as on SQLite, and what is decided is the same."""
 
 
 class Moment(NamedTuple):
@@ -120,36 +124,39 @@ def move_to(clock: ManualClock, now_ms: int, is_set: bool) -> None:
 
 
 @contextmanager
-def two_stores(settings: Settings) -> Iterator[tuple[Teller, Teller]]:
+def two_stores(kind: str, settings: Settings) -> Iterator[tuple[Teller, Teller]]:
+    """One in memory, and one of the kind."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log.db"
 
         def in_memory(clock: ManualClock, its: Settings | None) -> Store:
             return MemoryStore(its, clock=clock, draw=bytes)
 
-        def in_file(clock: ManualClock, its: Settings | None) -> Store:
+        def kept(clock: ManualClock, its: Settings | None) -> Store:
+            if kind == POSTGRES:
+                return PostgresStore(address_of(path), its, clock=clock, draw=bytes, keep_clock_ms=0)
             return SqliteStore(path, its, clock=clock, draw=bytes, driver=QuickDriver(), seal_keys=SEAL_KEYS)
 
         memory = DrivenStore(in_memory, settings, is_durable=False)
-        sqlite = DrivenStore(in_file, settings, is_durable=True)
+        durable = DrivenStore(kept, settings, is_durable=True)
         try:
-            yield Teller(memory), Teller(sqlite)
+            yield Teller(memory), Teller(durable)
         finally:
             memory.close()
-            sqlite.close()
+            durable.close()
 
 
 # --- comparing -------------------------------------------------------------------------------------------
 
 
-def compare(tale: Tale) -> None:
-    with two_stores(tale.settings) as (memory, sqlite):
+def compare(kind: str, tale: Tale) -> None:
+    with two_stores(kind, tale.settings) as (memory, durable):
         for number, (step, moment) in enumerate(zip(tale.steps, tale.moments, strict=True)):
-            assert sqlite.tell(step, moment) == memory.tell(step, moment), f"batch {number}"
+            assert durable.tell(step, moment) == memory.tell(step, moment), f"batch {number}"
         for _ in range(2):
-            assert told_by(sqlite.log) == told_by(memory.log)
-            assert found_wrong(sqlite, tale) == []
-            sqlite.log.reopen()
+            assert told_by(durable.log) == told_by(memory.log)
+            assert found_wrong(durable, tale) == []
+            durable.log.reopen()
 
 
 def told_by(log: DrivenStore) -> dict[str, Any]:
@@ -204,16 +211,23 @@ def identity_of(record: Record) -> tuple[str, str, str, bytes]:
 @pytest.mark.rule("CO-10", "CO-12", "CO-14", "CO-15", "CO-17", "CO-41", "CO-42")
 @given(st.one_of(tales(*BUILT_IN), tales()))
 def test_memory_and_sqlite_agree_on_every_generated_history(tale: Tale) -> None:
-    compare(tale)
+    compare(SQLITE, tale)
+
+
+@pytest.mark.rule("CO-10", "CO-12", "CO-14", "CO-15", "CO-17", "CO-41", "CO-42")
+@settings(max_examples=POSTGRES_EXAMPLES)
+@given(st.one_of(tales(*BUILT_IN), tales()))
+def test_memory_and_postgres_agree_on_generated_histories(tale: Tale) -> None:
+    compare(POSTGRES, tale)
 
 
 @pytest.mark.rule("CO-14", "CO-17")
-@pytest.mark.parametrize("seed", range(6))
-def test_they_agree_on_long_histories(seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [*((SQLITE, seed) for seed in range(6)), (POSTGRES, 0), (POSTGRES, 1)])
+def test_they_agree_on_long_histories(kind: str, seed: int) -> None:
     """Long enough for segments of several levels. Chance is a fixed seed here."""
     below = Random(seed).randrange
     policies: Sequence[Policy] = BUILT_IN if seed % 2 else two_own_policies(below)
     author = Author(below, tuple(policies))
     author.key_count = 200
     steps = [step for _ in range(15) for step in author.history().steps]
-    compare(tale_of(author, steps))
+    compare(kind, tale_of(author, steps))

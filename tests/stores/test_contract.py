@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import ClassVar
 
+from databases import address_of
 from oncelog.core.values import Settings
 from oncelog.stores.clock import Clock
 from oncelog.stores.memory import MemoryStore
+from oncelog.stores.postgres import PostgresStore
 from oncelog.stores.protocol import Draw, Store
 from oncelog.stores.sqlite import SqliteStore
 from oncelog.testing.contract import StoreContract
@@ -28,3 +30,8 @@ class TestSqliteStoreThatSealsAllTheTime(StoreContract):
 
     def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
         return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw, seal_keys=8)
+
+
+class TestPostgresStore(StoreContract):
+    def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
+        return PostgresStore(address_of(tmp_path), settings, clock=clock, draw=draw, keep_clock_ms=0)

@@ -13,21 +13,26 @@ from threading import Barrier
 
 import pytest
 
-from oncelog.core.values import Request, Settings
+from oncelog.core.policy import EVENTS
+from oncelog.core.values import Committed, Rate, Reason, Refused, Request, Settings, Submission, Verdict
 from oncelog.errors import (
     CorruptError,
     NewerSchemaError,
     NotALogError,
     OncelogError,
     SettingsError,
+    StoreError,
     StoreUnavailableError,
 )
 from oncelog.stores.protocol import Query
 from oncelog.stores.sqlite import SqliteStore, files
 from oncelog.stores.sqlite.files import APPLICATION_ID, SCHEMA_VERSION
+from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import migrations
+from oncelog.stores.sqlite.verifying import verify_file
+from oncelog.stores.verifying.findings import Passed
 from oncelog.testing.clock import ManualClock
-from stores.sessions import are_known, are_new, commit, session_on, write
+from stores.sessions import ORDERS, are_known, are_new, commit, make_older, session_on, write
 
 HEADER_BYTES = 100
 NOBODY = 65534
@@ -353,6 +358,68 @@ def test_an_older_file_is_brought_up_to_date_with_its_records(tmp_path: Path, mo
     assert version_of(path) == SCHEMA_VERSION + 2
     with session_on(path, 50) as session:
         assert are_known(commit(session, *range(301)))
+
+
+def rated(number: int) -> Submission:
+    """One that only two of are taken at once, of the one who writes them."""
+    key = number.to_bytes(16, "big")
+    return Submission(
+        policy=EVENTS, scope="", key=key, fingerprint=b"f", actor="user:ann", rate=Rate(1, burst=2), partitions=("p",)
+    )
+
+
+def rate_used_up(session: Session) -> bool:
+    """Three more of them, of which the last is refused."""
+    start = 10_000 + session.connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0]
+    batch = [Request(tuple(rated(start + number) for number in range(3)))]
+    verdicts: list[Verdict] = session.commit(batch, None).verdicts[0]
+    assert isinstance(verdicts[0], Committed)
+    assert isinstance(verdicts[1], Committed)
+    return isinstance(verdicts[2], Refused) and verdicts[2].reason is Reason.RATE_LIMITED
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_date_and_works(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    make_log(path)
+    make_older(path)
+    with session_on(path, 50) as session:
+        assert version_of(path) == SCHEMA_VERSION
+        session.declare([EVENTS, ORDERS])
+        assert are_known(commit(session, *range(300)))
+        assert rate_used_up(session)
+        for number in range(300, 340):  # often enough for everything to be swept
+            assert are_new(commit(session, number))
+    with session_on(path, 50) as session:
+        assert are_known(commit(session, *range(340)))
+    *_, last = verify_file(path)
+    assert isinstance(last, Passed), last
+
+
+def test_a_file_of_the_first_schema_is_read_by_nobody_before(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    make_log(path, 50)
+    make_older(path)
+    before = contents(tmp_path)
+    with pytest.raises(StoreError, match=f"has schema 1; this Oncelog reads schema {SCHEMA_VERSION}. Opening the log"):
+        list(verify_file(path))
+    assert contents(tmp_path) == before
+    assert version_of(path) == 1
+
+
+def test_processes_that_bring_a_file_up_to_date_together_do_so_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    make_log(path, 50)
+    make_older(path)
+    barrier = Barrier(4)
+
+    def open_it(_: int) -> bool:
+        barrier.wait()
+        with session_on(path, 50) as session:
+            return are_known(commit(session, *range(50)))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(open_it, range(4)))
+    assert version_of(path) == SCHEMA_VERSION
 
 
 def test_a_migration_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_DEFAULT
 from oncelog.core.operations import SetEntity
 from oncelog.core.policy import BUILT_IN
-from oncelog.core.values import Committed, Granted, Request, Settings
+from oncelog.core.values import Committed, Granted, Rate, Refused, Request, Settings
 from oncelog.stores.absence import SWEEP_COMMITS, SWEEP_ROWS
 from oncelog.stores.sqlite.session import Session
 from oncelog.testing.clock import ManualClock
@@ -105,6 +105,27 @@ def test_entities_go_when_they_have_expired(tmp_path: Path) -> None:
         log.commit(transaction(3, 3))
         log.sweep()
         assert log.rows("entities") == ROWS // 2
+
+
+@pytest.mark.rule("CO-17")
+def test_rates_go_when_nothing_is_taken_of_them(tmp_path: Path) -> None:
+    rate = Rate(1, burst=2)
+    with swept(tmp_path / "log.db") as log:
+        everybody = [event(number, actor=f"user {number}", rate=rate) for number in range(ROWS)]
+        assert log.commit(*everybody) == {Committed}
+        assert log.commit(event(ROWS, actor="user 1", rate=rate)) == {Committed}
+        log.later(999)
+        log.sweep()  # whose events bring the lane to this time
+        assert log.rows("rates") == ROWS
+        assert log.commit(event(ROWS + 1, actor="user 1", rate=rate)) == {Refused}
+        log.later(1)
+        log.sweep()
+        assert log.rows("rates") == 1
+        assert log.commit(event(ROWS + 1, actor="user 1", rate=rate)) == {Committed}
+        log.later(2000)
+        log.sweep()
+        assert log.rows("rates") == 0
+        assert log.commit(event(ROWS + 2, actor="user 1", rate=rate)) == {Committed}
 
 
 def test_a_policy_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:

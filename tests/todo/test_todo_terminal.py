@@ -18,6 +18,7 @@ import pytest
 
 import model
 from cli import served as processes
+from databases import BOTH_STORES
 from doors.serving import serving
 from oncelog.client import Client
 from oncelog.errors import StoreInUseError
@@ -63,6 +64,7 @@ def test_what_one_adds_the_other_sees(tmp_path: Path) -> None:
     run(main())
 
 
+@BOTH_STORES
 @pytest.mark.rule("EV-17")
 def test_both_work_offline_and_come_back_to_one_order(tmp_path: Path) -> None:
     async def main() -> None:

@@ -5,7 +5,23 @@ from typing import Annotated
 
 import typer
 
-from oncelog.cli import apikey, backup, clock, head, key, load, serve, show, stats, submit, tail, token, verify
+from oncelog.cli import (
+    apikey,
+    backup,
+    clock,
+    epoch,
+    head,
+    key,
+    load,
+    move,
+    serve,
+    show,
+    stats,
+    submit,
+    tail,
+    token,
+    verify,
+)
 
 app = typer.Typer(
     name="oncelog",
@@ -34,9 +50,11 @@ app.command()(verify.verify)
 app.command()(head.head)
 app.command()(backup.backup)
 app.command()(backup.restore)
+app.command()(move.move)
 app.command()(show.show)
 app.command()(stats.stats)
 app.command()(clock.clock)
+app.command()(epoch.epoch)
 app.command()(token.token)
 app.add_typer(apikey.app, name="apikey")
 app.add_typer(key.app, name="key")

@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from oncelog.cli.terminal import File, Meter, ending_well
+from oncelog.errors import OncelogError
+from oncelog.stores.address import is_address
 from oncelog.stores.sqlite import copying
 
 
@@ -15,9 +17,12 @@ def backup(
 ) -> None:
     """Copies a log while it is in use: one file, of one moment, whole and on the disk when it has its name.
 
+    For files. A database has tools of its own: pg_dump and pg_basebackup.
+
     Example:  oncelog backup orders.db backups/orders-monday.db
     """
     with ending_well():
+        _demand_files(file, destination)
         with Meter() as meter:
             copied = copying.backup(file, destination, meter, force=force)
         typer.echo(f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})")
@@ -33,9 +38,12 @@ def restore(
 ) -> None:
     """Makes a backup the log, under a new epoch. Stop everything that uses the log first.
 
+    For files. After restoring a database with its own tools give it a new epoch: `oncelog epoch ADDRESS --renew`.
+
     Example:  oncelog restore backups/orders-monday.db orders.db
     """
     with ending_well():
+        _demand_files(backup, file)
         with Meter() as meter:
             restored = copying.restore(backup, file, meter, force=force, full=full)
         typer.echo(f"{restored.records} records, {restored.bytes} bytes in {file}")
@@ -47,4 +55,13 @@ def restore(
             "What was committed after the backup is gone. Readers must not go on from a cursor of the old epoch: they "
             "drop what they have from positions that this log does not have, or start again from 0. Writers may send "
             "again whatever they are not sure of, under the same identity."
+        )
+
+
+def _demand_files(*logs: str) -> None:
+    if any(map(is_address, logs)):
+        raise OncelogError(
+            "a log in a database is backed up with the database's own tools: pg_dump, or pg_basebackup and an archive "
+            "of the write-ahead log. After restoring it with them run `oncelog epoch ADDRESS --renew` before anybody "
+            "uses it, so that readers are told, and `oncelog verify ADDRESS`."
         )

@@ -17,6 +17,7 @@ import typer
 from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
 from oncelog.cli.terminal import INTERRUPTED, ending_well
 from oncelog.errors import OncelogError, SettingsError
+from oncelog.stores.address import shown
 
 if TYPE_CHECKING:
     from oncelog.doors.settings import ServerSettings
@@ -94,7 +95,7 @@ def _run(settings: "ServerSettings", *, says_more: bool) -> int:
         async with server:
             if says_more:
                 with suppress(OSError):  # whoever reads it has gone, and the server has not
-                    typer.echo(_what_to_try(server.urls[0], settings.store))
+                    typer.echo(_what_to_try(server.urls[0], shown(settings.store)))
             # What is there by now stays. A server makes and drops many objects, few of them in cycles.
             gc.freeze()
             gc.set_threshold(GARBAGE_OBJECTS)

@@ -7,21 +7,16 @@ from uuid import UUID
 import msgspec
 import typer
 
-from oncelog.cli.terminal import FOUND_NOTHING, AsJson, File, ending_well, print_json
+from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, ending_well, print_json
 from oncelog.cli.times import utc
 from oncelog.core.policy import Policy
-from oncelog.core.proof import Block
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
-from oncelog.stores.about import About
-from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
-from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
-from oncelog.stores.sqlite.looking import looking_at
-from oncelog.stores.sqlite.reading import heads, record_of
-from oncelog.stores.sqlite.standing import standing_of
-from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.verifying_state import declared
+from oncelog.stores.clock import JUMP_MS_MAX
+from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.verifying.side_state import declared
+from oncelog.stores.viewing import View
 
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
@@ -30,7 +25,7 @@ Id = Annotated[str, typer.Argument(help="A UUID, a key in hex, or LANE:POSITION.
 
 
 def show(
-    file: File,
+    log: Log,
     id: Id,  # noqa: A002 - what it is called where it is shown
     policy: Annotated[str | None, typer.Option(help="Look under this policy only.")] = None,
     scope: Annotated[str, typer.Option(help="Where the key is unique; the stream, where there is one.")] = "",
@@ -42,13 +37,15 @@ def show(
     The exit status is 0 if there is a record and 1 if there is none.
 
     Example:  oncelog show orders.db 0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10
+
+    Example:  oncelog show postgresql://oncelog@db.example.org/orders 0:17
     """
     with ending_well():
         place, key = _parsed(id)
         if place is not None:
             _demand_no_options(id, {"--policy": policy, "--scope": scope, "--client": client})
-        with looking_at(file) as (connection, found):
-            view = _View(connection, found)
+        with inspector_of(log).looking() as found:
+            view = _Found(found)
             if place is not None:
                 shown = [view.at(*place)]
             else:
@@ -102,24 +99,21 @@ class _Shown(msgspec.Struct, frozen=True):
     block_hash: bytes = b""
 
 
-class _View:
-    """A log in one read transaction."""
+class _Found:
+    """What a log has under keys and at places."""
 
-    def __init__(self, connection: Any, file: About) -> None:
-        self.policies = declared(connection)
-        self._connection = connection
-        self._lanes = file.settings.lanes
-        self._heads = heads(connection)
-        self._index = KeyIndex(file.index_secret)
-        lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in connection.execute(SQL["lanes"]).fetchall()}
-        commits, _, *mark = connection.execute(SQL["state"]).fetchone()
-        self._index.catch_up(connection, commits, lanes)
-        self._time_ms = ClockMark(*mark).proposed(SystemClock(), JUMP_MS_MAX)[0].time_ms
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._heads = view.heads()
+        self._lanes = view.about.settings.lanes
+        self.policies = declared(view.policies())
+        seen = view.time()
+        self._time_ms = seen.mark.proposed(seen.clock, JUMP_MS_MAX)[0].time_ms
 
     def under(self, policy: Policy, scope: str, client: str, key: bytes) -> _Shown:
         """What a policy knows by a key in a scope."""
         identity: KeyIdentity = (policy.name, scope, client if policy.client_sequence else "", key)
-        standing = standing_of(self._connection, self._index, identity, self._heads, self._lanes)
+        standing = self._view.standing(identity)
         outcome = outcome_of(policy, msgspec.structs.replace(standing, time_ms=self._time_ms))
         return _Shown(outcome, policy.name, self._block_hash(outcome.record))
 
@@ -128,10 +122,9 @@ class _View:
         newest = self._heads[lane].position if lane in self._heads else 0
         if not 1 <= position <= newest:
             return _Shown(Outcome(Status.UNKNOWN, self._why_nothing_is_at(lane, newest)))
-        rows = self._connection.execute(SQL["records_at"], (f"[{place_of(lane, position)}]",)).fetchall()
-        if not rows:
+        record = self._view.record_at(lane, position)
+        if record is None:
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
-        record = record_of(rows[0])
         policy = self.policies.get(record.policy)
         if policy is None:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
@@ -152,8 +145,8 @@ class _View:
     def _block_hash(self, record: Record | None) -> bytes:
         if record is None:
             return b""
-        row = self._connection.execute(SQL["block"], (record.lane, record.height)).fetchone()
-        return b"" if row is None else Block(*row).hash
+        block = self._view.block_at(record.lane, record.height)
+        return b"" if block is None else block.hash
 
 
 # --- how it is printed

@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from oncelog.errors import OncelogError, StoreUnavailableError
-from oncelog.stores.sqlite.findings import Progress
+from oncelog.stores.verifying.findings import Progress
 
 FOUND_NOTHING: Final = 1
 CANNOT_LOOK: Final = 2
@@ -22,7 +22,8 @@ NOBODY_READS: Final = 141
 _DISK_FAILS_NAMES: Final = ("SQLITE_FULL", "SQLITE_IOERR")
 _DISK_FAILS_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
-File = Annotated[str, typer.Argument(help="The log.", metavar="FILE", show_default=False)]
+File = Annotated[str, typer.Argument(help="The log, a file.", metavar="FILE", show_default=False)]
+Log = Annotated[str, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 

@@ -1,7 +1,8 @@
 """Clients of an Oncelog server: a durable outbox, and every event once, in one order. See docs/client.md."""
 
-from oncelog.client.blocking import BlockingClient, BlockingPending
-from oncelog.client.client import Client
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from oncelog.client.limits import ClientLimits
 from oncelog.client.pending import Draft, Pending
 from oncelog.client.values import (
@@ -17,6 +18,30 @@ from oncelog.client.values import (
     Status,
 )
 from oncelog.client.wire import Socket, Transport, WebSocketTransport
+
+if TYPE_CHECKING:
+    from oncelog.client.blocking import BlockingClient, BlockingPending
+    from oncelog.client.client import Client
+
+_LATER: Final = {
+    "BlockingClient": "oncelog.client.blocking",
+    "BlockingPending": "oncelog.client.blocking",
+    "Client": "oncelog.client.client",
+}
+"""What a command that only speaks to a server does not need at its start: threads, SQLite, a client's store."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 __all__ = [
     "BlockingClient",

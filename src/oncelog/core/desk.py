@@ -172,6 +172,7 @@ class Desk:
         self.members: Overlay[MemberIdentity, bool | None] = Overlay(snapshot.members, self._journal)
         self.acknowledged: Overlay[MemberIdentity, int | None] = Overlay(snapshot.acknowledged, self._journal)
         self.consumers: Overlay[ConsumerIdentity, int | None] = Overlay(snapshot.consumers, self._journal)
+        self.rates = Overlay(snapshot.rates, self._journal)
 
     # --- lanes
 
@@ -254,4 +255,5 @@ class Desk:
             members=self.members.changed,
             acknowledged=self.acknowledged.changed,
             consumers=self.consumers.changed,
+            rates=self.rates.changed,
         )

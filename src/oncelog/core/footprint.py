@@ -19,6 +19,7 @@ from oncelog.core.values import (
     Item,
     KeyIdentity,
     MemberIdentity,
+    RateIdentity,
     Refused,
     RelationshipIdentity,
     Release,
@@ -32,6 +33,7 @@ from oncelog.core.values import (
     Submission,
     client_identity,
     key_identity,
+    rate_identity,
 )
 
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
@@ -54,6 +56,7 @@ class Footprint(Struct):
     members: set[MemberIdentity] = field(default_factory=set)
     acknowledged: set[MemberIdentity] = field(default_factory=set)
     consumers: set[ConsumerIdentity] = field(default_factory=set)
+    rates: set[RateIdentity] = field(default_factory=set)
 
 
 def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
@@ -108,6 +111,8 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
         needs.lanes.add(0)
     if policy.members_only:
         needs.members.add((scope, submission.actor))
+    if submission.rate is not None:
+        needs.rates.add(rate_identity(submission))
     if policy.leased:
         needs.leases.add(key_identity(submission))
     if policy.client_sequence:
@@ -115,6 +120,12 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
         needs.clients.add(identity)
         if submission.client_sequence <= STORED_INTEGER_MAX:  # a higher one can only be a gap
             needs.sequences.add((*identity, submission.client_sequence))
+    if policy.rows or policy.entities:
+        _add_effects(submission, needs)
+
+
+def _add_effects(submission: Submission, needs: Footprint) -> None:
+    scope = submission.scope
     if submission.delta is not None:
         needs.rows.add((scope, submission.delta.table, submission.delta.row_id))
     for operation in submission.operations:

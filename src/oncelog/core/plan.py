@@ -26,6 +26,7 @@ from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
 from oncelog.core.members import acknowledge, not_a_member, set_member
 from oncelog.core.merge import RowDelta
 from oncelog.core.policy import OnReuse
+from oncelog.core.rates import held_back, take
 from oncelog.core.sequences import advance, not_the_next
 from oncelog.core.shape import malformed, malformed_request
 from oncelog.core.values import (
@@ -166,7 +167,7 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
     effects = effects_of(submission, sequence, lane.log_time_ms, desk) if policy.entities or policy.rows else None
     if isinstance(effects, Refused):
         return effects
-    refused = _unacceptable(submission, lane, validate)
+    refused = _unacceptable(submission, lane, desk, validate)
     if refused is not None:
         return refused
     if effects is not None:
@@ -214,13 +215,15 @@ def _unexpected(field: str, expected: int, current: int) -> Refused:
     )
 
 
-def _unacceptable(submission: Submission, lane: LaneDesk, validate: Validate | None) -> Refused | None:
+def _unacceptable(submission: Submission, lane: LaneDesk, desk: Desk, validate: Validate | None) -> Refused | None:
     """Clock drift, the application's validation, the limits of new writes."""
     refused = None if submission.delta is None else _drifted(submission.delta, lane)
     if refused is None and validate is not None:
         refused = _objected(submission, validate)
     if refused is None and submission.retry_after_ms > 0:
-        refused = _limited(submission)
+        refused = held_back(submission)
+    if refused is None and submission.rate is not None:
+        refused = take(submission, submission.rate, lane, desk)  # the last check of all: what passes it is committed
     return refused
 
 
@@ -239,16 +242,6 @@ def _drifted(delta: RowDelta, lane: LaneDesk) -> Refused | None:
 def _objected(submission: Submission, validate: Validate) -> Refused | None:
     objection = validate(submission)
     return None if objection is None else Refused(Reason.INVALID, objection, field="body")
-
-
-def _limited(submission: Submission) -> Refused | None:
-    if submission.fence:
-        return None  # work under a lease was let in when it was claimed
-    return Refused(
-        Reason.RATE_LIMITED,
-        f"the limit of new writes is used up; try again in {submission.retry_after_ms} ms",
-        retry_after_ms=submission.retry_after_ms,
-    )
 
 
 # --- the commit --------------------------------------------------------------------------------------

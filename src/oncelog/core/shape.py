@@ -18,6 +18,7 @@ from oncelog.core.limits import (
     OPERATIONS_MAX,
     PARTITION_CHARACTERS_MAX,
     PARTITIONS_MAX,
+    RATE_MAX,
     ROW_COLUMNS_MAX,
     SEQUENCE_MAX,
     STORED_INTEGER_MAX,
@@ -30,6 +31,7 @@ from oncelog.core.values import (
     Claim,
     Item,
     Mode,
+    Rate,
     Reason,
     Refused,
     Release,
@@ -113,6 +115,15 @@ def _malformed_texts_of(names: tuple[str, ...], partitions: tuple[str, ...]) -> 
     return _malformed_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
 
 
+def _malformed_rate(rate: Rate) -> Refused | None:
+    if type(rate) is not Rate:
+        return _refused("rate", f"must be a Rate, not {type(rate).__name__}")
+    for name, value in (("per_second", rate.per_second), ("burst", rate.burst)):
+        if type(value) is not int or not 1 <= value <= RATE_MAX:
+            return _refused("rate", f"must have a {name} from 1 to {RATE_MAX}, not {value!r}")
+    return None
+
+
 def _malformed_sequence(submission: Submission, policy: Policy) -> Refused | None:
     if not policy.client_sequence:
         return _refused("client_sequence", _no_meaning(policy))
@@ -130,6 +141,9 @@ def _malformed_effects(submission: Submission, policy: Policy) -> Refused | None
         return _refused("delta", "is missing" if policy.rows else _no_meaning(policy))
     if submission.fence and not policy.leased:
         return _refused("fence", _no_meaning(policy))
+    refused = None if submission.rate is None else _malformed_rate(submission.rate)
+    if refused is not None:
+        return refused
     if submission.delta is not None:
         return _malformed_delta(submission, submission.delta)
     return _malformed_operations(submission.operations) if submission.operations else None

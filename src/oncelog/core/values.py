@@ -7,16 +7,28 @@ cycle, so the collector need not look at them (`gc=False`): a log makes and keep
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct, field
 
 from oncelog.core.limits import EVICTION_INTERVAL_DEFAULT, LANES_DEFAULT, LANES_MAX, LEASE_MS_DEFAULT
 from oncelog.core.merge import Row, RowDelta
 from oncelog.core.operations import Entity, Operation
-from oncelog.core.policy import Policy
+from oncelog.core.policy import Order, Policy
 from oncelog.errors import SettingsError
 
+_STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member
+
 # --- what comes in -----------------------------------------------------------------------------------
+
+
+class Rate(Struct, frozen=True, gc=False):
+    """How many new writes one actor may make."""
+
+    per_second: int
+    """In the long run."""
+    burst: int
+    """At once, after a pause."""
 
 
 class Submission(Struct, frozen=True, gc=False, kw_only=True):
@@ -43,7 +55,12 @@ class Submission(Struct, frozen=True, gc=False, kw_only=True):
     fence: int = 0
     """The holder of the lease under which this write was made, and the number that came with it."""
     retry_after_ms: int = 0
-    """Set by a door whose limits are used up: a new write is refused with it, a known one is answered."""
+    """Set where no new write is taken for now: a new one is refused with it, a known one is answered."""
+    rate: Rate | None = None
+    """The limit of the actor's new writes: in the log where the order is the lane, else in the stream.
+
+    A new write takes one of what it allows. Work under a lease takes none: it was let in when it was claimed.
+    """
 
 
 class Claim(Struct, frozen=True, gc=False, kw_only=True):
@@ -59,7 +76,7 @@ class Claim(Struct, frozen=True, gc=False, kw_only=True):
     waited_for: int = 0
     """The fence of the lease that this caller waited for: if that work failed, it is told its error."""
     retry_after_ms: int = 0
-    """As for a submission: set by a door whose limits are used up."""
+    """As for a submission: set where no new work is taken for now."""
 
 
 class Renew(Struct, frozen=True, gc=False, kw_only=True):
@@ -243,6 +260,8 @@ MemberIdentity = tuple[str, str]
 """Scope, member."""
 ConsumerIdentity = tuple[str, str]
 """Scope (empty for lane 0), consumer."""
+RateIdentity = tuple[str, str]
+"""Scope (empty for lane 0), actor."""
 
 
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
@@ -255,6 +274,11 @@ def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
 def client_identity(submission: Submission) -> ClientIdentity:
     """Whose sequence it is."""
     return (submission.policy.name, submission.scope, submission.client)
+
+
+def rate_identity(submission: Submission) -> RateIdentity:
+    """Whose new writes a rate counts, and where."""
+    return (submission.scope if submission.policy.order is _STREAM else "", submission.actor)
 
 
 class Settings(Struct, frozen=True):
@@ -317,6 +341,13 @@ class Lease(Struct, frozen=True, gc=False):
     failure: bytes = b""
 
 
+class Bucket(Struct, frozen=True, gc=False):
+    """What an actor has left of a rate."""
+
+    full_at_us: int
+    """The log time, in microseconds, at which nothing is taken any more: from then on it counts as absent."""
+
+
 class Record(Struct, frozen=True, gc=False):
     """A committed submission. Immutable but for the erasure of its body."""
 
@@ -372,6 +403,7 @@ class Snapshot(Struct):
     acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
     consumers: Mapping[ConsumerIdentity, int] = field(default_factory=dict)
     """The cursor of each."""
+    rates: Mapping[RateIdentity, Bucket] = field(default_factory=dict)
 
 
 class Changes(Struct):
@@ -390,6 +422,7 @@ class Changes(Struct):
     members: dict[MemberIdentity, bool | None]
     acknowledged: dict[MemberIdentity, int | None]
     consumers: dict[ConsumerIdentity, int | None]
+    rates: dict[RateIdentity, Bucket]
 
     @property
     def is_empty(self) -> bool:

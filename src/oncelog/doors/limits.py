@@ -4,6 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncelog.core.limits import RATE_MAX
 from oncelog.errors import SettingsError
 
 GRANTS_MAX: Final = 1000
@@ -75,7 +76,7 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     auth_failures_per_minute_max: int = 60
     """Failed authentications from one address. 0 is no limit."""
     new_events_per_second_max: int = 0
-    """New events of one actor; retries are not counted. 0 is no limit."""
+    """New events of one actor, over all processes of the log; retries are not counted. 0 is no limit."""
     frames_per_second_max: int = 0
     """Frames that one connection sends. 0 is no limit."""
 
@@ -85,3 +86,6 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
             lowest = 0 if name in _ZERO_MEANS_NO_LIMIT else 1
             if type(value) is not int or not lowest <= value <= SETTING_NUMBER_MAX:
                 raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
+        if self.new_events_per_second_max > RATE_MAX:
+            given = self.new_events_per_second_max
+            raise SettingsError(f"new_events_per_second_max must be at most {RATE_MAX}, or 0 for no limit, not {given}")

@@ -1,4 +1,4 @@
-"""How often something may happen, by key: failed authentications of an address, new events of an actor.
+"""How often something may happen in one process, by key: failed authentications of an address.
 
 A bucket of tokens, kept as one number a key: the moment at which it will be full again. Every token that is taken
 puts that moment off by the time that one token needs to come back. So a key that has waited long enough needs no entry

@@ -35,6 +35,7 @@ from oncelog.doors.settings import ServerSettings, authenticator_of
 from oncelog.doors.validating import validate_of
 from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError, SettingsError
+from oncelog.stores.address import shown
 from oncelog.stores.clock import Clock, SystemClock
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -65,7 +66,7 @@ class Server:
         self.settings = settings
         self._clock = clock or SystemClock()
         validate = None if settings.validate is None else validate_of(settings.validate)
-        self.log = open_log(settings.store, validate=validate, limits=settings.engine_limits, clock=self._clock)
+        self.log = open_log(settings.store, validate=validate, limits=settings.engine_limits, clock=clock)
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
         self.hub = Hub(self._clock.wall_ms, self.counts, self._cannot_read)
@@ -95,7 +96,6 @@ class Server:
     def _events_door(self) -> EventsDoor:
         limits = self.settings.door_limits
         per_minute = limits.auth_failures_per_minute_max
-        new_per_second = limits.new_events_per_second_max
         return EventsDoor(
             self.log,
             self.hub,
@@ -104,9 +104,6 @@ class Server:
             counts=self.counts,
             clock=self._clock,
             auth_failures=Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms),
-            new_events=(
-                Rates(new_per_second, new_per_second, RATE_KEYS_MAX, self._clock.elapsed_ms) if new_per_second else None
-            ),
         )
 
     # --- from start to stop
@@ -131,7 +128,7 @@ class Server:
             raise
         self._renewing = asyncio.get_running_loop().create_task(self._renew_all())
         self._is_ready = True
-        logger.info("listening", extra={"urls": " ".join(self.urls), "store": self.settings.store})
+        logger.info("listening", extra={"urls": " ".join(self.urls), "store": shown(self.settings.store)})
         if self._authenticator.is_open:
             logger.warning("development mode: everybody on this machine may do everything, without a token")
 

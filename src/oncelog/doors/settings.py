@@ -36,7 +36,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Those that are in no table."""
 
     store: str = "oncelog.db"
-    """The log: a file, which is made if it is not there."""
+    """The log: a file, which is made if it is not there, or a database (`postgresql://user@host/database`)."""
     host: str = "127.0.0.1"
     """The address or name to listen on. `0.0.0.0` and `::` are all addresses of the machine."""
     port: int = 7171
@@ -57,7 +57,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Whether the description of the HTTP interface is served."""
 
     def __post_init__(self) -> None:
-        _demand(bool(self.store), "store must name a file")
+        _demand(bool(self.store), "store must name a file or a database")
         _demand(_HOST.fullmatch(self.host) is not None, "host must be an IP address or the name of a host")
         _demand(0 <= self.port <= 65_535, f"port must be a whole number from 0 to 65535, not {self.port}")
         is_validate = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None

@@ -542,7 +542,7 @@ def _can_be_known(waiting: _Waiting) -> bool:
 
 
 def _limited(asked: Item | Request) -> Item | Request:
-    """The same, with new writes refused by the limit that doors use for their rates."""
+    """The same, with new writes held back: only what is known is answered."""
     if isinstance(asked, Request):
         return Request(tuple(replace(item, retry_after_ms=_BUSY_MS) for item in asked.items), asked.mode)
     return replace(asked, retry_after_ms=_BUSY_MS)

@@ -36,6 +36,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     """How often a log with readers looks for what other processes have committed."""
     clock_jump_ms_max: int = 600_000
     """How far the wall clock may run ahead of the steady one between two commits."""
+    postgres_connect_ms: int = 5_000
+    """How long to wait for a session with a database."""
+    postgres_lane_ms: int = 5_000
+    """A gateway that holds a lane and says nothing for so long loses it to the others."""
+    postgres_commit_ms: int = 30_000
+    """How long to wait for the answer to a COMMIT before its outcome is found out on another session."""
+    postgres_patience_ms: int = 15_000
+    """For so long a batch whose session was lost is tried again on others; then those who wait are told."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -46,6 +46,7 @@ from oncelog.engine.results import Result, ResultCache
 from oncelog.engine.tailer import Listener, Subscription, Tailers
 from oncelog.engine.working import Works
 from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, StoreUnavailableError
+from oncelog.stores.address import POSTGRES_TIMEOUTS, is_address, postgres_store
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import BriefPage, Consumer, Decided, Query, Show, Store
@@ -582,13 +583,19 @@ def open_log(
 ) -> Log:
     """A log in the file at `path`, made there if there is none; `:memory:` is one that is gone when it is closed.
 
+    An address, `postgresql://user@host/database`, is one in a database (`pip install oncelog[postgres]`).
     `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with.
     """
     limits = limits or Limits()
-    clock = clock or SystemClock()
-    store: Store
-    if os.fspath(path) == ":memory:":
-        store = MemoryStore(settings, clock=clock, jump_ms_max=limits.clock_jump_ms_max)
-    else:
-        store = SqliteStore(path, settings, clock=clock, jump_ms_max=limits.clock_jump_ms_max)
+    store = _store(os.fspath(path), settings, limits, clock)
     return Log(store, policies=policies, validate=validate, limits=limits, clock=clock)
+
+
+def _store(path: str, settings: Settings | None, limits: Limits, clock: Clock | None) -> Store:
+    jump_ms_max = limits.clock_jump_ms_max
+    if is_address(path):
+        timeouts_ms = {name: getattr(limits, f"postgres_{name}") for name in POSTGRES_TIMEOUTS}
+        return postgres_store(path, settings, clock=clock, jump_ms_max=jump_ms_max, timeouts_ms=timeouts_ms)
+    if path == ":memory:":
+        return MemoryStore(settings, clock=clock, jump_ms_max=jump_ms_max)
+    return SqliteStore(path, settings, clock=clock, jump_ms_max=jump_ms_max)

@@ -300,6 +300,8 @@ class Tailers:
         self._limits = limits
         self._tailers: dict[int, Tailer] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        """Another process says that it has committed something."""
         self._is_closed = False
 
     async def subscribe(self, lane: int, partitions: Iterable[str] = (), stream: str | None = None) -> Subscription:
@@ -342,6 +344,7 @@ class Tailers:
 
     def _watch_soon(self) -> None:
         if self._watching is None:
+            self._store.listen(self._woken.set)
             self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def follow(self, query: Query, lanes: int) -> AsyncGenerator[Sequence[Record], None]:
@@ -404,7 +407,9 @@ class Tailers:
     async def _watch(self) -> None:
         is_in_vain = False
         while any(map(len, self._tailers.values())):
-            await asyncio.sleep(self._limits.poll_ms / 1000)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._limits.poll_ms / 1000)
+            self._woken.clear()
             try:
                 heads = await self._store.heads()
             except Exception as error:  # the store may be back at the next look

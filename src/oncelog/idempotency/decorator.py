@@ -11,7 +11,7 @@ process and after whatever restart, until it is forgotten. Callers at the same m
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
@@ -25,13 +25,13 @@ from oncelog.engine.log import Log
 from oncelog.engine.work import Holding, Work
 from oncelog.idempotency.calls import KEY_BYTES, Arguments, Key, checked_name, key_bytes, name_of, policy_of
 from oncelog.idempotency.encoding import NO_RESULT, Encoding, Raised, is_async
-from oncelog.idempotency.sharing import SharedLog
+from oncelog.idempotency.sharing import AsyncSharedLog, SharedLog
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 InFlight = Literal["wait", "raise"]
-AnyLog = Log | BlockingLog | SharedLog
+AnyLog = Log | BlockingLog | SharedLog | AsyncSharedLog
 DAY: Final = kept_for(hours=24)
 
 
@@ -49,7 +49,7 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
     ignore: Sequence[str] = (),
     result: Any = NO_RESULT,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function idempotent: an async one with a `Log`, any other with a `BlockingLog` or a `share`d one.
+    """Makes a function idempotent: an async one with a `Log`, any other with a `BlockingLog`, or with a `share`d one.
 
     `log` may also be a function that gives it. Without `key`, equal arguments are one call; with it, equal keys are,
     and the same key with other arguments raises ConflictError. `ignore` names parameters that say nothing about the
@@ -90,7 +90,7 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
 
 
 def _demand_log(log: object) -> None:
-    if isinstance(log, Log | BlockingLog | SharedLog):
+    if isinstance(log, AnyLog):
         return
     if not callable(log):
         raise TypeError(f"once takes a log, or a function that gives it, not {type(log).__name__}")
@@ -148,7 +148,9 @@ def _stream(name: str, scope: str | None) -> str:
 
 def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[], AnyLog]) -> Callable[..., Any]:
     if isinstance(log, BlockingLog | SharedLog):
-        raise TypeError(f"{function.__qualname__} is async: give it a log of `oncelog.open`, and no other")
+        raise TypeError(
+            f"{function.__qualname__} is async: give it a log of `oncelog.open`, or share asyncpg's connection"
+        )
     encoding = calls.encoding
 
     @functools.wraps(function)
@@ -160,7 +162,10 @@ def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[
                 return encoding.raised(error)
 
         work = calls.work(args, kwargs)
-        works = _log(log, Log, function).works
+        given = log() if not isinstance(log, Log | AsyncSharedLog) and callable(log) else log
+        if isinstance(given, AsyncSharedLog):
+            return await _in_async_transaction(functools.partial(function, *args, **kwargs), given, work, calls)
+        works = _log(given, Log, function).works
         begun = works.recall(work) or await works.begin(work)
         if not isinstance(begun, Holding):
             return encoding.outcome(begun.body)
@@ -171,7 +176,7 @@ def _async(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[
 
 
 def _blocking(function: Callable[..., Any], calls: _Calls, log: AnyLog | Callable[[], AnyLog]) -> Callable[..., Any]:
-    if isinstance(log, Log):
+    if isinstance(log, Log | AsyncSharedLog):
         raise TypeError(f"{function.__qualname__} is not async: give it a log of `oncelog.open_blocking`")
     encoding = calls.encoding
 
@@ -215,6 +220,23 @@ def _in_transaction(function: Callable[[], Any], log: SharedLog, work: Work, cal
             except calls.remember as error:
                 body, value = encoding.raised(error)
             shared.complete(body)
+    return _given(value)
+
+
+async def _in_async_transaction(
+    function: Callable[[], Awaitable[Any]], log: AsyncSharedLog, work: Work, calls: _Calls
+) -> Any:
+    encoding = calls.encoding
+    async with log.transaction(work) as shared:
+        if shared.result is not None:
+            value = encoding.outcome(shared.result)
+        else:
+            try:
+                async with shared.function():
+                    body, value = encoding.returned(await function())
+            except calls.remember as error:
+                body, value = encoding.raised(error)
+            await shared.complete(body)
     return _given(value)
 
 

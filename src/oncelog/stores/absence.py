@@ -1,4 +1,4 @@
-"""What log time has made absent: ended leases, forgotten clients, expired entities.
+"""What log time has made absent: ended leases, forgotten clients, expired entities, rates of which nothing is taken.
 
 It counts as absent from the moment that the core says so, whether or not its row is there (docs/decisions/0004 and
 0005). So a store can remove the rows whenever it suits.
@@ -13,7 +13,8 @@ import msgspec
 from oncelog.core.leases import is_forgotten
 from oncelog.core.operations import Entity
 from oncelog.core.policy import Policy
-from oncelog.core.values import ClientEntry, LaneHead, Lease
+from oncelog.core.rates import is_full
+from oncelog.core.values import Bucket, ClientEntry, LaneHead, Lease
 from oncelog.errors import PolicyError
 from oncelog.stores.side_state import TABLES
 
@@ -21,7 +22,7 @@ SWEEP_COMMITS: Final = 16
 """One commit of so many looks at a slice."""
 SWEEP_ROWS: Final = 128
 """Of each table, or twice as many as have been written to it since: so it keeps up."""
-SWEPT: Final = [table for table in TABLES if table.name in ("leases", "clients", "entities")]
+SWEPT: Final = [table for table in TABLES if table.name in ("leases", "clients", "entities", "rates")]
 
 _POLICY: Final = msgspec.json.Decoder(Policy)
 
@@ -39,6 +40,7 @@ class Absence:
             Lease: lambda _, lease, head: is_forgotten(lease, head.log_time_ms),
             Entity: lambda _, entity, head: not entity.is_live(head.log_time_ms),
             ClientEntry: self._is_client_forgotten,
+            Bucket: lambda _, bucket, head: is_full(bucket, head.log_time_ms),
         }
 
     def __call__(self, key: tuple[Any, ...], value: Any) -> bool:

@@ -265,6 +265,9 @@ class MemoryStore:
         self._demand_open()
         return True
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """As `Store` says: nobody else has it."""
+
     async def confirm_clock(self) -> None:
         """As `Store` says."""
         self._demand_open()

@@ -257,3 +257,9 @@ class Store(Protocol):
 
     async def confirm_clock(self) -> None:
         """Believes the wall clock as it is, after it jumped."""
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """From now on `wake` is called, in the event loop, when another process may have committed something.
+
+        A store that cannot tell never calls it, and no store always does: whoever follows looks by himself too.
+        """

@@ -10,7 +10,7 @@ import msgspec
 from oncelog.core.identity import lane_of
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
-from oncelog.core.values import ClientEntry, Lease
+from oncelog.core.values import Bucket, ClientEntry, Lease
 
 _ROW: Final = msgspec.msgpack.Decoder(Row)
 _lane_of: Final = lru_cache(maxsize=8192)(lane_of)
@@ -102,9 +102,19 @@ TABLES: Final = (
     Table("members", ("scope", "member"), (), _FIRST, tuple, tuple, lambda _: (), lambda _: True),
     Table("acknowledged", ("scope", "member"), ("sequence",), _FIRST, tuple, tuple, _one, _FIRST),
     Table("consumers", ("scope", "consumer"), ("cursor",), _FIRST, tuple, tuple, _one, _FIRST),
+    Table(
+        "rates",
+        ("scope", "actor"),
+        ("full_at_us",),
+        _FIRST,
+        tuple,
+        tuple,
+        msgspec.structs.astuple,
+        lambda columns: Bucket(*columns),
+    ),
 )
 
 
 def lane_of_scope(scope: str, lanes: int) -> int:
-    """The lane of a stream, or lane 0 where none is named (consumers of the whole log)."""
+    """The lane of a stream, or lane 0 where none is named (consumers of the whole log, rates of its writers)."""
     return _lane_of(scope, lanes) if scope else 0

@@ -20,7 +20,7 @@ from oncelog.codes import (
     SERVER_ERROR,
     VALIDATION_FAILED,
 )
-from oncelog.core.values import Committed, Mode, Reason, Refused, Replayed, Submission, Verdict
+from oncelog.core.values import Committed, Mode, Rate, Reason, Refused, Replayed, Submission, Verdict
 from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.reading import Submit, Sync
@@ -46,7 +46,7 @@ RETRY_AFTER_MS: Final = 1000
 class EventsDoor:
     """One for a server."""
 
-    def __init__(  # noqa: PLR0913 - all that a door stands on
+    def __init__(
         self,
         log: Log,
         hub: Hub,
@@ -56,7 +56,6 @@ class EventsDoor:
         counts: Counts,
         clock: Clock,
         auth_failures: Rates,
-        new_events: Rates | None = None,
     ) -> None:
         self.log = log
         self.hub = hub
@@ -65,7 +64,8 @@ class EventsDoor:
         self.counts = counts
         self.clock = clock
         self._auth_failures = auth_failures
-        self._new_events = new_events
+        per_second = limits.new_events_per_second_max
+        self._rate = Rate(per_second, burst=per_second) if per_second else None
         self.is_closing = False
 
     # --- who
@@ -99,7 +99,7 @@ class EventsDoor:
 
         `known` are partitions that this principal, as it is now, may write: found here, and looked up the next time.
         """
-        wait_ms = 0 if self._new_events is None else self._new_events.retry_after_ms(principal.actor)
+        rate = self._rate
         items: list[Submission | Rejected] = []
         bytes_max = self.log.limits.body_bytes_max  # the log would refuse all of them for the size of one
         for item in submit.items:
@@ -110,8 +110,8 @@ class EventsDoor:
                 if (known is None or item.partitions not in known) and not self._may_write(item, principal, known):
                     items.append(_NOT_WRITABLE)
                     continue
-                if wait_ms:
-                    item = replace(item, retry_after_ms=wait_ms)  # noqa: PLW2901 - the same, with what it may cost
+                if rate is not None:
+                    item = replace(item, rate=rate)  # noqa: PLW2901 - the same, with what its actor may do
             items.append(item)
         return items
 
@@ -124,25 +124,21 @@ class EventsDoor:
             known.add(item.partitions)
         return True
 
-    def count_committed(self, events: int, principal: Principal | None) -> None:
-        """New events of a principal."""
-        self.counts.events_committed += events
-        if self._new_events is not None and events and principal is not None:
-            self._new_events.take(principal.actor, events)
+    def count_committed(self, results: Sequence[Result]) -> None:
+        """The new events of a request that is answered with an error: there may be some before those that are not."""
+        self.counts.events_committed += sum(type(result) is Committed for result in results)
 
-    def count(self, results: Sequence[Result], principal: Principal | None) -> None:
+    def count(self, results: Sequence[Result]) -> None:
         """What became of a request, for those who watch the server."""
         counts = self.counts
-        committed = 0
         for result in results:
             kind = type(result)
             if kind is Committed:
-                committed += 1
+                counts.events_committed += 1
             elif kind is Replayed:
                 counts.events_replayed += 1
             else:
                 counts.events_rejected[reason_of(result)] += 1
-        self.count_committed(committed, principal)
 
     # --- sync
 

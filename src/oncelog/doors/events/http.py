@@ -95,8 +95,9 @@ class EventsHttp:
         results = await self._results(items)
         error = words.request_error(results)
         if error is not None:
+            door.count_committed(results)
             raise error
-        door.count(results, principal)
+        door.count(results)
         door.counts.requests["events", "http", "ok"] += 1
         return web.Response(body=words.results_json(submit.ids, results), content_type=JSON)
 

@@ -260,7 +260,7 @@ class Session:
         door = self.door
         if type(outcome) is Committed and len(pending.items) == 1:  # what most requests of a busy server are
             receipt = outcome.receipt
-            door.count_committed(1, self.principal)
+            door.counts.events_committed += 1
             pending.frame = self.dialect.committed(pending.ids[0], receipt, door.clock.wall_ms(), pending.msg_id)
             pending.number = receipt.position
         else:
@@ -268,9 +268,10 @@ class Session:
             results = merged(pending.items, verdicts, pending.mode)
             error = words.request_error(results)
             if error is not None:
+                door.count_committed(results)
                 self.failed(pending, error)
                 return
-            door.count(results, self.principal)
+            door.count(results)
             payload = self.dialect.results(pending.ids, results, door.clock.wall_ms())
             pending.frame = self._framed(b"submit_events_result", payload, pending.msg_id)
             pending.number = highest(results)

@@ -17,12 +17,13 @@ from msgspec import Struct
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.sqlite.files import connect, is_foreign_database
-from oncelog.stores.sqlite.findings import ContradictionError, Lie, Progress
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
+from oncelog.stores.sqlite.moved import set_moved
 from oncelog.stores.sqlite.reading import heads
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.unfinished import BESIDE, making
 from oncelog.stores.sqlite.verifying import verify_file, verify_quickly
+from oncelog.stores.verifying.findings import ContradictionError, Lie, Progress
 
 SLICE_PAGES: Final = 1024
 """Copied at once: 4 MiB, between two looks at whether someone wants to stop."""
@@ -84,7 +85,7 @@ def restore(source: str, destination: str, report: Report, *, force: bool = Fals
             verify_quickly(connection)
         copied = _copy(connection, file, unfinished, report)
         epoch = new_epoch()
-        _set_epoch(unfinished, epoch)
+        _be_another(unfinished, epoch)
         shutil.copymode(source, unfinished)
         kept = _set_aside(target) if force else None
         _check_free(target, source, force=False, kept=kept)
@@ -160,9 +161,11 @@ def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report:
     return Copied(file.epoch, sum(positions.values()), unfinished.stat().st_size)
 
 
-def _set_epoch(unfinished: Path, epoch: str) -> None:
+def _be_another(unfinished: Path, epoch: str) -> None:
+    """A history of its own from here on, also where the log that was backed up has been moved into a database."""
     with closing(connect(ExistingFile(query_only=False), str(unfinished))) as connection:
         connection.execute(SQL["set_epoch"], (epoch,))
+        set_moved(connection, None)
 
 
 def _give_name(unfinished: Path, target: Path) -> None:
@@ -186,7 +189,7 @@ def _set_aside(target: Path) -> str | None:
     """Keeps the log that is there, with all that belongs to it. Gives its new name, or None if there was nothing."""
     _demand_no_database_of_others(target)  # copying may have taken long
     if target.exists():
-        _close_for_good(target)
+        close_for_good(target)
     beside = _beside(target)
     if not target.exists() and not beside:
         return None
@@ -204,8 +207,8 @@ def _set_aside(target: Path) -> str | None:
     return str(kept)
 
 
-def _close_for_good(target: Path) -> None:
-    """Moves the write-ahead log into the file, and makes sure that nobody else has it open."""
+def close_for_good(target: Path) -> None:
+    """Moves the write-ahead log into the file, and makes sure that nobody else has it open: raises StoreError."""
     driver: Any = ExistingFile(query_only=False)
     try:
         driver.check(str(target))
@@ -214,4 +217,4 @@ def _close_for_good(target: Path) -> None:
     except (NotALogError, sqlite3.DatabaseError, UnicodeError):
         return  # damaged so much that it may be anything: it is moved as it is, with what lies beside it
     if Path(f"{target}-wal").exists():  # the last one out deletes it
-        raise StoreError(f"{target} is open in another process. Stop what uses it, then restore.")
+        raise StoreError(f"{target} is open in another process. Stop what uses it first.")

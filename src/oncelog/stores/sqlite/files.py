@@ -17,6 +17,7 @@ from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, Setting
 from oncelog.statements import statements_of
 from oncelog.stores.about import About, demand_settings, new_epoch
 from oncelog.stores.key_hash import SECRET_BYTES
+from oncelog.stores.sqlite.moved import demand_not_moved
 from oncelog.stores.sqlite.statements import SQL, migrations
 
 APPLICATION_ID: Final = 0x4F6E636C  # "Oncl"
@@ -191,7 +192,8 @@ def connect(driver: Driver, path: str) -> Any:
 def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: int) -> About:
     """Makes the log in an empty file, brings an older one up to date, and says what it is.
 
-    Raises SettingsError for settings that a log which is there was not made with; None takes what it has.
+    Raises SettingsError for settings that a log which is there was not made with; None takes what it has. Raises
+    MovedError for a log that is written to elsewhere by now.
     """
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         _make(connection, path, settings or Settings(), now_ms)
@@ -199,9 +201,18 @@ def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: 
     if settings is not None:
         demand_settings(path, file.settings, settings)
     _use_write_ahead_log(connection, path)
+    return brought_up_to_date(connection, path, file)
+
+
+def brought_up_to_date(connection: Any, path: str, file: About) -> About:
+    """What the file says about itself once it has all our tables. Raises MovedError.
+
+    If it is of an older schema no transaction may be open.
+    """
     if file.schema_version < SCHEMA_VERSION:
         _migrate(connection, file.schema_version)
         file = look(connection, path)
+    demand_not_moved(connection)
     return file
 
 

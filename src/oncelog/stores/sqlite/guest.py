@@ -21,7 +21,14 @@ from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.stores.protocol import Query
 from oncelog.stores.sqlite import reading
-from oncelog.stores.sqlite.files import SqliteDriver, demand_log_by_its_id, look, translated
+from oncelog.stores.sqlite.files import (
+    SCHEMA_VERSION,
+    SqliteDriver,
+    brought_up_to_date,
+    demand_log_by_its_id,
+    look,
+    translated,
+)
 from oncelog.stores.sqlite.writing import Writing
 
 _FULL: Final = 2
@@ -95,6 +102,10 @@ class Guest:
             self._mark = SqliteDriver().mark(self._path)
             file = look(self._connection, self._path)
         self._demand_synced()
+        if file.schema_version < SCHEMA_VERSION:
+            self._demand_no_transaction()
+        with self._translating():
+            file = brought_up_to_date(self._connection, self._path, file)
         its_clock: Any = clock or _CLOCK
         with _file_lock:  # the memory of a fork is not ours
             self._file = _file_of(file, self._mark, os.getpid(), its_clock)
@@ -102,8 +113,7 @@ class Guest:
     @contextmanager
     def transaction(self) -> Iterator["Guest"]:
         """Holds the write lock inside, and commits at the end; rolls back if anything is raised."""
-        if self._own.in_transaction:
-            raise TransactionError("a transaction is open on this connection: commit it or roll it back before")
+        self._demand_no_transaction()
         if SqliteDriver().mark(self._path) != self._mark:
             raise StoreUnavailableError(f"{self._path} has been removed or replaced since the connection was opened")
         self._demand_synced()
@@ -217,6 +227,10 @@ class Guest:
         with self._translating():
             file = self._file.writing.file
             return reading.read(self._connection, query, file.settings.lanes, file.epoch).records[0]
+
+    def _demand_no_transaction(self) -> None:
+        if self._own.in_transaction:
+            raise TransactionError("a transaction is open on this connection: commit it or roll it back before")
 
     def _demand_transaction(self) -> None:
         if not self._connection.in_transaction:

@@ -83,7 +83,7 @@ def looking_at(path: str) -> Iterator[tuple[sqlite3.Connection, About]]:
             # Long statements come back to Python now and then, so that an interrupt is noticed.
             connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
             connection.execute("BEGIN")
-            yield connection, _look(connection, path)
+            yield connection, look_at_current(connection, path)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
             raise KeyboardInterrupt from error
@@ -102,7 +102,8 @@ def in_our_words(error: sqlite3.Error, path: str) -> StoreError:
     return CorruptError(f"{path} is not as a log should be: {error}")
 
 
-def _look(connection: sqlite3.Connection, path: str) -> About:
+def look_at_current(connection: sqlite3.Connection, path: str) -> About:
+    """What the file says about itself. Raises StoreError for one of an older schema."""
     file = look(connection, path)
     if file.schema_version < SCHEMA_VERSION:
         raise StoreError(

@@ -29,6 +29,7 @@ from oncelog.stores.sqlite.files import (
     translated,
 )
 from oncelog.stores.sqlite.index import SEAL_KEYS, KeyIndex, place_of
+from oncelog.stores.sqlite.moved import demand_not_moved
 from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.writing import State, Writing
@@ -124,6 +125,7 @@ class Session:
             connection.execute("PRAGMA secure_delete = ON")
             try:
                 with self._transaction(connection, "BEGIN IMMEDIATE"):
+                    demand_not_moved(connection)
                     places = {place_of(lane, position) for position in positions}
                     erased = [row for place in sorted(places) for row in _erasure(connection, place)]
                     if erased:
@@ -152,6 +154,7 @@ class Session:
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
+                demand_not_moved(connection)
                 mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
                 connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
 
@@ -201,7 +204,7 @@ class Session:
             try:
                 self._be_of(make_or_open(connection, self._path, self._settings, self._clock.wall_ms()))
                 self._mark = self._driver.mark(self._path)
-                _make_durable(connection)
+                make_durable(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -261,7 +264,7 @@ class Session:
                 yield connection, state
 
 
-def _make_durable(connection: Any) -> None:
+def make_durable(connection: Any) -> None:
     """Syncs what others have left, before anybody is told of it.
 
     A process that dies between writing a commit and syncing it leaves it in the write-ahead log, and whoever opens the

@@ -5,7 +5,7 @@ from importlib.resources import files
 from itertools import chain, islice
 from typing import Any, Final
 
-from oncelog.statements import named_statements
+from oncelog.statements import named_statements, numbered_scripts
 
 _SQL: Final = files("oncelog.stores.sqlite") / "sql"
 SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
@@ -16,8 +16,7 @@ it does alone, and a little less than with 16; beyond that nothing is gained."""
 
 def migrations() -> list[tuple[int, str]]:
     """Each version's number and script, oldest first."""
-    scripts = [entry for entry in (_SQL / "migrations").iterdir() if entry.name.endswith(".sql")]
-    return sorted((int(entry.name[:4]), entry.read_text(encoding="utf-8")) for entry in scripts)
+    return numbered_scripts(_SQL / "migrations")
 
 
 class Insert:

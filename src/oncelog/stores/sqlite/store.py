@@ -128,6 +128,9 @@ class SqliteStore:
         """As `Store` says."""
         await self._write(self._session.confirm_clock)
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """As `Store` says: SQLite does not tell."""
+
     async def read(self, query: Query) -> Page:
         """As `Store` says."""
         return await self._read(reading.read, query, self.settings.lanes, self.epoch)

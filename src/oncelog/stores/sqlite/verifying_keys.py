@@ -1,14 +1,13 @@
-"""The key index held against the records, and what it is for: one record an identity while it is remembered."""
+"""The key index of a file, held against the records."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
+from oncelog.core.values import Record
 from oncelog.stores.key_hash import HASH_MAX
-from oncelog.stores.sqlite.findings import ContradictionError, Progress
 from oncelog.stores.sqlite.index import (
     Job,
     KeyIndex,
@@ -20,8 +19,10 @@ from oncelog.stores.sqlite.index import (
 )
 from oncelog.stores.sqlite.reading import record_of
 from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.verifying_chain import Rules
-from oncelog.stores.sqlite.verifying_index import REPORT_ROWS, Tally
+from oncelog.stores.verifying.findings import ContradictionError, Progress
+from oncelog.stores.verifying.identities import judge
+from oncelog.stores.verifying.indexes import REPORT_ROWS, Tally
+from oncelog.stores.verifying.source import Rules
 
 
 class Segments:
@@ -70,13 +71,14 @@ class Segments:
                 raise ContradictionError(f"the key index notes work on level {job.level} that cannot be")
 
 
-class KeyBooks:
-    """Which keys the records say should be in segments, and which not yet."""
+class SegmentedKeys:
+    """Which keys the records say should be in segments, and which not yet. See `Keys` for what each method promises."""
 
-    def __init__(self, segments: Segments) -> None:
-        self._segments = segments
-        self.keys = Tally()
-        self.hot: list[tuple[int, int]] = []
+    def __init__(self, connection: Any, secret: bytes) -> None:
+        self._connection = connection
+        self._segments = Segments(connection, secret)
+        self._sealed = Tally()
+        self._hot: list[tuple[int, int]] = []
         """The keys that are in no segment: about as many as a writer keeps in memory."""
 
     def take(self, record: Record) -> None:
@@ -84,34 +86,46 @@ class KeyBooks:
         place = place_of(record.lane, record.position)
         for one in self._segments.hashes_of(record):
             if self._segments.is_sealed(one, place):
-                self.keys.add(one, place)
+                self._sealed.add(one, place)
             else:
-                self.hot.append((one, place))
+                self._hot.append((one, place))
 
+    def check(self, rules: Rules) -> Iterator[Progress]:
+        """As `Keys` says. A key that is sealed is in one segment only."""
+        connection, segments = self._connection, self._segments
+        segments.check()
+        _check_listed(connection, segments)
+        found = self._sealed.like()
+        sealed = [_segment(connection, segment, segments, found) for segment in segments.segments]
+        before = (-1, -1)
+        group: list[int] = []
+        for one in heapq.merge(*sealed, sorted(self._hot)):
+            if one == before:
+                raise ContradictionError("the key of the record is in the key index twice", *lane_and_position(one[1]))
+            if one[0] != before[0]:
+                self._judge(group, rules)
+                group = []
+            group.append(one[1])
+            before = one
+            if found.rows % REPORT_ROWS == 0:
+                yield Progress("keys", found.rows, self._sealed.rows)
+        if found != self._sealed:
+            _name_key(connection, segments)
+        self._judge(group, rules)
 
-def check_keys(connection: Any, books: KeyBooks, segments: Segments, rules: Rules) -> Iterator[Progress]:
-    """Every sealed key is in one segment, at its place; and no identity was stored again while it was remembered."""
-    segments.check()
-    _check_listed(connection, segments)
-    found = books.keys.like()
-    sealed = [_segment(connection, segment, segments, found) for segment in segments.segments]
-    before = (-1, -1)
-    group: list[int] = []
-    for one in heapq.merge(*sealed, sorted(books.hot)):
-        if one == before:
-            raise ContradictionError("the key of the record is in the key index twice", *lane_and_position(one[1]))
-        if one[0] != before[0]:
-            if len(group) > 1:
-                _judge(connection, group, rules)
-            group = []
-        group.append(one[1])
-        before = one
-        if found.rows % REPORT_ROWS == 0:
-            yield Progress("keys", found.rows, books.keys.rows)
-    if found != books.keys:
-        _name_key(connection, segments)
-    if len(group) > 1:
-        _judge(connection, group, rules)
+    def figures(self) -> Mapping[str, int]:
+        """As `Keys` says."""
+        sealed = self._sealed.rows
+        return {"keys": sealed + len(self._hot), "sealed_keys": sealed, "segments": len(self._segments.segments)}
+
+    def _judge(self, places: Sequence[int], rules: Rules) -> None:
+        if len(places) > 1:
+            rows = self._connection.execute(SQL["records_at"], (orjson.dumps(sorted(places)).decode(),)).fetchall()
+            judge(map(record_of, rows), rules, self._log_time_at)
+
+    def _log_time_at(self, lane: int, position: int) -> int:
+        row = self._connection.execute(SQL["log_time_at"], (lane, position)).fetchone()
+        return row[0] if row else 0
 
 
 def _check_listed(connection: Any, segments: Segments) -> None:
@@ -163,36 +177,3 @@ def _name_key(connection: Any, segments: Segments) -> None:
             if identity is None or key_hash not in segments.index.hashes_of_record(*identity):
                 raise ContradictionError("the key index points to the record by another key", *lane_and_position(place))
     raise ContradictionError("the key index is not what the records make it")
-
-
-def _judge(connection: Any, places: Iterable[int], rules: Rules) -> None:
-    """Records that share a hash: of one identity there may be several only where the older was forgotten."""
-    last: dict[KeyIdentity | SequenceIdentity, Record] = {}
-    rows = connection.execute(SQL["records_at"], (orjson.dumps(sorted(places)).decode(),)).fetchall()
-    for after in map(record_of, rows):
-        for identity in _identities(after):
-            before = last.get(identity)
-            last[identity] = after
-            if before is not None and not _was_forgotten(connection, before, after, rules):
-                raise ContradictionError(
-                    f"stores an identity of {after.policy} {after.scope!r} again that position {before.position} had "
-                    "stored, though it was still remembered",
-                    after.lane,
-                    after.position,
-                )
-
-
-def _identities(record: Record) -> Iterator[KeyIdentity | SequenceIdentity]:
-    if record.key:
-        yield (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
-    if record.client_sequence:
-        yield (record.policy, record.scope, record.client, record.client_sequence)
-
-
-def _was_forgotten(connection: Any, before: Record, after: Record, rules: Rules) -> bool:
-    """Whether what `before` left to remember was gone when `after` was decided, as `core.invariants` has it."""
-    interval = rules.settings.eviction_interval
-    evicting = (after.position - 1) // interval * interval
-    row = connection.execute(SQL["log_time_at"], (place_of(after.lane, evicting),)).fetchone()
-    retention = rules.policies[after.policy].retention
-    return not retention.remembers(before.log_time_ms, after.log_time_ms, row[0] if row else 0)

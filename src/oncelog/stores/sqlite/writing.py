@@ -30,6 +30,7 @@ from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position
+from oncelog.stores.sqlite.moved import demand_not_moved, moved_error
 from oncelog.stores.sqlite.statements import SQL, Insert
 from oncelog.stores.sqlite.sweeping import Sweep
 
@@ -69,6 +70,8 @@ class State(msgspec.Struct):
     clock: ClockMark
     heads: dict[int, LaneHead]
     lanes: dict[int, Lane]
+    moved: str | None
+    """Where the log is written to in place of here (moved.py)."""
 
 
 class Writing:
@@ -91,6 +94,8 @@ class Writing:
         """
         self.roll_back()
         state = self.state(connection)
+        if state.moved is not None:
+            raise moved_error(connection, state.moved)
         index = self.caught_up(connection, state)
         mark, jumped = self.proposed(state)
         needs = footprint(batch, self.file.settings)
@@ -120,6 +125,7 @@ class Writing:
 
     def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps what is new and gives all; raises PolicyError for what contradicts."""
+        demand_not_moved(connection)
         rows = connection.execute(SQL["policies"]).fetchall()
         known = {name: _POLICY.decode(declaration) for name, declaration in rows}
         declared = newly_declared(known, policies)
@@ -133,11 +139,11 @@ class Writing:
 
     def state(self, connection: Any) -> State:
         """What the log says by now."""
-        commits, erasures, *clock = connection.execute(SQL["state"]).fetchone()
+        commits, erasures, *clock, moved = connection.execute(SQL["state_and_move"]).fetchone()
         rows = connection.execute(SQL["lanes"]).fetchall()
         heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
         lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in rows}
-        return State(commits, erasures, ClockMark(*clock), heads, lanes)
+        return State(commits, erasures, ClockMark(*clock), heads, lanes, moved)
 
     def caught_up(self, connection: Any, state: State) -> KeyIndex:
         """The key index, with all that others have committed."""

@@ -8,7 +8,7 @@ from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, DeleteEntity, Must, Relate, SetEntity, Unrelate
 from oncelog.core.policy import RUNS
 from oncelog.core.proof import leaf_hash, prove_all, record_header, verify_header
-from oncelog.core.values import Acknowledge, Applied, Granted, Reason, Release, Renew, Request, SetMember
+from oncelog.core.values import Acknowledge, Applied, Granted, Mode, Rate, Reason, Release, Renew, Request, SetMember
 from oncelog.testing.contract.committing import chain
 from oncelog.testing.contract.driven import Contract, DrivenStore, positions
 from oncelog.testing.contract.writes import (
@@ -124,6 +124,46 @@ class KeepingContract(Contract):
             refused(log(message(3, actor="user:bob")), Reason.NOT_A_MEMBER)
             assert committed(log(message(3))).sequence == 3
             assert log(Acknowledge(CHANNEL, "user:ann", 3)) == Applied(changed=True)
+
+    def test_a_rate_is_shared_by_all_who_open_the_log(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            rate = Rate(2, burst=2)
+            first = committed(log(event(1, actor="user:zoë'\"", rate=rate)))
+            log.reopen()
+            second, late = log.together(*[event(number, actor="user:zoë'\"", rate=rate) for number in (2, 3)])
+            committed(second)
+            assert refused(late, Reason.RATE_LIMITED).retry_after_ms == 500
+            log.reopen()
+            assert refused(log(event(3, actor="user:zoë'\"", rate=rate)), Reason.RATE_LIMITED).retry_after_ms == 500
+            assert replayed(log(event(1, actor="user:zoë'\"", rate=rate))).receipt == first
+            committed(log(event(4, actor="user:ann", rate=rate)))
+            log.clock.advance(500)
+            log.reopen()
+            committed(log(event(3, actor="user:zoë'\"", rate=rate)))
+            refused(log(event(5, actor="user:zoë'\"", rate=rate)), Reason.RATE_LIMITED)
+
+    def test_in_streams_a_rate_is_the_streams_own(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            rate = Rate(1, burst=1)
+            log.together(SetMember(CHANNEL, "user:ann"), SetMember("chat/2", "user:ann"))
+            committed(log(message(1, rate=rate)))
+            log.reopen()
+            refused(log(message(2, rate=rate)), Reason.RATE_LIMITED)
+            committed(log(message(2, scope="chat/2", rate=rate)))
+            committed(log(event(2, actor="user:ann", rate=rate)))
+
+    def test_what_is_refused_takes_nothing_of_a_rate(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            rate = Rate(1, burst=1)
+            log(event(9, "a"))
+            verdicts = log.together(event(1, actor="user:ann", rate=rate), event(9, "b"), mode=Mode.ALL)
+            refused(verdicts[0], Reason.NOT_PROCESSED)
+            refused(log(event(1, actor="user:ann", rate=rate, expected_position=7)), Reason.UNEXPECTED_POSITION)
+            log.reopen()
+            committed(log(event(1, actor="user:ann", rate=rate)))
+            before = log.heads()
+            refused(log(event(2, actor="user:ann", rate=rate)), Reason.RATE_LIMITED)
+            assert log.heads() == before
 
     def test_fences_and_revisions_go_on_where_they_were(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:

@@ -25,6 +25,17 @@ UPDATE oncelog_log SET epoch = ?;
 -- name: state
 SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state;
 
+-- name: state_and_move
+-- The same, and where the log has been moved to (moved.py). In the row that every transaction reads anyway.
+SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms, moved FROM oncelog_state;
+
+-- name: moved
+SELECT moved FROM oncelog_state;
+
+-- name: set_moved
+-- With a commit of its own: who has the log open reads everything anew.
+UPDATE oncelog_state SET commits = commits + 1, moved = ?;
+
 -- name: save_state
 UPDATE oncelog_state SET commits = commits + 1, clock_boot = ?, clock_elapsed_ms = ?, clock_time_ms = ?;
 
@@ -189,14 +200,14 @@ SELECT lane, height, first_position, count, log_time_ms, previous, root FROM onc
 
 -- name: all_evidence
 -- All records with all that their hashes are made of, wherever they claim to be.
-SELECT place, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
+SELECT place >> 48, place & 281474976710655, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
 FROM oncelog_records ORDER BY place;
 
 -- name: last_place
 SELECT max(place) FROM oncelog_records WHERE place <= ?;
 
 -- name: log_time_at
-SELECT log_time_ms FROM oncelog_records WHERE place = ?;
+SELECT log_time_ms FROM oncelog_records WHERE place = ? << 48 | ?;
 
 -- name: all_partition_records
 SELECT lane, partition, position FROM oncelog_partition_records ORDER BY lane, partition, position;
@@ -234,13 +245,6 @@ WHERE NOT EXISTS (
     WHERE r.place = i.lane << 48 | i.position AND r.scope = i.scope AND r.sequence = i.sequence AND r.sequence > 0
 ) LIMIT 1;
 
--- name: all_streams
-SELECT lane, scope, sequence FROM oncelog_streams ORDER BY lane, scope;
-
--- name: all_clients
-SELECT lane, policy, scope, client, sequence, last_seen_ms, last_key, last_fingerprint
-FROM oncelog_clients ORDER BY lane, policy, scope, client;
-
 -- name: all_identities
 SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records ORDER BY place;
 
@@ -265,6 +269,12 @@ WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
 SELECT l.lane, l.policy, l.scope, l.key_hex, l.fence, coalesce(h.fence, 0)
 FROM oncelog_leases AS l LEFT JOIN oncelog_lanes AS h ON h.lane = l.lane
 WHERE l.fence < 0 OR max(l.fence, l.failed_fence) > coalesce(h.fence, 0) LIMIT 1;
+
+-- name: rate_beyond
+-- A bucket that is further from being full than any rate lets it be.
+SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
+FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
+WHERE r.full_at_us < 0 OR r.full_at_us - h.log_time_ms * 1000 > ? LIMIT 1;
 
 -- name: schema
 -- Our tables as they were made.

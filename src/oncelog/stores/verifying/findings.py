@@ -1,4 +1,4 @@
-"""What `verify` says on its way through a file, and the head that a log can be held against."""
+"""What `verify` says on its way through a log, and the head that a log can be held against."""
 
 from typing import Final
 
@@ -35,9 +35,12 @@ class Passed(Struct, frozen=True):
     lanes: int
     blocks: int
     erased: int
-    sealed_keys: int
-    segments: int
     epoch: str
+    keys: int
+    """What identities are found by: keys, and numbers of clients."""
+    sealed_keys: int = 0
+    """Those of a file that are in segments; the newest are not yet. A database has none."""
+    segments: int = 0
 
 
 Finding = Progress | Lie | Passed

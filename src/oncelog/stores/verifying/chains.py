@@ -2,31 +2,24 @@
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from oncelog.core.policy import Order, Policy
+from oncelog.core.policy import Order
 from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, leaf_hash, record_header, root_of
-from oncelog.core.values import LaneHead, Record, Settings
+from oncelog.core.values import LaneHead, Record
 from oncelog.stores.protocol import partitions_text
+from oncelog.stores.rows import evidence_of
 from oncelog.stores.side_state import lane_of_scope
-from oncelog.stores.sqlite.findings import ContradictionError, LaneMark, Progress
-from oncelog.stores.sqlite.index import POSITION_BITS, lane_and_position, place_of
-from oncelog.stores.sqlite.reading import evidence_of, heads
-from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.verifying.findings import ContradictionError, LaneMark, Progress
+from oncelog.stores.verifying.source import Books, Row, Rules, Source
 
 _REPORT_RECORDS: Final = 1000
-_COLUMNS: Final = (int, int, int, int, str, str, bytes, bytes, str, str, int, str)
-"""Types of what stands before the body in the statement `all_evidence`."""
-
-
-class Rules(Struct, frozen=True):
-    """What the file was made with and has been told."""
-
-    settings: Settings
-    policies: Mapping[str, Policy]
+_COLUMNS: Final = (int, int, int, int, int, str, str, bytes, bytes, str, str, int, str)
+"""Types of what stands before the body in a row of `Source.evidence`."""
+_PARTITIONS: Final = 12
 
 
 class Tail(Struct):
@@ -43,26 +36,21 @@ class Figures(Struct):
     """What was seen on the way."""
 
     records: int = 0
+    lanes: int = 0
+    """Those that have been written to."""
     blocks: int = 0
     erased: int = 0
-
-
-class Books(Protocol):
-    """Gathers what the records say, to hold it against the tables that are made from them."""
-
-    def take(self, record: Record) -> None:
-        """Called for every record in the order of places, once its own columns have been checked."""
 
 
 class Chains:
     """Follows all lanes, one after the other, in one pass over blocks and records."""
 
-    def __init__(self, connection: Any, rules: Rules, books: Books, exported: Mapping[int, LaneMark]) -> None:
-        self._connection = connection
+    def __init__(self, source: Source, rules: Rules, books: Books, exported: Mapping[int, LaneMark]) -> None:
+        self._source = source
         self._rules = rules
         self._books = books
         self._exported = exported
-        self._heads = heads(connection)
+        self._heads = source.heads()
         self._tails: dict[int, Tail] = {}
         self.figures = Figures()
 
@@ -70,14 +58,15 @@ class Chains:
         """Raises ContradictionError at the first block, record or head that cannot be."""
         self._check_lanes()
         total = sum(head.position for head in self._heads.values())
-        rows = iter(self._connection.execute(SQL["all_evidence"]))
-        for columns in self._connection.execute(SQL["all_blocks"]):
+        rows = self._source.evidence()
+        for columns in self._source.rows("all_blocks"):
             yield from self._follow_block(Block(*columns), rows, total)
         beyond = next(rows, None)
         if beyond is not None:
-            raise ContradictionError("a record that is in no block", *lane_and_position(beyond[0]))
+            raise ContradictionError("a record that is in no block", *beyond[:2])
         for lane, head in self._heads.items():
             self._check_head(lane, head, self._tails.get(lane) or Tail())
+            self.figures.lanes += head.revision > 0
         for lane, mark in self._exported.items():
             self._check_reached(mark, self._tails.get(lane) or Tail())
 
@@ -88,7 +77,7 @@ class Chains:
 
     # --- blocks
 
-    def _follow_block(self, block: Block, rows: Iterator[tuple[Any, ...]], total: int) -> Iterator[Progress]:
+    def _follow_block(self, block: Block, rows: Iterator[Row], total: int) -> Iterator[Progress]:
         if block.lane not in self._heads:
             raise ContradictionError(f"has a block of height {block.height}, but no head", block.lane)
         tail = self._tails.setdefault(block.lane, Tail())
@@ -145,21 +134,21 @@ class Chains:
 
     # --- records
 
-    def _leaf(self, row: tuple[Any, ...] | None, block: Block, position: int) -> bytes:
-        place = place_of(block.lane, position)
-        if row is None or row[0] > place:
+    def _leaf(self, row: Row | None, block: Block, position: int) -> bytes:
+        place = (block.lane, position)
+        if row is None or row[:2] > place:
             raise ContradictionError(
                 f"the record is missing (its block has height {block.height})", block.lane, position
             )
-        if row[0] < place:
-            raise ContradictionError("a record that is in no block", *lane_and_position(row[0]))
+        if row[:2] < place:
+            raise ContradictionError("a record that is in no block", *row[:2])
         _check_columns(row, block.lane, position)
         try:
             evidence = evidence_of(row)
             header = record_header(evidence.record)
         except (msgspec.MsgspecError, UnicodeError, struct.error) as error:
             raise ContradictionError(f"the record cannot be read: {error}", block.lane, position) from error
-        self._check_record(evidence.record, row[11], block)
+        self._check_record(evidence.record, row[_PARTITIONS], block)
         self._books.take(evidence.record)
         self.figures.erased += evidence.record.erased
         return leaf_hash(header, evidence.body_hash)
@@ -211,22 +200,6 @@ class Chains:
             raise ContradictionError(f"the head's revision {head.revision} is below its height {head.height}", lane)
 
 
-def check_newest(connection: Any) -> None:
-    """The heads against the newest block and record of each lane only: quick, for a backup that is to be restored."""
-    for lane, head in heads(connection).items():
-        rows = connection.execute(SQL["blocks"], (lane, head.height - 1, 2)).fetchall()
-        block = Block(*rows[0]) if rows else None
-        if head.height == 0 and block is None and head.position == 0:
-            continue
-        if block is None or len(rows) > 1 or block.height != head.height:
-            raise ContradictionError(f"the head says height {head.height}, the blocks do not end there", lane)
-        if block.hash != head.block_hash or block.first_position + block.count - 1 != head.position:
-            raise ContradictionError("the head is not that of the newest block", lane, head.position)
-        last = connection.execute(SQL["last_place"], (place_of(lane, (1 << POSITION_BITS) - 1),)).fetchone()[0]
-        if last != place_of(lane, head.position):
-            raise ContradictionError("the newest record is not the one that the head names", lane, head.position)
-
-
 def _check_header(block: Block, tail: Tail) -> None:
     if block.height != tail.height + 1:
         raise ContradictionError(
@@ -249,7 +222,7 @@ def _check_header(block: Block, tail: Tail) -> None:
         raise ContradictionError(f"the block of height {block.height} {fault}", block.lane, tail.position + 1)
 
 
-def _check_columns(row: tuple[Any, ...], lane: int, position: int) -> None:
+def _check_columns(row: Row, lane: int, position: int) -> None:
     """A record is whole (salt and body) or erased (the body's hash), nothing in between."""
     *columns, body, salt, body_hash = row
     if tuple(map(type, columns)) != _COLUMNS:

@@ -7,15 +7,15 @@ row, which comes out equal only for equal rows. Only where the sums differ is th
 import os
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 from oncelog.core.values import Record
-from oncelog.stores.side_state import lane_of_scope
-from oncelog.stores.sqlite.findings import ContradictionError, Progress
-from oncelog.stores.sqlite.statements import SQL
-from oncelog.stores.sqlite.verifying_chain import Rules
+from oncelog.stores.side_state import TABLES, lane_of_scope
+from oncelog.stores.verifying.findings import ContradictionError, Progress
+from oncelog.stores.verifying.source import Row, Rules, Source
 
 REPORT_ROWS: Final = 10_000
+_STREAMS: Final = next(table for table in TABLES if table.name == "streams")
 
 
 class Tally:
@@ -59,25 +59,25 @@ class IndexBooks:
             self.streams.add(record.lane, record.scope, record.sequence, record.position)
 
 
-def check_partitions(connection: Any, books: IndexBooks) -> Iterator[Progress]:
+def check_partitions(source: Source, books: IndexBooks) -> Iterator[Progress]:
     """The partition index, in both directions."""
     found = books.partitions.like()
-    rows = in_order(connection, "all_partition_records", 3, "the index of partitions")
+    rows = in_order(source.rows("all_partition_records"), 3, "the index of partitions")
     for lane, partition, position in rows:
         found.add(lane, partition, position)
         if found.rows % REPORT_ROWS == 0:
             yield Progress("partitions", found.rows, books.partitions.rows)
     if found != books.partitions:
-        _name(connection, "partition", "the partition")
+        _name(source, "partition", "the partition")
 
 
-def check_streams(connection: Any, books: IndexBooks, rules: Rules) -> Iterator[Progress]:
+def check_streams(source: Source, books: IndexBooks, rules: Rules) -> Iterator[Progress]:
     """The stream index in both directions, and the newest sequence of every stream."""
     found = books.streams.like()
-    newest = in_order(connection, "all_streams", 2, "the table of streams")
+    newest = in_order(source.rows_of(_STREAMS), 2, "the table of streams")
     stream: tuple[int, str] | None = None
     sequence = position = 0
-    rows = in_order(connection, "all_stream_records", 3, "the index of streams")
+    rows = in_order(source.rows("all_stream_records"), 3, "the index of streams")
     for lane, scope, number, place in rows:
         found.add(lane, scope, number, place)
         if stream != (lane, scope):
@@ -91,7 +91,7 @@ def check_streams(connection: Any, books: IndexBooks, rules: Rules) -> Iterator[
         if found.rows % REPORT_ROWS == 0:
             yield Progress("streams", found.rows, books.streams.rows)
     if found != books.streams:
-        _name(connection, "stream", "the stream")
+        _name(source, "stream", "the stream")
     _check_newest(stream, sequence, newest)
     beyond = next(newest, None)
     if beyond is not None:
@@ -100,7 +100,7 @@ def check_streams(connection: Any, books: IndexBooks, rules: Rules) -> Iterator[
         )
 
 
-def _check_newest(stream: tuple[int, str] | None, sequence: int, newest: Iterator[tuple[Any, ...]]) -> None:
+def _check_newest(stream: tuple[int, str] | None, sequence: int, newest: Iterator[Row]) -> None:
     if stream is None:
         return
     said = next(newest, None)
@@ -114,21 +114,21 @@ def _check_newest(stream: tuple[int, str] | None, sequence: int, newest: Iterato
         )
 
 
-def _name(connection: Any, table: str, what: str) -> None:
+def _name(source: Source, table: str, what: str) -> None:
     """Says which row is missing, or too much."""
-    missing = connection.execute(SQL[f"missing_{table}_record"]).fetchone()
+    missing = source.first(f"missing_{table}_record")
     if missing is not None:
         raise ContradictionError(f"the record is not found under {what} {missing[2]!r}", missing[0], missing[1])
-    extra = connection.execute(SQL[f"extra_{table}_record"]).fetchone()
+    extra = source.first(f"extra_{table}_record")
     if extra is not None:
         raise ContradictionError(f"is found under {what} {extra[2]!r}, where no such record is", extra[0], extra[1])
     raise ContradictionError(f"the index of {table}s is not what the records make it")
 
 
-def in_order(connection: Any, statement: str, width: int, what: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table by its key of `width` columns. SQLite finds nothing in a tree that is out of order."""
-    before: tuple[Any, ...] | None = None
-    for row in connection.execute(SQL[statement]):
+def in_order(rows: Iterator[Row], width: int, what: str) -> Iterator[Row]:
+    """The rows of a table by its key of `width` columns. Nothing is found in a tree that is out of order."""
+    before: Row | None = None
+    for row in rows:
         if before is not None and row[:width] <= before:
             raise ContradictionError(f"{what} is out of order at {row[:width]!r}")
         before = row[:width]

@@ -1,0 +1,306 @@
+"""A log on PostgreSQL: single events beside what people write by hand, several gateways, and a log that grows."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Final
+
+import asyncpg
+import uvloop
+
+import oncelog
+from bench.disk import directory
+from bench.growth import PARTS, SLICES, WINDOW_EVENTS, Speed, speed_of
+from bench.measure import Effort
+from bench.peer_postgres import Postgres, by_hand
+from bench.processes import server_cpu_s
+from bench.report import Finding, Report, Table, findings_table
+from bench.server import Ours, serving
+from bench.server_report import Series, table
+from bench.turns import in_turn, say
+from bench.wire import Slice, Watch
+from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all
+from bench.ws_load import connected, demand_once
+from oncelog import Log
+from oncelog.core.identity import lane_of
+from oncelog.testing.postgres import DURABLE, Server, fresh_schema, postgres_server
+
+GATEWAYS: Final = 4
+CALLERS: Final = 256
+"""Of all gateways together."""
+SERVER: Final = {**DURABLE, "shared_buffers": "512MB", "max_wal_size": "4GB"}
+"""Otherwise as PostgreSQL comes, which is set up for a very small machine."""
+BARE: Final = """\
+CREATE TABLE bare (position bigint PRIMARY KEY, key bytea NOT NULL, body bytea NOT NULL)"""
+BARE_INSERT: Final = "INSERT INTO bare SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])"
+
+HOW_TO_READ: Final = """\
+One PostgreSQL, with fsync, full page writes and synchronous commit on; it, the gateways and their clients share this
+machine. All contenders of a table have a slice of time in every round, one right after the other. `a second` is the
+best round, `median` the median of the rounds; `ratio` is ours divided by the other's, of the best rounds.
+
+Single events: a request is one event of about 300 bytes with a random UUID; one gateway with {connections} WebSockets
+and {in_flight} requests in flight on each. By hand: {connections} callers with a connection each, the fastest way to
+write it (bench/peer_postgres.py); it finds a duplicate by its id alone, and has no index to read a partition by, no
+proof, and nobody who listens. The CPU of ours is that of the gateway, without PostgreSQL's.
+
+Gateways: processes that submit to streams of different lanes, {callers} callers in all, each of which waits for its
+answer: the library without a door, one process and then {gateways}. The processors of this machine are what limits
+them: see what was busy beside each.
+
+Growth: as in growth.md, on this server. `bare` appends as many rows, with one index in the order of time, to a table of
+its own, in transactions of {submitters} rows, slice by slice between ours; `normalised` divides our change by its."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    connections: int = 64
+    in_flight: int = 16
+    rounds: int = 6
+    slice_s: float = 3
+    ways_s: float = 2
+
+
+QUICK_SIZES: Final = Sizes(connections=4, in_flight=4, rounds=1, slice_s=0.3, ways_s=0.2)
+
+
+def run(effort: Effort) -> Report:
+    """All three parts, each with a database of its own."""
+    sizes = QUICK_SIZES if effort.is_quick else Sizes()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with _database() as server:
+            single, way = runner.run(_single_events(server, sizes))
+        with _database() as server:
+            several = runner.run(_several(server, sizes))
+        with _database() as server:
+            windows = runner.run(_Growth(server, effort.records).run())
+    findings = list(_findings(single, several, windows))
+    tables = (
+        table(f"single events (by hand: {way})", single),
+        Table(
+            ("gateways on different lanes", "a second", "median", "gateways' CPU", "PostgreSQL's CPU"),
+            [_gateway_cells(name, series) for name, series in several.items()],
+        ),
+        Table(
+            ("stored", "events/s", "p50 ms", "p99 ms", "bare events/s"), [_window_cells(window) for window in windows]
+        ),
+        findings_table(findings, judged=not effort.is_quick),
+    )
+    how_to_read = HOW_TO_READ.format(
+        connections=sizes.connections,
+        in_flight=sizes.in_flight,
+        callers=CALLERS,
+        gateways=GATEWAYS,
+        submitters=SUBMITTERS,
+    )
+    is_met = effort.is_quick or all(one.is_met for one in findings if one.fails_run)
+    return Report(tables, how_to_read, is_met)
+
+
+@contextmanager
+def _database() -> Iterator[Server]:
+    with directory() as place, postgres_server(place, SERVER) as server:
+        yield server
+
+
+# --- single events -----------------------------------------------------------------------------------
+
+
+async def _single_events(server: Server, sizes: Sizes) -> tuple[dict[str, Series], str]:
+    with directory() as place, serving(place, await fresh_schema(server.address)) as gateway:
+        async with (
+            connected(gateway.host, gateway.port, sizes.connections) as clients,
+            by_hand(server, sizes.connections) as postgres,
+        ):
+            await demand_once(clients[0])
+            await postgres.demand_once()
+            say("the ways to write it by hand …")
+            await postgres.choose(sizes.ways_s)
+            contenders: tuple[Ours | Postgres, ...] = (Ours(gateway, clients, sizes.in_flight), postgres)
+            loads = {contender.name: contender.load for contender in contenders}
+            series = await in_turn(loads, sizes.rounds, sizes.slice_s)
+            await postgres.demand_all()
+            return series, postgres.way
+
+
+# --- several gateways --------------------------------------------------------------------------------
+
+
+class _Gateway:
+    """A process that submits to one stream."""
+
+    def __init__(self, address: str, stream: str, callers: int) -> None:
+        command = [sys.executable, "-m", "bench.gateway_worker", address, stream, str(callers)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+
+    def __enter__(self) -> "_Gateway":
+        self._line()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def begin(self, seconds: float) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+
+    def end(self) -> int:
+        return int(self._line())
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a gateway died")
+        return line
+
+
+async def _several(server: Server, sizes: Sizes) -> dict[str, Series]:
+    address = await fresh_schema(server.address)
+    async with oncelog.open(address) as log:
+        streams = _streams_of_different_lanes(log.settings.lanes)
+    with ExitStack() as stack:
+        alone = [stack.enter_context(_Gateway(address, "alone", CALLERS))]
+        four = [stack.enter_context(_Gateway(address, stream, CALLERS // GATEWAYS)) for stream in streams]
+
+        async def busy(gateways: Sequence[_Gateway], seconds: float) -> Slice:
+            watch = Watch(server.process.pid)
+            before_s = sum(server_cpu_s(gateway.pid) for gateway in gateways)
+            for gateway in gateways:
+                gateway.begin(seconds)
+            counts = [await asyncio.to_thread(gateway.end) for gateway in gateways]
+            seen = watch.slice(sum(counts), [seconds])
+            cpu_s = sum(server_cpu_s(gateway.pid) for gateway in gateways) - before_s
+            return replace(seen, client_cpu=cpu_s / seen.seconds)
+
+        loads = {
+            f"{GATEWAYS} gateways": lambda seconds: busy(four, seconds),
+            "one gateway": lambda seconds: busy(alone, seconds),
+        }
+        return await in_turn(loads, sizes.rounds, sizes.slice_s)
+
+
+def _streams_of_different_lanes(lanes: int) -> list[str]:
+    found: dict[int, str] = {}
+    for number in range(1000):
+        found.setdefault(lane_of(f"stream {number}", lanes), f"stream {number}")
+    return list(found.values())[:GATEWAYS]
+
+
+# --- growth ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was seen when so many events were stored."""
+
+    stored: int
+    ours: Speed
+    bare: float
+
+
+class _Growth:
+    """One log, and the bare table beside it."""
+
+    def __init__(self, server: Server, records: int) -> None:
+        self._server = server
+        self._records = records
+        self._chance = random.Random(1)
+        self._slice_events = max(1, min(WINDOW_EVENTS, records // 10) // SLICES)
+        self._stored = self._bare_position = 0
+
+    async def run(self) -> list[Window]:
+        windows = []
+        async with (
+            oncelog.open(await fresh_schema(self._server.address)) as log,
+            _session(self._server.address) as bare,
+        ):
+            await bare.execute(BARE)
+            for part in PARTS:
+                await self._fill(log, round(self._records * part))
+                windows.append(await self._window(log, bare))
+        return windows
+
+    async def _fill(self, log: Log, upto: int) -> None:
+        while self._stored < upto:
+            step = min(100 * FILL_ITEMS, upto - self._stored)
+            say(f"{self._stored} stored …")
+            await fill(log, prepared(step, self._chance))
+            self._stored += step
+
+    async def _window(self, log: Log, bare: Any) -> Window:
+        stored = self._stored
+        say(f"commits with {stored} stored …")
+        ours_s = bare_s = 0.0
+        waited: list[float] = []
+        for _ in range(SLICES):
+            submissions = prepared(self._slice_events, self._chance)
+            began = time.perf_counter()
+            waited += await submit_all(log, submissions)
+            ours_s += time.perf_counter() - began
+            bare_s += await self._append(bare, submissions)
+        self._stored += len(waited)
+        return Window(stored, speed_of(len(waited) / ours_s, waited), len(waited) / bare_s)
+
+    async def _append(self, bare: Any, submissions: Sequence[oncelog.Submission]) -> float:
+        began = time.perf_counter()
+        for start in range(0, len(submissions), SUBMITTERS):
+            rows = submissions[start : start + SUBMITTERS]
+            positions = list(range(self._bare_position, self._bare_position + len(rows)))
+            self._bare_position += len(rows)
+            await bare.execute(BARE_INSERT, positions, [row.key for row in rows], [row.body for row in rows])
+        return time.perf_counter() - began
+
+
+@asynccontextmanager
+async def _session(address: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(address)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def _gateway_cells(name: str, series: Series) -> tuple[str, ...]:
+    cpu = fmean(one.client_cpu for one in series.slices), fmean(one.server_cpu for one in series.slices)
+    return (name, f"{series.best:.0f}", f"{series.median:.0f}", *(f"{one:.2f}" for one in cpu))
+
+
+def _window_cells(window: Window) -> tuple[str, ...]:
+    ours = window.ours
+    return (
+        str(window.stored),
+        f"{ours.events_per_s:.0f}",
+        f"{ours.p50_ms:.2f}",
+        f"{ours.p99_ms:.2f}",
+        f"{window.bare:.0f}",
+    )
+
+
+def _findings(single: dict[str, Series], several: dict[str, Series], windows: Sequence[Window]) -> Iterator[Finding]:
+    ours, theirs = single.values()
+    ratio, _ = ours.ratios(theirs)
+    yield Finding("single events, one gateway / by hand", ratio, "×", "≥ 6×", ratio >= 6, fails_run=True)
+    four, one = several.values()
+    ratio, _ = four.ratios(one)
+    yield Finding(f"{GATEWAYS} gateways / one, on different lanes", ratio, "×", "> 1×", ratio > 1, fails_run=True)
+    first, last = windows[0], windows[-1]
+    change = last.ours.events_per_s / first.ours.events_per_s
+    normalised = change / (last.bare / first.bare)
+    between = f"{last.stored} / {first.stored}"
+    yield Finding(f"events/s, {between}, normalised", normalised, "×", "≥ 0.8×", normalised >= 0.8, fails_run=True)
+    yield Finding(f"events/s, {between}, raw", change, "×", "≥ 0.8×", change >= 0.8)

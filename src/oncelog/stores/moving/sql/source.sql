@@ -1,0 +1,29 @@
+-- What is read of a log in a file while it is moved, by name.
+
+-- name: records
+-- The records of a lane between two places, with all that belongs to them.
+SELECT place, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, actor, partitions,
+    salt, body_hash, body
+FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
+
+-- name: blocks
+-- The blocks of a lane between two heights.
+SELECT lane, height, first_position, count, log_time_ms, previous, root
+FROM oncelog_blocks WHERE lane = ? AND height > ? AND height <= ? ORDER BY height;
+
+-- name: erased
+-- What is left of bodies that were erased.
+SELECT place >> 48, place & 281474976710655, body_hash FROM oncelog_records WHERE body IS NULL;
+
+-- name: tables_of_others
+SELECT name FROM sqlite_schema
+WHERE type = 'table' AND name NOT LIKE 'oncelog\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY name;
+
+-- name: counts
+SELECT
+    (SELECT count(*) FROM oncelog_records),
+    (SELECT count(*) FROM oncelog_records WHERE body IS NULL),
+    (SELECT count(*) FROM oncelog_blocks),
+    (SELECT count(*) FROM oncelog_partition_records),
+    (SELECT count(*) FROM oncelog_stream_records),
+    (SELECT count(*) FROM oncelog_policies);

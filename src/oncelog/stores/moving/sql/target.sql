@@ -1,0 +1,36 @@
+-- What is asked of a database into which a log is moved, by name.
+
+-- name: alone
+-- One move at a time. Held by the session: of a mover that was killed it is free when the server is done with it.
+SELECT pg_advisory_lock((1332634477::bigint << 32) | to_regnamespace(quote_ident(current_schema()))::oid::bigint);
+
+-- name: begin
+UPDATE oncelog_state SET move = $1, erasures = $2;
+
+-- name: end
+-- Only of this move, and only once.
+UPDATE oncelog_state SET move = NULL WHERE move IS NOT NULL AND move = $1 RETURNING id;
+
+-- name: reached
+-- How far each lane has come, by what is there.
+SELECT lane,
+    coalesce((SELECT position FROM oncelog_records AS r WHERE r.lane = l.lane ORDER BY position DESC LIMIT 1), 0),
+    coalesce((SELECT height FROM oncelog_blocks AS b WHERE b.lane = l.lane ORDER BY height DESC LIMIT 1), 0)
+FROM oncelog_lanes AS l ORDER BY lane;
+
+-- name: erase
+UPDATE oncelog_records AS r SET body_hash = n.body_hash, salt = NULL, body = NULL
+FROM unnest($1::integer[], $2::bigint[], $3::bytea[]) AS n (lane, position, body_hash)
+WHERE r.lane = n.lane AND r.position = n.position AND r.body IS NOT NULL;
+
+-- name: set_erasures
+UPDATE oncelog_state SET erasures = $1;
+
+-- name: counts
+SELECT
+    (SELECT count(*) FROM oncelog_records),
+    (SELECT count(*) FROM oncelog_records WHERE body IS NULL),
+    (SELECT count(*) FROM oncelog_blocks),
+    (SELECT count(*) FROM oncelog_partition_records),
+    (SELECT count(*) FROM oncelog_records WHERE sequence > 0),
+    (SELECT count(*) FROM oncelog_policies);

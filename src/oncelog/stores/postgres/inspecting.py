@@ -1,0 +1,145 @@
+"""Looking at a log in a database, for the command line."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from oncelog.core.proof import Block
+from oncelog.core.values import KeyIdentity, LaneHead, Record
+from oncelog.errors import SettingsError
+from oncelog.stores.about import About, new_epoch
+from oncelog.stores.address import shown
+from oncelog.stores.clock import ClockMark, SystemClock
+from oncelog.stores.postgres import reading
+from oncelog.stores.postgres.connecting import Connection
+from oncelog.stores.postgres.database import demand_database, look
+from oncelog.stores.postgres.looking import BAD_ADDRESS, Looking, in_our_words, looking_at, session_at
+from oncelog.stores.postgres.standing import standing_of
+from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.postgres.store import PostgresStore
+from oncelog.stores.postgres.timing import ShownClock
+from oncelog.stores.postgres.verifying import verify_database
+from oncelog.stores.protocol import Consumer, Standing
+from oncelog.stores.side_state import TABLES
+from oncelog.stores.verifying.findings import ExportedHead, Finding
+from oncelog.stores.viewing import Renewed, TimeSeen
+
+_LEASES: Final = next(table for table in TABLES if table.name == "leases")
+
+
+class DatabaseView:
+    """See `View` for what each method promises."""
+
+    def __init__(self, session: Looking, about: About) -> None:
+        self._session = session
+        self.about = about
+
+    def heads(self) -> dict[int, LaneHead]:
+        """As `View` says."""
+        return self._session.call(reading.heads)
+
+    def policies(self) -> list[tuple[str, str]]:
+        """As `View` says."""
+        return [(name, declaration) for name, declaration in self._session.rows(SQL["policies"])]
+
+    def consumers(self) -> list[Consumer]:
+        """As `View` says."""
+        return self._session.call(reading.consumers)
+
+    def erasures(self) -> int:
+        """As `View` says."""
+        return int(self._only("erasures"))
+
+    def standing(self, identity: KeyIdentity) -> Standing:
+        """As `View` says."""
+        return self._session.call(standing_of, identity, self.about)
+
+    def record_at(self, lane: int, position: int) -> Record | None:
+        """As `View` says."""
+        row = self._session.first(SQL["records_at"], lane, [position])
+        return None if row is None else reading.record_of(row)
+
+    def block_at(self, lane: int, height: int) -> Block | None:
+        """As `View` says."""
+        row = self._session.first(SQL["block"], lane, height)
+        return None if row is None else Block(*row)
+
+    def time(self) -> TimeSeen:
+        """As `View` says. A gateway's mark says something only on the machine that it runs on."""
+        system = SystemClock()
+        row = self._session.first(SQL["look_at_state"], system.boot())
+        database_ms, _, _, elapsed_ms, time_ms = row or (0, 0, 0, None, None)
+        mark = ClockMark() if elapsed_ms is None else ClockMark(system.boot(), elapsed_ms, time_ms)
+        blindness = "no gateway on this machine has noted the time since it was started"
+        newest_ms = self._only("newest_time")
+        return TimeSeen(ShownClock(database_ms, system), "database's clock", mark, newest_ms, blindness)
+
+    def sizes(self) -> dict[str, Any]:
+        """As `View` says."""
+        sizes = dict(self._session.rows(SQL["sizes"]))
+        return {"server": self._only_of("SHOW server_version"), "bytes": sum(sizes.values()), "tables": sizes}
+
+    def _only(self, statement: str) -> Any:
+        return self._only_of(SQL[statement])
+
+    def _only_of(self, statement: str) -> Any:
+        row = self._session.first(statement)
+        return None if row is None else row[0]
+
+
+class DatabaseInspector:
+    """See `Inspector` for what each method promises."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    @contextmanager
+    def looking(self) -> Iterator[DatabaseView]:
+        """As `Inspector` says."""
+        with looking_at(self._address) as (session, about):
+            yield DatabaseView(session, about)
+
+    def verify(self, head: ExportedHead | None = None) -> Iterator[Finding]:
+        """As `Inspector` says."""
+        return verify_database(self._address, head)
+
+    def confirm_clock(self) -> None:
+        """As `Inspector` says. All gateways believe it."""
+        with looking_at(self._address) as (session, _):  # a store would make a log where there is none
+            session.call(demand_database, shown(self._address))
+
+        async def confirmed() -> None:
+            store = PostgresStore(self._address)
+            await store.open()
+            try:
+                await store.confirm_clock()
+            finally:
+                await store.close()
+
+        with in_our_words(shown(self._address)):
+            asyncio.run(confirmed())
+
+    def renew_epoch(self) -> Renewed:
+        """As `Inspector` says. Gateways that are open notice it with their next session, and must be started anew."""
+        with session_at(self._address) as session:
+            session.call(demand_database, shown(self._address))
+            return session.call(_renewed, shown(self._address))
+
+
+async def _renewed(connection: Connection, name: str) -> Renewed:
+    async with connection.transaction():
+        await connection.execute(SQL["alone"])
+        about = await look(connection, name)
+        renewed = Renewed(about.epoch, new_epoch())
+        await connection.execute(SQL["set_epoch"], renewed.new_epoch)
+    return renewed
+
+
+def inspector_of(address: str) -> DatabaseInspector:
+    """For a database. Raises SettingsError for an address that cannot be read."""
+    try:
+        shown(address)
+    except ValueError as error:
+        raise SettingsError(BAD_ADDRESS) from error
+    return DatabaseInspector(address)

@@ -1,0 +1,164 @@
+"""Reading records: pages by cursor, blocks with their evidence.
+
+No transaction is needed for a page: positions become visible in their order, so whatever is at or below the newest of
+one statement is there for the next.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oncelog.core.proof import Block
+from oncelog.core.values import LaneHead
+from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.protocol import Brief, BriefPage, Consumer, Evidence, Page, Query, Show
+from oncelog.stores.rows import evidence_of, record_of
+from oncelog.stores.side_state import lane_of_scope
+
+_SHOWN_AT_ONCE: Final = 100
+_FETCH_MIN: Final = 64
+
+__all__ = ["block", "consumers", "evidence", "evidence_of", "heads", "read", "read_brief", "record_of"]
+
+
+def can_be_stored(name: str) -> bool:
+    """PostgreSQL takes no text with a U+0000. Nothing has such a name: who asks for it gets nothing, not an error."""
+    return "\0" not in name
+
+
+async def read(connection: Any, query: Query, lanes: int, epoch: str) -> Page:
+    """A page."""
+    lane = query.lane if query.stream is None else lane_of_scope(query.stream, lanes)
+    newest = await _newest(connection, query, lane)
+    query = query.within(newest, epoch)
+    upto = newest if query.upto is None else query.upto
+    source = _Source(query, lane, upto, None)
+    rows, is_cut = await _fitting(connection, source, query)
+    following = rows[-1][source.number] if is_cut else upto
+    return Page([record_of(row) for row in rows], max(following, query.after), upto, is_cut, newest)
+
+
+async def read_brief(connection: Any, query: Query, policy: str, show: Show, epoch: str) -> BriefPage:
+    """The same in brief, of one policy."""
+    newest = await _newest(connection, query, query.lane)
+    query = query.within(newest, epoch)
+    upto = newest if query.upto is None else query.upto
+    rows, is_cut = await _fitting(connection, _Source(query, query.lane, upto, policy), query)
+    parts = [rows[start : start + _SHOWN_AT_ONCE] for start in range(0, len(rows), _SHOWN_AT_ONCE)]
+    shown = [show([_brief_of(row) for row in part]) for part in parts]
+    following = rows[-1][0] if is_cut else upto
+    return BriefPage(shown, len(rows), max(following, query.after), upto, is_cut, newest)
+
+
+def _brief_of(row: Any) -> Brief:
+    position, log_time_ms, client, scope, key, partitions, body = row
+    return (position, log_time_ms, client, scope, key, partitions, None if body is None else body.decode())
+
+
+class _Source:
+    """Where the rows of a page come from."""
+
+    def __init__(self, query: Query, lane: int, upto: int, policy: str | None) -> None:
+        self._query = query
+        self._lane = lane
+        self._upto = upto
+        self._policy = policy
+        self._partitions = tuple(filter(can_be_stored, query.partitions))
+        self._is_nowhere = len(query.partitions) > 0 == len(self._partitions) or not can_be_stored(query.stream or "")
+        self.number = 0 if policy is not None else 1 if query.stream is None else 2
+        """The column of a row's place in the order that is read."""
+
+    async def rows(self, connection: Any, after: int, limit: int) -> tuple[Sequence[Any], int | None]:
+        """The next of them, and after what to go on; None when there are no more."""
+        query, policy = self._query, self._policy
+        bounds = (after, self._upto, limit)
+        last = () if policy is None else (policy,)
+        if self._is_nowhere:
+            return [], None
+        if len(self._partitions) > 1:
+            statement = "records_at" if policy is None else "briefs_at"
+            positions = await self._positions(connection, after, limit)
+            rows = await connection.fetch(SQL[statement], self._lane, positions, *last)
+            return rows, positions[-1] if len(positions) == limit else None
+        if query.stream is not None:
+            rows = await connection.fetch(SQL["stream_page"], self._lane, query.stream, *bounds)
+        elif self._partitions:
+            statement = "partition_page" if policy is None else "brief_partition_page"
+            rows = await connection.fetch(SQL[statement], self._lane, self._partitions[0], *bounds, *last)
+        else:
+            statement = "lane_page" if policy is None else "brief_lane_page"
+            rows = await connection.fetch(SQL[statement], self._lane, *bounds, *last)
+        return rows, rows[-1][self.number] if len(rows) == limit else None
+
+    async def _positions(self, connection: Any, after: int, limit: int) -> list[int]:
+        """The first positions of any of the partitions. What has been found bounds what is looked for in the next."""
+        found: list[int] = []
+        upto = self._upto
+        for partition in self._partitions:
+            rows = await connection.fetch(SQL["partition_positions"], self._lane, partition, after, upto, limit)
+            found = sorted({*found, *(row[0] for row in rows)})[:limit]
+            if len(found) == limit:
+                upto = found[-1]
+        return found
+
+
+async def _fitting(connection: Any, source: _Source, query: Query) -> tuple[list[Any], bool]:
+    """The rows of a page, and whether it was cut: by the limit, or early by the bytes of its bodies.
+
+    Bodies can be long, and a server sends all that it is asked for: so it is asked for few at first, and for as many
+    as will fit by the length of those that have come.
+    """
+    page: list[Any] = []
+    size = 0
+    after: int | None = query.after
+    while after is not None:
+        rows, after = await source.rows(connection, after, _how_many(len(page), size, query))
+        for row in rows:
+            size += len(row[-1] or b"")
+            if len(page) == query.limit or (page and size > query.bytes_max):
+                return page, True
+            page.append(row)
+    return page, False
+
+
+def _how_many(count: int, size: int, query: Query) -> int:
+    """One more than there is room for tells whether there is more."""
+    room = query.limit - count + 1
+    if count:
+        room_bytes = query.bytes_max - size
+        return max(1, min(room, 1 + room_bytes * count // max(1, size)))
+    return min(room, _FETCH_MIN)
+
+
+async def heads(connection: Any) -> dict[int, LaneHead]:
+    """The heads of all lanes that have been written to."""
+    return {row[0]: LaneHead(*tuple(row)[1:]) for row in await connection.fetch(SQL["lanes"])}
+
+
+async def block(connection: Any, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+    """A block with its records."""
+    row = await connection.fetchrow(SQL["block"], lane, height)
+    if row is None:
+        raise LookupError(f"lane {lane} has no block of height {height}")
+    found = Block(*row)
+    return found, await evidence(connection, lane, found.first_position - 1, found.first_position + found.count - 1)
+
+
+async def evidence(connection: Any, lane: int, after: int, upto: int) -> list[Evidence]:
+    """Records of a lane with all that their hashes are made of."""
+    return [evidence_of(row) for row in await connection.fetch(SQL["evidence"], lane, after, upto)]
+
+
+async def consumers(connection: Any) -> list[Consumer]:
+    """All of them, with how far each is behind."""
+    rows = await connection.fetch(SQL["consumers"])
+    return [Consumer(scope, name, cursor, newest - cursor) for scope, name, cursor, newest in rows]
+
+
+async def _newest(connection: Any, query: Query, lane: int) -> int:
+    if query.stream is None:
+        newest = await connection.fetchval(SQL["lane_head"], lane)
+    elif not can_be_stored(query.stream):
+        newest = 0
+    else:
+        newest = await connection.fetchval(SQL["stream_head"], lane, query.stream)
+    return newest or 0

@@ -1,0 +1,339 @@
+-- Every statement that the store runs, by name. What a batch needs or saves comes as arrays: one statement for all of it.
+
+-- name: is_there
+SELECT to_regclass('oncelog_log') IS NOT NULL;
+
+-- name: encoding
+SELECT current_setting('server_encoding'), current_setting('fsync'), pg_is_in_recovery();
+
+-- name: schema_version
+-- Alone, because a later version may have other columns beside it.
+SELECT schema_version FROM oncelog_log;
+
+-- name: log
+SELECT schema_version, epoch, lanes, eviction_interval, index_secret, created_ms FROM oncelog_log;
+
+-- name: make_log
+INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, index_secret, created_ms)
+VALUES (1, $1, $2, $3, $4, $5, $6);
+
+-- name: make_state
+INSERT INTO oncelog_state (id, erasures, confirmations) VALUES (1, 0, 0);
+
+-- name: make_lanes
+INSERT INTO oncelog_lanes (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
+SELECT lane, 0, 0, 0, 0, 0, 0, $2 FROM generate_series(0, $1::integer) AS lane;
+
+-- name: set_schema_version
+UPDATE oncelog_log SET schema_version = $1;
+
+-- name: set_epoch
+UPDATE oncelog_log SET epoch = $1;
+
+-- name: alone
+-- One at a time makes or migrates a log, declares policies, or moves one here.
+SELECT pg_advisory_xact_lock((1332634476::bigint << 32) | to_regnamespace(quote_ident(current_schema()))::oid::bigint);
+
+-- name: time
+SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+
+-- name: barrier
+-- A write of its own, which changes nothing. When it has been committed, all that stands before it in the write-ahead
+-- log is as durable as the server makes its commits: on the disk, and on the standbys that it waits for.
+SELECT pg_logical_emit_message(true, 'oncelog', '');
+
+-- name: state
+-- What is to be known once the lanes are locked. It has a snapshot of its own, so it sees all that others committed
+-- before they let go of them; and the clock is read when there is nobody left to wait for.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
+    l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
+FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $2
+WHERE l.lane = ANY($1::integer[]);
+
+-- name: look_at_state
+-- The same without a lane.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms
+FROM oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $1;
+
+-- name: save_clock
+INSERT INTO oncelog_clocks (boot, elapsed_ms, time_ms) VALUES ($1, $2, $3)
+ON CONFLICT (boot) DO UPDATE SET elapsed_ms = excluded.elapsed_ms, time_ms = excluded.time_ms;
+
+-- name: forget_clocks
+DELETE FROM oncelog_clocks;
+
+-- name: move
+-- What `oncelog move` has still to do.
+SELECT move FROM oncelog_state;
+
+-- name: count_confirmation
+UPDATE oncelog_state SET confirmations = confirmations + 1;
+
+-- name: erasures
+SELECT erasures FROM oncelog_state;
+
+-- name: count_erasure
+UPDATE oncelog_state SET erasures = erasures + 1;
+
+-- name: policies
+SELECT name, declaration FROM oncelog_policies ORDER BY name;
+
+-- name: is_declared
+SELECT EXISTS (SELECT FROM oncelog_policies WHERE name = $1 AND declaration = $2);
+
+-- name: declare_policy
+INSERT INTO oncelog_policies (name, declaration) VALUES ($1, $2);
+
+-- name: lanes
+-- The heads of lanes that have been written to.
+SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash
+FROM oncelog_lanes WHERE revision > 0 ORDER BY lane;
+
+-- name: touch_lane
+-- Something in the lane has changed that is neither a record nor in its head.
+UPDATE oncelog_lanes SET revision = revision + 1 WHERE lane = $1;
+
+-- name: keys
+-- What is remembered under some hashes. The oldest comes first, so that the newest counts.
+SELECT lane, position, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, body IS NULL
+FROM oncelog_records WHERE key_hash = ANY($1::bigint[]) ORDER BY lane, position;
+
+-- name: sequences
+SELECT lane, position, sequence, log_time_ms, height, client_sequence, policy, scope, client, key, fingerprint, body IS NULL
+FROM oncelog_records WHERE sequence_hash = ANY($1::bigint[]) ORDER BY lane, position;
+
+-- name: save
+-- All that a batch of new records leaves, but for side state: one statement, one way there and back.
+WITH records AS (
+    INSERT INTO oncelog_records (lane, position, sequence, log_time_ms, height, client_sequence, key_hash, sequence_hash,
+        policy, scope, client, key, fingerprint, actor, partitions, salt, body)
+    SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+        $8::bigint[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::bytea[], $14::text[], $15::text[],
+        $16::bytea[], $17::bytea[])
+), partitions AS (
+    INSERT INTO oncelog_partition_records (lane, partition, position)
+    SELECT * FROM unnest($18::integer[], $19::text[], $20::bigint[])
+), blocks AS (
+    INSERT INTO oncelog_blocks (lane, height, first_position, count, log_time_ms, previous, root)
+    SELECT * FROM unnest($21::integer[], $22::bigint[], $23::bigint[], $24::bigint[], $25::bigint[], $26::bytea[], $27::bytea[])
+)
+UPDATE oncelog_lanes AS l SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.eviction_time_ms,
+    fence = n.fence, revision = n.revision, height = n.height, block_hash = n.block_hash
+FROM unnest($28::integer[], $29::bigint[], $30::bigint[], $31::bigint[], $32::bigint[], $33::bigint[], $34::bigint[], $35::bytea[])
+    AS n (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
+WHERE l.lane = n.lane;
+
+-- name: save_lanes
+-- The same where there is no new record.
+UPDATE oncelog_lanes AS l SET position = n.position, log_time_ms = n.log_time_ms, eviction_time_ms = n.eviction_time_ms,
+    fence = n.fence, revision = n.revision, height = n.height, block_hash = n.block_hash
+FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bytea[])
+    AS n (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
+WHERE l.lane = n.lane;
+
+-- name: lane_page
+-- Records of a lane, by position.
+SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
+
+-- name: partition_positions
+SELECT position FROM oncelog_partition_records
+WHERE lane = $1 AND partition = $2 AND position > $3 AND position <= $4 ORDER BY position LIMIT $5;
+
+-- name: records_at
+-- Records at some positions of a lane, in order.
+SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) ORDER BY position;
+
+-- name: partition_page
+-- Records that touch a partition.
+SELECT r.lane, r.position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_partition_records AS p JOIN oncelog_records AS r ON r.lane = p.lane AND r.position = p.position
+WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 ORDER BY p.position LIMIT $5;
+
+-- name: stream_page
+-- Records of a stream, by sequence.
+SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_records
+WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence <= $4 AND sequence > 0 ORDER BY sequence LIMIT $5;
+
+-- name: brief_lane_page
+-- What readers are shown of the records of a policy.
+SELECT position, log_time_ms, client, scope, key, partitions, body
+FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND policy = $5 ORDER BY position LIMIT $4;
+
+-- name: brief_partition_page
+SELECT p.position, log_time_ms, client, scope, key, partitions, body
+FROM oncelog_partition_records AS p JOIN oncelog_records AS r ON r.lane = p.lane AND r.position = p.position
+WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 AND policy = $6 ORDER BY p.position LIMIT $5;
+
+-- name: briefs_at
+SELECT position, log_time_ms, client, scope, key, partitions, body
+FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) AND policy = $3 ORDER BY position;
+
+-- name: lane_head
+SELECT position FROM oncelog_lanes WHERE lane = $1;
+
+-- name: stream_head
+SELECT sequence FROM oncelog_streams WHERE lane = $1 AND scope = $2;
+
+-- name: block
+SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks WHERE lane = $1 AND height = $2;
+
+-- name: roots
+-- Whether blocks are there: salts are drawn by chance, so no other block has the same root.
+SELECT count(*) FROM unnest($1::integer[], $2::bigint[], $3::bytea[]) AS n (lane, height, root)
+JOIN oncelog_blocks AS b ON b.lane = n.lane AND b.height = n.height AND b.root = n.root;
+
+-- name: evidence
+-- Records with all that their hashes are made of.
+SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
+FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position;
+
+-- name: standing
+-- All records under a hash, oldest first.
+SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
+
+-- name: bodies
+SELECT position, salt, body FROM oncelog_records
+WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
+
+-- name: erase
+UPDATE oncelog_records AS r SET body_hash = n.body_hash, salt = NULL, body = NULL
+FROM unnest($2::bigint[], $3::bytea[]) AS n (position, body_hash) WHERE r.lane = $1 AND r.position = n.position;
+
+-- name: consumers
+-- All of them, with the newest of what each reads.
+SELECT c.scope, c.consumer, c.cursor, coalesce(s.sequence, CASE WHEN c.scope = '' THEN l.position END, 0)
+FROM oncelog_consumers AS c LEFT JOIN oncelog_streams AS s ON s.lane = c.lane AND s.scope = c.scope
+LEFT JOIN oncelog_lanes AS l ON l.lane = c.lane ORDER BY c.scope, c.consumer;
+
+-- name: notify
+SELECT pg_notify($1, $2);
+
+-- name: begin_shared
+INSERT INTO oncelog_shared (token, ended) VALUES ($1, $2);
+
+-- name: end_shared
+DELETE FROM oncelog_shared WHERE token = $1;
+
+-- name: is_shared
+SELECT count(*) FROM oncelog_shared WHERE token = $1;
+
+-- name: limit_shared
+-- For this transaction alone: whoever is cut off inside of it must not stop the others.
+SELECT set_config('idle_in_transaction_session_timeout', $1, true)
+FROM (SELECT current_setting('idle_in_transaction_session_timeout')::interval AS now) AS s
+WHERE now = interval '0' OR now > $1::text::interval;
+
+-- name: limit_lock
+SELECT set_config('lock_timeout', $1, true);
+
+-- name: lock_key
+SELECT pg_advisory_xact_lock($1);
+
+-- name: try_lock_key
+SELECT pg_try_advisory_xact_lock($1);
+
+-- name: lock_lanes
+SELECT 1 FROM oncelog_lanes WHERE lane = ANY($1::integer[]) ORDER BY lane FOR NO KEY UPDATE;
+
+-- What `oncelog verify` and the other commands that look at a log read. Names are those of SQLite's statements.
+
+-- name: all_lanes
+SELECT lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash FROM oncelog_lanes ORDER BY lane;
+
+-- name: all_blocks
+SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks ORDER BY lane, height;
+
+-- name: all_evidence
+-- All records with all that their hashes are made of, and by what they are found. Long bodies are asked for one by one.
+SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions,
+    CASE WHEN octet_length(body) <= $1 THEN body END, salt, body_hash, octet_length(body), key_hash, sequence_hash
+FROM oncelog_records ORDER BY lane, position;
+
+-- name: body_at
+SELECT body FROM oncelog_records WHERE lane = $1 AND position = $2;
+
+-- name: log_time_at
+SELECT log_time_ms FROM oncelog_records WHERE lane = $1 AND position = $2;
+
+-- name: all_partition_records
+SELECT lane, partition, position FROM oncelog_partition_records ORDER BY lane, partition, position;
+
+-- name: missing_partition_record
+-- A record that is not found under a partition it touches. (Counted, so that each is looked for by its whole key.)
+SELECT r.lane, r.position, p.value
+FROM oncelog_records AS r CROSS JOIN LATERAL json_array_elements_text(r.partitions::json) AS p (value)
+WHERE 0 = (
+    SELECT count(*) FROM oncelog_partition_records AS i
+    WHERE i.lane = r.lane AND i.partition = p.value COLLATE "C" AND i.position = r.position
+) ORDER BY r.lane, r.position LIMIT 1;
+
+-- name: extra_partition_record
+-- A place that is found under a partition its record does not touch.
+SELECT i.lane, i.position, i.partition FROM oncelog_partition_records AS i
+WHERE NOT EXISTS (
+    SELECT FROM oncelog_records AS r CROSS JOIN LATERAL json_array_elements_text(r.partitions::json) AS p (value)
+    WHERE r.lane = i.lane AND r.position = i.position AND p.value COLLATE "C" = i.partition
+) LIMIT 1;
+
+-- name: all_stream_records
+-- As the index oncelog_records_stream has them.
+SELECT lane, scope, sequence, position FROM oncelog_records WHERE sequence > 0 ORDER BY lane, scope, sequence;
+
+-- name: all_key_hashes
+-- As the index oncelog_records_key has them, which need not look at the records for that.
+SELECT key_hash FROM oncelog_records WHERE key_hash IS NOT NULL ORDER BY key_hash;
+
+-- name: all_sequence_hashes
+SELECT sequence_hash FROM oncelog_records WHERE sequence_hash IS NOT NULL ORDER BY sequence_hash;
+
+-- name: standing_by_sequence
+SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
+
+-- name: acknowledged_beyond
+-- A member that has acknowledged what its stream does not have.
+SELECT a.lane, a.scope, a.member, a.sequence, coalesce(s.sequence, 0)
+FROM oncelog_acknowledged AS a LEFT JOIN oncelog_streams AS s ON s.lane = a.lane AND s.scope = a.scope
+WHERE a.sequence < 0 OR a.sequence > coalesce(s.sequence, 0) LIMIT 1;
+
+-- name: lease_beyond
+-- A lease whose fence its lane has never given out.
+SELECT l.lane, l.policy, l.scope, l.key_hex, l.fence, coalesce(h.fence, 0)
+FROM oncelog_leases AS l LEFT JOIN oncelog_lanes AS h ON h.lane = l.lane
+WHERE l.fence < 0 OR greatest(l.fence, l.failed_fence) > coalesce(h.fence, 0) LIMIT 1;
+
+-- name: rate_beyond
+-- A bucket that is further from being full than any rate lets it be.
+SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
+FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
+WHERE r.full_at_us < 0 OR r.full_at_us::numeric - h.log_time_ms::numeric * 1000 > $1 LIMIT 1;
+
+-- name: newest_time
+SELECT coalesce(max(log_time_ms), 0) FROM oncelog_lanes;
+
+-- name: columns
+-- Our tables as they are, in the schema that the log is in. A crash of the server empties those that are unlogged.
+SELECT c.relname::text, a.attname::text,
+    concat_ws(' ', format_type(a.atttypid, a.atttypmod), 'COLLATE ' || l.collname, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
+        CASE WHEN c.relpersistence <> 'p' THEN 'UNLOGGED' END)
+FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_collation AS l ON l.oid = a.attcollation AND l.collname <> 'default'
+WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
+    AND c.relkind = 'r' AND c.relname LIKE 'oncelog\_%'
+ORDER BY c.relname COLLATE "C", a.attname COLLATE "C";
+
+-- name: indexes
+SELECT x.relname::text, c.relname::text, substring(pg_get_indexdef(i.indexrelid, 0, true) FROM ' USING (.*)'),
+    i.indisunique, i.indisvalid AND i.indisready AND i.indislive
+FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid JOIN pg_class AS c ON c.oid = i.indrelid
+WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
+    AND c.relname LIKE 'oncelog\_%' ORDER BY x.relname COLLATE "C";
+
+-- name: sizes
+SELECT c.relname::text, pg_total_relation_size(c.oid) FROM pg_class AS c
+WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
+    AND c.relkind = 'r' AND c.relname LIKE 'oncelog\_%' ORDER BY c.relname COLLATE "C";

@@ -1,0 +1,25 @@
+"""What a database knows about one identity, for `Log.lookup` and `oncelog show`."""
+
+from typing import Any, Final
+
+from oncelog.core.values import KeyIdentity, LaneHead
+from oncelog.stores.about import About
+from oncelog.stores.key_hash import hash_of
+from oncelog.stores.postgres import reading, tables
+from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.protocol import Standing
+from oncelog.stores.side_state import TABLES, lane_of_scope
+
+_LEASES: Final = next(table for table in TABLES if table.name == "leases")
+
+
+async def standing_of(connection: Any, identity: KeyIdentity, about: About) -> Standing:
+    """Its newest record, its lease, and the head to judge both by. A hash is only a hint; the record decides."""
+    lanes = about.settings.lanes
+    rows = await connection.fetch(SQL["standing"], hash_of(about.index_secret, identity))
+    records = [record for record in map(reading.record_of, rows) if record.identity == identity]
+    record = records[-1] if records else None
+    lane = lane_of_scope(identity[1], lanes) if record is None else record.lane
+    leases = await tables.load_table(connection, _LEASES, [identity], lanes)
+    head = (await reading.heads(connection)).get(lane) or LaneHead()
+    return Standing(record, leases.get(identity), head, positions=tuple(one.position for one in records))

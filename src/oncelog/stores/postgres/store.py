@@ -1,0 +1,310 @@
+"""The PostgreSQL store: one session that writes, a few that read, one that is woken by other gateways."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import asyncpg
+import msgspec
+from msgspec.structs import replace
+
+from oncelog.core.footprint import Footprint
+from oncelog.core.plan import Validate
+from oncelog.core.policy import Policy
+from oncelog.core.proof import Block, body_hash
+from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot
+from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
+from oncelog.stores.about import About
+from oncelog.stores.address import shown
+from oncelog.stores.clock import JUMP_MS_MAX, Clock
+from oncelog.stores.postgres import reading
+from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
+from oncelog.stores.postgres.database import look, make_or_open
+from oncelog.stores.postgres.news import News
+from oncelog.stores.postgres.session import Patience, Writer
+from oncelog.stores.postgres.standing import standing_of
+from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.postgres.timing import KEEP_MS, DatabaseTime
+from oncelog.stores.postgres.troubles import OF_POSTGRES, is_lost, translated
+from oncelog.stores.postgres.writing import Writing
+from oncelog.stores.protocol import BriefPage, Consumer, Decided, Draw, Evidence, Page, Query, Show, Standing, decide
+
+logger: Final = logging.getLogger("oncelog.postgres")
+
+READERS: Final = 4
+VACUUM_MS: Final = 3_600_000
+
+T = TypeVar("T")
+
+
+class PostgresStore:
+    """A log in a database. See `stores.protocol.Store` for what each method promises."""
+
+    def __init__(
+        self,
+        address: str,
+        settings: Settings | None = None,
+        *,
+        clock: Clock | None = None,
+        draw: Draw = os.urandom,
+        jump_ms_max: int = JUMP_MS_MAX,
+        timeouts: Timeouts | None = None,
+        keep_clock_ms: int = KEEP_MS,
+    ) -> None:
+        self._address = address
+        self._name = shown(address)
+        self._wanted = settings
+        self._draw = draw
+        self._timeouts = timeouts or Timeouts()
+        self._time = DatabaseTime(clock, jump_ms_max, keep_clock_ms)
+        self._has_own_time = clock is not None
+        self._writing: Writing | None = None
+        self._writer = Writer(self._connected, self._name, self._timeouts)
+        self._pool: Any = None
+        self._news: News | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def epoch(self) -> str:
+        """As `Store` says."""
+        return self._about.epoch
+
+    @property
+    def settings(self) -> Settings:
+        """As `Store` says."""
+        return self._about.settings
+
+    @property
+    def _about(self) -> About:
+        if self._writing is None:
+            raise ClosedError(f"the log {self._name} has not been opened")
+        return self._writing.about
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        """As `Store` says. Any number of processes may have it open."""
+        try:
+            connection = await connect(self._address, self._timeouts)
+            try:
+                with abandoning(connection, self._timeouts.commit_ms):
+                    await pass_barrier(connection)
+                now_ms = self._time.now_ms(0) if self._has_own_time else None
+                about = await make_or_open(connection, self._name, self._wanted, now_ms)
+                await _warn_of_no_sync(connection, self._name)
+            finally:
+                await connection.close()
+            self._writing = Writing(about, self._time, self._draw)
+            self._pool = await asyncpg.create_pool(
+                connect=self._reader_connected, min_size=0, max_size=READERS, reset=_left_as_it_is
+            )
+        except OF_POSTGRES as error:
+            raise translated(error, self._name) from error
+        self._news = News(self._connected, f"oncelog_{about.epoch}")
+
+    async def close(self) -> None:
+        """As `Store` says."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._news is not None:
+            await self._news.close()
+        await self._writer.close()
+        timer = asyncio.get_running_loop().call_later(self._timeouts.connect_ms / 1000, pool.terminate)
+        try:
+            await pool.close()
+        except OF_POSTGRES:
+            pool.terminate()
+        finally:
+            timer.cancel()
+
+    async def _connected(self) -> Connection:
+        """A session that may be believed: with the log that was opened, and behind its barrier."""
+        connection = await connect(self._address, self._timeouts)
+        try:
+            with abandoning(connection, self._timeouts.commit_ms):
+                await pass_barrier(connection)
+                await self._demand_this_log(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _reader_connected(self, *_: Any, **__: Any) -> Connection:
+        return await self._connected()
+
+    async def _demand_this_log(self, connection: Connection) -> None:
+        about = await look(connection, self._name)
+        if about.epoch != self._about.epoch:
+            raise StoreUnavailableError(f"{self._name} has another log than the one that was opened; open it anew")
+
+    # --- writing
+
+    async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
+        """As `Store` says."""
+        writing = self._demand_open()
+        return await self._alone(lambda connection: writing.declare(connection, policies))
+
+    async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> Decided:
+        """As `Store` says."""
+        writing = self._demand_open()
+        needs = writing.footprint(batch)
+        if not needs.lanes:  # all of it is malformed
+            return decide(batch, Snapshot(settings=self.settings), 0, validate, self._draw, needs.faults)
+
+        async def work(connection: Connection) -> Decided:
+            return await writing.commit(connection, batch, needs, validate)
+
+        decided = await self._transacted(needs.lanes, work, lambda decided: decided.sealed.blocks)
+        writing.confirm()
+        if not decided.changes.is_empty and self._news is not None:
+            self._news.tell()
+        return decided
+
+    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+        """As `Store` says."""
+        wanted = sorted(set(positions))
+
+        async def work(connection: Connection) -> int:
+            rows = await connection.fetch(SQL["bodies"], lane, wanted)
+            if rows:
+                hashes = [body_hash(salt, body) for _, salt, body in rows]
+                await connection.execute(SQL["erase"], lane, [row[0] for row in rows], hashes)
+                await connection.execute(SQL["touch_lane"], lane)
+                await connection.execute(SQL["count_erasure"])
+            return len(rows)
+
+        return await self._transacted((lane,), work, lambda _: ())
+
+    async def scrub(self) -> bool:
+        """As `Store` says, as far as tables go: the write-ahead log, its archive and backups are the operator's."""
+        return await self._read(_vacuum, limit_ms=VACUUM_MS)
+
+    async def confirm_clock(self) -> None:
+        """As `Store` says. All gateways believe it."""
+
+        async def work(connection: Connection) -> None:
+            mark = self._time.mark_of(await connection.fetchval(SQL["time"]))
+            await connection.execute(SQL["count_confirmation"])
+            await connection.execute(SQL["forget_clocks"])
+            await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
+
+        await self._alone(work)
+
+    # --- reading
+
+    async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
+        """As `Store` says."""
+        writing = self._demand_open()
+        needs = Footprint(keys=set(identities))
+        snapshot = await self._read(lambda connection: writing.load(connection, needs, {}))
+        return [snapshot.keys.get(identity) for identity in identities]
+
+    async def standing(self, identity: KeyIdentity) -> Standing:
+        """As `Store` says."""
+        return await self._read(self._standing, identity)
+
+    async def read(self, query: Query) -> Page:
+        """As `Store` says."""
+        return await self._read(reading.read, query, self.settings.lanes, self.epoch)
+
+    async def read_brief(self, query: Query, policy: str, show: Show) -> BriefPage:
+        """As `Store` says."""
+        return await self._read(reading.read_brief, query, policy, show, self.epoch)
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        """As `Store` says."""
+        return await self._read(reading.heads)
+
+    async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
+        """As `Store` says."""
+        return await self._read(reading.block, lane, height)
+
+    async def erasures(self) -> int:
+        """As `Store` says."""
+        return await self._read(_erasures)
+
+    async def consumers(self) -> list[Consumer]:
+        """As `Store` says."""
+        return await self._read(reading.consumers)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """As `Store` says."""
+        if self._news is not None:
+            self._news.listen(wake)
+
+    # --- inside
+
+    def _demand_open(self) -> Writing:
+        if self._pool is None or self._writing is None:
+            raise ClosedError(f"the log {self._name} is closed")
+        return self._writing
+
+    async def _standing(self, connection: Connection, identity: KeyIdentity) -> Standing:
+        writing = self._demand_open()
+        standing = await standing_of(connection, identity, writing.about)
+        database_ms, _, confirmations, *kept = await connection.fetchrow(SQL["look_at_state"], self._time.boot)
+        mark, _ = self._time.proposed(database_ms, confirmations, (kept[0], kept[1]))
+        return replace(standing, time_ms=mark.time_ms)
+
+    async def _alone(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        return await self._transacted((), work, lambda _: ())
+
+    async def _transacted(
+        self, lanes: Any, work: Callable[[Connection], Awaitable[T]], blocks: Callable[[T], Sequence[Block]]
+    ) -> T:
+        """Goes on though its caller does not: a statement that is cancelled is cancelled on the server as well."""
+        self._demand_open()
+
+        async def whole() -> T:
+            async with self._writer.turn:
+                return await self._writer.transact(lanes, work, blocks)
+
+        return await self._kept(whole())
+
+    async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
+        """On a session of those that read. One that was lost meanwhile is tried again on another, with patience."""
+        patience = Patience(self._name, self._timeouts.patience_ms)
+        while True:
+            self._demand_open()
+            try:
+                async with self._pool.acquire(timeout=self._timeouts.patience_ms / 1000) as connection:
+                    # A network that loses all it is given must not stop those who follow.
+                    with abandoning(connection, limit_ms or self._timeouts.transaction_ms):
+                        return await function(connection, *arguments)
+            except OF_POSTGRES as error:
+                if self._pool is None:
+                    raise ClosedError(f"the log {self._name} is closed") from error
+                if not is_lost(error):
+                    raise translated(error, self._name) from error
+                await patience.wait_for_another(error)
+            except (UnicodeError, msgspec.MsgspecError) as error:
+                raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
+
+
+async def _left_as_it_is(_connection: Connection) -> None:
+    """Between two readers: none of ours leaves anything behind in its session."""
+
+
+async def _erasures(connection: Connection) -> int:
+    return int(await connection.fetchval(SQL["erasures"]))
+
+
+async def _vacuum(connection: Connection) -> bool:
+    await connection.execute("VACUUM oncelog_records")
+    return True
+
+
+async def _warn_of_no_sync(connection: Connection, name: str) -> None:
+    if await connection.fetchval("SHOW fsync") != "on":
+        logger.warning("%s runs with fsync off: what is committed can be lost with the power", name)

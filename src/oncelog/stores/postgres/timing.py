@@ -1,0 +1,77 @@
+"""The time of a log in a database: the database's, checked against the steady clock of the gateway's machine.
+
+All gateways write by one clock, and none by its own. A gateway remembers what that clock showed when it looked last,
+and writes it down now and then for those who are started on its machine later: so each of them notices a jump.
+"""
+
+from typing import Final
+
+from oncelog.stores.clock import Clock, ClockMark, SystemClock
+
+KEEP_MS: Final = 10_000
+"""How often a mark is written down."""
+
+
+class ShownClock:
+    """The database's clock at one moment, with a machine's own steady clock."""
+
+    def __init__(self, wall_ms: int, clock: Clock) -> None:
+        self._wall_ms = wall_ms
+        self._clock = clock
+
+    def wall_ms(self) -> int:
+        """As `Clock` says."""
+        return self._wall_ms
+
+    def elapsed_ms(self) -> int:
+        """As `Clock` says."""
+        return self._clock.elapsed_ms()
+
+    def boot(self) -> str:
+        """As `Clock` says."""
+        return self._clock.boot()
+
+
+class DatabaseTime:
+    """What one gateway knows of the database's clock. With a clock of its own, as tests have one, it uses that."""
+
+    def __init__(self, clock: Clock | None, jump_ms_max: int, keep_ms: int = KEEP_MS) -> None:
+        self._own = clock
+        self._clock = clock or SystemClock()
+        self._jump_ms_max = jump_ms_max
+        self._keep_ms = keep_ms
+        self._confirmations = -1
+        self._mark: ClockMark | None = None
+
+    @property
+    def boot(self) -> str:
+        """Which start of the machine its marks are of."""
+        return self._clock.boot()
+
+    def now_ms(self, database_ms: int) -> int:
+        """The time to write by."""
+        return database_ms if self._own is None else self._own.wall_ms()
+
+    def proposed(
+        self, database_ms: int, confirmations: int, kept: tuple[int | None, int | None]
+    ) -> tuple[ClockMark, Exception | None]:
+        """The mark of a commit made now, and what stands in its way. `kept` is what was written down on this boot."""
+        if confirmations != self._confirmations:
+            self._confirmations, self._mark = confirmations, None
+        elapsed_ms, time_ms = kept
+        mark = ClockMark() if elapsed_ms is None or time_ms is None else ClockMark(self.boot, elapsed_ms, time_ms)
+        if self._mark is not None and self._mark.boot == self.boot and self._mark.elapsed_ms > mark.elapsed_ms:
+            mark = self._mark
+        return mark.proposed(ShownClock(self.now_ms(database_ms), self._clock), self._jump_ms_max)
+
+    def is_to_be_kept(self, mark: ClockMark, kept: tuple[int | None, int | None]) -> bool:
+        """Whether it is time to write the mark down."""
+        return kept[0] is None or mark.elapsed_ms - kept[0] >= self._keep_ms
+
+    def remember(self, mark: ClockMark) -> None:
+        """A commit with this mark has been made."""
+        self._mark = mark
+
+    def mark_of(self, database_ms: int) -> ClockMark:
+        """Of the clock as it is, whatever was known before."""
+        return ClockMark(self.boot, self._clock.elapsed_ms(), self.now_ms(database_ms))

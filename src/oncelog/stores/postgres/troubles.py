@@ -1,0 +1,64 @@
+"""What an error of PostgreSQL's means: the connection's, the server's for now, or the statement's own."""
+
+from typing import Final
+
+import asyncpg
+
+from oncelog.errors import CorruptError, OncelogError, StoreError, StoreUnavailableError
+
+_LOST: Final = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,  # used after it was closed
+    asyncpg.InternalClientError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,  # the server is a standby by now
+    OSError,  # TimeoutError among them
+)
+"""The session is gone, or is with a server that is not the one to write to. On another one it can be tried again."""
+
+_AGAIN: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
+"""Nothing has happened; the same transaction can be begun anew on the same session."""
+
+_UNAVAILABLE: Final = (
+    asyncpg.InsufficientResourcesError,  # a full disk, too many connections, no memory
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+_CORRUPT: Final = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError, asyncpg.UndefinedTableError)
+
+OF_POSTGRES: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""All that using a connection may raise."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the session is of no more use."""
+    # A ValueError is what asyncpg makes of a parameter that it cannot send.
+    return isinstance(error, _LOST) and not isinstance(error, ValueError)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the transaction can be begun anew as it is."""
+    return isinstance(error, _AGAIN)
+
+
+def translated(error: BaseException, name: str, hint: str = "") -> BaseException:
+    """An error in our words; the same error if it says nothing about the server or the session."""
+    if isinstance(error, (StoreError, ValueError)):
+        return error  # a parameter that cannot be sent is its own batch's fault, and would be for ever
+    said = f"{name}: {error or type(error).__name__}{hint}"
+    if isinstance(error, (*_LOST, *_AGAIN, *_UNAVAILABLE)):
+        return StoreUnavailableError(said)
+    if isinstance(error, asyncpg.ProgramLimitExceededError):
+        # Not an outage: it is its own batch's fault, and would be for ever.
+        return OncelogError(f"{name} cannot hold names that are so long together: {error}")
+    if isinstance(error, _CORRUPT):
+        return CorruptError(f"{name} is damaged: {error}")
+    return error

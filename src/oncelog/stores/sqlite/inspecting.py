@@ -1,0 +1,135 @@
+"""Looking at a log in a file, for the command line."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from oncelog.core.proof import Block
+from oncelog.core.values import KeyIdentity, LaneHead, Record
+from oncelog.stores.about import About, new_epoch
+from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
+from oncelog.stores.protocol import Consumer, Standing
+from oncelog.stores.sqlite import reading
+from oncelog.stores.sqlite.copying import close_for_good
+from oncelog.stores.sqlite.files import connect
+from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
+from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
+from oncelog.stores.sqlite.moved import demand_not_moved
+from oncelog.stores.sqlite.session import Session
+from oncelog.stores.sqlite.standing import standing_of
+from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.verifying import verify_file
+from oncelog.stores.verifying.findings import ExportedHead, Finding
+from oncelog.stores.viewing import Renewed, TimeSeen
+
+
+class FileView:
+    """See `View` for what each method promises."""
+
+    def __init__(self, connection: Any, path: str, about: About) -> None:
+        self._connection = connection
+        self._path = path
+        self.about = about
+        self._commits, self._erasures, *mark = connection.execute(SQL["state"]).fetchone()
+        self._mark = ClockMark(*mark)
+
+    def heads(self) -> dict[int, LaneHead]:
+        """As `View` says."""
+        return reading.heads(self._connection)
+
+    def policies(self) -> list[tuple[str, str]]:
+        """As `View` says."""
+        found: list[tuple[str, str]] = self._connection.execute(SQL["policies"]).fetchall()
+        return found
+
+    def consumers(self) -> list[Consumer]:
+        """As `View` says."""
+        return reading.consumers(self._connection, self.about.settings.lanes)
+
+    def erasures(self) -> int:
+        """As `View` says."""
+        return int(self._erasures)
+
+    def standing(self, identity: KeyIdentity) -> Standing:
+        """As `View` says."""
+        return standing_of(self._connection, self._index, identity, self.heads(), self.about.settings.lanes)
+
+    def record_at(self, lane: int, position: int) -> Record | None:
+        """As `View` says."""
+        row = self._connection.execute(SQL["records_at"], (f"[{place_of(lane, position)}]",)).fetchone()
+        return None if row is None else reading.record_of(row)
+
+    def block_at(self, lane: int, height: int) -> Block | None:
+        """As `View` says."""
+        row = self._connection.execute(SQL["block"], (lane, height)).fetchone()
+        return None if row is None else Block(*row)
+
+    def time(self) -> TimeSeen:
+        """As `View` says."""
+        blindness = "the machine has been restarted since"
+        return TimeSeen(SystemClock(), "wall clock", self._mark, self._mark.time_ms, blindness)
+
+    def sizes(self) -> dict[str, Any]:
+        """As `View` says."""
+        levels = Counter(segment.level for segment in self._index.segments)
+        # Before the connection is closed: the last one out empties the write-ahead log.
+        wal = Path(f"{self._path}-wal")
+        return {
+            "keys": {
+                "hot": self._index.hot_keys,
+                "sealed": self._index.sealed_keys,
+                "segments": {str(level): levels[level] for level in sorted(levels)},
+            },
+            "bytes": Path(self._path).stat().st_size,
+            "wal_bytes": wal.stat().st_size if wal.exists() else 0,
+        }
+
+    @cached_property
+    def _index(self) -> KeyIndex:
+        index = KeyIndex(self.about.index_secret)
+        lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in self._connection.execute(SQL["lanes"]).fetchall()}
+        index.catch_up(self._connection, self._commits, lanes)
+        return index
+
+
+class FileInspector:
+    """See `Inspector` for what each method promises."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @contextmanager
+    def looking(self) -> Iterator[FileView]:
+        """As `Inspector` says."""
+        with looking_at(self._path) as (connection, about):
+            yield FileView(connection, self._path, about)
+
+    def verify(self, head: ExportedHead | None = None) -> Iterator[Finding]:
+        """As `Inspector` says."""
+        return verify_file(self._path, head)
+
+    def confirm_clock(self) -> None:
+        """As `Inspector` says."""
+        session = Session(self._path, ExistingFile(query_only=False), SystemClock(), bytes, JUMP_MS_MAX)
+        try:
+            session.open(None)
+            session.confirm_clock()
+        finally:
+            session.close()
+
+    def renew_epoch(self) -> Renewed:
+        """As `Inspector` says. Raises StoreError for a log that is open elsewhere, and MovedError."""
+        with looking_at(self._path) as (connection, about):
+            demand_not_moved(connection)
+        renewed = Renewed(about.epoch, new_epoch())
+        try:
+            close_for_good(Path(self._path))
+            with closing(connect(ExistingFile(query_only=False), self._path)) as connection:
+                connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
+        except sqlite3.Error as error:
+            raise in_our_words(error, self._path) from error
+        return renewed

@@ -1,0 +1,54 @@
+"""What SQLite itself says of a file, the tables as they were made, and the quick look at a backup."""
+
+import sqlite3
+from contextlib import closing
+from functools import cache
+from typing import Any
+
+from oncelog.core.proof import Block
+from oncelog.statements import statements_of
+from oncelog.stores.sqlite.index import POSITION_BITS, place_of
+from oncelog.stores.sqlite.reading import heads
+from oncelog.stores.sqlite.statements import SQL, migrations
+from oncelog.stores.verifying.findings import ContradictionError
+
+
+def check_structure(connection: Any) -> None:
+    """SQLite's own check of the file. There is no index beside the tables, so the quick one sees all."""
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found is None or found[0] != "ok":
+        raise ContradictionError("SQLite finds the file damaged: " + " ".join(str(found and found[0]).split()))
+
+
+def check_schema(connection: Any) -> None:
+    """Our tables are the ones that the migrations make."""
+    wanted = _schema_of_migrations()
+    found = dict(connection.execute(SQL["schema"]))
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ContradictionError(f"the table {name} is not as Oncelog makes it")
+
+
+@cache
+def _schema_of_migrations() -> dict[str, str]:
+    with closing(sqlite3.connect(":memory:")) as made:
+        for _, script in migrations():
+            for statement in statements_of(script):
+                made.execute(statement)
+        return dict(made.execute(SQL["schema"]))
+
+
+def check_newest(connection: Any) -> None:
+    """The heads against the newest block and record of each lane only: quick, for a backup that is to be restored."""
+    for lane, head in heads(connection).items():
+        rows = connection.execute(SQL["blocks"], (lane, head.height - 1, 2)).fetchall()
+        block = Block(*rows[0]) if rows else None
+        if head.height == 0 and block is None and head.position == 0:
+            continue
+        if block is None or len(rows) > 1 or block.height != head.height:
+            raise ContradictionError(f"the head says height {head.height}, the blocks do not end there", lane)
+        if block.hash != head.block_hash or block.first_position + block.count - 1 != head.position:
+            raise ContradictionError("the head is not that of the newest block", lane, head.position)
+        last = connection.execute(SQL["last_place"], (place_of(lane, (1 << POSITION_BITS) - 1),)).fetchone()[0]
+        if last != place_of(lane, head.position):
+            raise ContradictionError("the newest record is not the one that the head names", lane, head.position)

@@ -1,0 +1,42 @@
+"""What the index of keys is for: one record an identity while it is remembered."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
+from oncelog.stores.verifying.findings import ContradictionError
+from oncelog.stores.verifying.source import Rules
+
+LogTimeAt = Callable[[int, int], int]
+"""The log time of the record at a lane and a position; 0 if there is none."""
+
+
+def identities_of(record: Record) -> Iterator[KeyIdentity | SequenceIdentity]:
+    """By what a record can be found: its key, and the number that its client gave it."""
+    if record.key:
+        yield record.identity
+    if record.client_sequence:
+        yield (record.policy, record.scope, record.client, record.client_sequence)
+
+
+def judge(records: Iterable[Record], rules: Rules, log_time_at: LogTimeAt) -> None:
+    """Records that share a hash, in order: of one identity several may be only where the older was forgotten."""
+    last: dict[KeyIdentity | SequenceIdentity, Record] = {}
+    for after in records:
+        for identity in identities_of(after):
+            before = last.get(identity)
+            last[identity] = after
+            if before is not None and not _was_forgotten(before, after, rules, log_time_at):
+                raise ContradictionError(
+                    f"stores an identity of {after.policy} {after.scope!r} again that position {before.position} had "
+                    "stored, though it was still remembered",
+                    after.lane,
+                    after.position,
+                )
+
+
+def _was_forgotten(before: Record, after: Record, rules: Rules, log_time_at: LogTimeAt) -> bool:
+    """Whether what `before` left to remember was gone when `after` was decided, as `core.invariants` has it."""
+    interval = rules.settings.eviction_interval
+    evicting = (after.position - 1) // interval * interval
+    retention = rules.policies[after.policy].retention
+    return not retention.remembers(before.log_time_ms, after.log_time_ms, log_time_at(after.lane, evicting))

@@ -1,0 +1,74 @@
+"""What a log knows besides records: members, leases, consumers, rates, policies."""
+
+from collections.abc import Iterable, Iterator, Set
+
+import msgspec
+
+from oncelog.core.policy import Policy
+from oncelog.core.rates import FULL_AFTER_US_MAX
+from oncelog.stores.side_state import TABLES, Table, lane_of_scope
+from oncelog.stores.verifying.findings import ContradictionError, Progress
+from oncelog.stores.verifying.indexes import REPORT_ROWS, in_order
+from oncelog.stores.verifying.source import Rules, Source
+
+
+def declared(declarations: Iterable[tuple[str, str]]) -> dict[str, Policy]:
+    """The policies, by name."""
+    policies = {}
+    for name, declaration in declarations:
+        try:
+            policy = msgspec.json.decode(declaration, type=Policy)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise ContradictionError(f"the declaration of the policy {name!r} cannot be read: {error}") from error
+        if policy.name != name:
+            raise ContradictionError(f"the policy {name!r} is declared with the name {policy.name!r}")
+        policies[name] = policy
+    return policies
+
+
+def check_side_state(source: Source, rules: Rules) -> Iterator[Progress]:
+    """Everything else can be read, is in its lane, and is not beyond its stream or lane."""
+    lanes = {lane for lane, head in source.heads().items() if head.revision}
+    for table in TABLES:
+        yield from _check_table(source, table, rules, lanes)
+    beyond = source.first("acknowledged_beyond")
+    if beyond is not None:
+        lane, scope, member, sequence, newest = beyond
+        raise ContradictionError(f"{member!r} has acknowledged {sequence} of {scope!r}, which ends at {newest}", lane)
+    beyond = source.first("lease_beyond")
+    if beyond is not None:
+        lane, policy, scope, key_hex, fence, newest = beyond
+        raise ContradictionError(
+            f"the lease of {policy!r} {scope!r} {key_hex!r} has fence {fence}, and the lane gave out {newest} at most",
+            lane,
+        )
+    beyond = source.first("rate_beyond", FULL_AFTER_US_MAX)
+    if beyond is not None:
+        lane, scope, actor, full_at_us, log_time_ms = beyond
+        where = f"in {scope!r} " if scope else ""
+        raise ContradictionError(
+            f"the rate of {actor!r} {where}is whole again at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
+            lane,
+        )
+    for consumer in source.consumers():
+        if consumer.cursor < 0 or consumer.lag < 0:
+            order = f"the stream {consumer.scope!r}" if consumer.scope else "lane 0"
+            raise ContradictionError(
+                f"the consumer {consumer.name!r} is at {consumer.cursor}, and {order} ends at "
+                f"{consumer.cursor + consumer.lag}"
+            )
+
+
+def _check_table(source: Source, table: Table, rules: Rules, lanes: Set[int]) -> Iterator[Progress]:
+    where = f"the table oncelog_{table.name}"
+    width = 1 + len(table.keys)
+    for count, row in enumerate(in_order(source.rows_of(table), width, where), 1):
+        try:
+            key = table.key_of(row[1:width])
+            table.value_of(row[width:])
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ContradictionError(f"{where} cannot be read at {row[:width]!r}: {error}", row[0]) from error
+        if row[0] not in lanes or lane_of_scope(table.scope(key), rules.settings.lanes) != row[0]:
+            raise ContradictionError(f"{where} has {row[:width]!r} in a lane where it does not belong", row[0])
+        if count % REPORT_ROWS == 0:
+            yield Progress(table.name, count)

@@ -1,0 +1,87 @@
+"""What the commands that look at a log need of it, whatever database it lies in."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from oncelog.core.proof import Block
+from oncelog.core.values import KeyIdentity, LaneHead, Record
+from oncelog.stores.about import About
+from oncelog.stores.clock import Clock, ClockMark
+from oncelog.stores.protocol import Consumer, Standing
+from oncelog.stores.verifying.findings import ExportedHead, Finding
+
+
+class TimeSeen(Struct, frozen=True):
+    """The clock that a log's time comes from, and what is known of it."""
+
+    clock: Clock
+    name: str
+    """What people call it."""
+    mark: ClockMark
+    """What it showed at a commit, as far as this machine can tell."""
+    newest_ms: int
+    """The time of the newest commit; 0 if there is none."""
+    blindness: str
+    """Why a jump could not be seen, where the mark is not of this start of this machine."""
+
+
+class Renewed(Struct, frozen=True):
+    """What has become of an epoch."""
+
+    old_epoch: str
+    new_epoch: str
+
+
+class View(Protocol):
+    """A log in one read transaction."""
+
+    about: About
+
+    def heads(self) -> Mapping[int, LaneHead]:
+        """Of the lanes that have been written to."""
+
+    def policies(self) -> list[tuple[str, str]]:
+        """Names and declarations."""
+
+    def consumers(self) -> list[Consumer]:
+        """All of them, with how far each is behind."""
+
+    def erasures(self) -> int:
+        """How many there have been."""
+
+    def standing(self, identity: KeyIdentity) -> Standing:
+        """As `Store.standing`, but for the time."""
+
+    def record_at(self, lane: int, position: int) -> Record | None:
+        """What stands at a place."""
+
+    def block_at(self, lane: int, height: int) -> Block | None:
+        """The block of a height."""
+
+    def time(self) -> TimeSeen:
+        """What is known of the clock."""
+
+    def sizes(self) -> dict[str, Any]:
+        """What only this database has to say of itself, for `oncelog stats`."""
+
+
+class Inspector(Protocol):
+    """Looks at a log that is there. None of it makes a log or migrates one.
+
+    Every method raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError.
+    """
+
+    def looking(self) -> AbstractContextManager[View]:
+        """A view, which ends with the block."""
+
+    def verify(self, head: ExportedHead | None = None) -> Iterator[Finding]:
+        """Goes through a log. The last finding is a Lie, the first one found, or Passed; before it comes Progress."""
+
+    def confirm_clock(self) -> None:
+        """Believes the clock."""
+
+    def renew_epoch(self) -> Renewed:
+        """Gives the log another epoch: whoever has read further than it goes is told so."""

@@ -1,0 +1,341 @@
+"""A proxy for sessions with PostgreSQL that ends them at chosen moments: most of all around COMMIT.
+
+    async with PostgresProxy(server.address) as proxy:
+        store = PostgresStore(proxy.address)
+        proxy.fates.append(Fate.CUT_AT_ANSWER)  # the next COMMIT is made, and nobody is told
+        ...
+        assert proxy.done[Fate.CUT_AT_ANSWER]
+
+It reads the messages that pass (a type, a length, a body; before the session begins a length and a code) and knows a
+COMMIT that is sent as a simple query. What becomes of a COMMIT is what `fates` says next, else what the faults and the
+seed say: that follows from the number of the connection and the place of the message there, and from nothing else.
+Answers can be held back (`hold`), sessions can be left open and deaf (`stall_all`, `deaf_sessions`), and the server can
+be out of reach (`is_shut`). Requests to cancel a statement are counted. It speaks no TLS: the server must not either.
+"""
+
+import asyncio
+from asyncio import StreamReader, StreamWriter
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from oncelog.testing.proxy_connection import CHUNK_BYTES, close
+
+HOST: Final = "127.0.0.1"
+CANCEL_REQUEST: Final = 80877102
+_ENCRYPTION_REQUESTS: Final = (80877103, 80877104)
+_COMMIT: Final = b"COMMIT"
+_SIMPLE_QUERY: Final = ord("Q")
+_READY: Final = ord("Z")
+
+
+class Fate(StrEnum):
+    """What becomes of a COMMIT."""
+
+    CUT_BEFORE = "cut_before"
+    """It does not reach the server."""
+    CUT_AFTER = "cut_after"
+    """It is passed on, and the connection ends at once."""
+    CUT_AT_ANSWER = "cut_at_answer"
+    """The server has answered; nothing of that is passed on."""
+    CUT_IN_ANSWER = "cut_in_answer"
+    """The first half of the answer's bytes is passed on."""
+    STALLED = "stalled"
+    """It is passed on; its answer vanishes, and all that comes after it, while the connection stays open."""
+
+
+class Incident(StrEnum):
+    """What else can happen, as `PostgresProxy.done` counts it."""
+
+    REFUSED = "refused"
+    """A connection was accepted and closed at once."""
+    CUT = "cut"
+    """The connection was ended at another message, in the middle of it or behind it."""
+    PASSED = "passed"
+    """A COMMIT was passed on, and so was its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresFaults:
+    """How often what happens: 0 is never, 1 is always."""
+
+    refuse_rate: float = 0.0
+    """Per connection."""
+    commit_rate: float = 0.0
+    """Per COMMIT: one of the fates, any of them."""
+    cut_rate: float = 0.0
+    """Per other message to the server."""
+
+
+NO_FAULTS: Final = PostgresFaults()
+
+
+class Held:
+    """A query, or the answer to one, that is held back: `reached` returns when it has come as far as the proxy."""
+
+    def __init__(self, statement: bytes, *, is_query: bool) -> None:
+        self.statement = statement
+        self.is_query = is_query
+        self._arrived = asyncio.Event()
+        self._released = asyncio.Event()
+
+    async def reached(self) -> None:
+        """It is here. Of an answer: the server has done what it was asked for, and its client does not know yet."""
+        await self._arrived.wait()
+
+    def let_go(self) -> None:
+        """It goes on."""
+        self._released.set()
+
+    async def keep(self) -> None:
+        """For the proxy: until it is let go."""
+        self._arrived.set()
+        await self._released.wait()
+
+
+class PostgresProxy:
+    """Listens on a port of its own, as an asynchronous context manager. `target` is the address of a database."""
+
+    def __init__(self, target: str, *, seed: int = 0, faults: PostgresFaults = NO_FAULTS) -> None:
+        self.target = target
+        """Where new connections go; the first host of it."""
+        self.seed = seed
+        self.faults = faults
+        self.fates: deque[Fate] = deque()
+        """Of the next COMMITs, whichever connections they come on."""
+        self.is_shut = False
+        """Whether the server is out of reach for new connections."""
+        self.deaf_sessions = 0
+        """So many of the next sessions hear nothing once they have begun."""
+        self.cancel_requests = 0
+        self.accepted_count = 0
+        self.done: Counter[str] = Counter()
+        self.held: list[Held] = []
+        self._server: asyncio.Server | None = None
+        self._links: set[_Link] = set()
+
+    def __repr__(self) -> str:
+        return f"PostgresProxy(seed={self.seed}, faults={self.faults}, done={dict(self.done)})"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, HOST, 0, limit=CHUNK_BYTES)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        tasks = [link.task for link in self._links]
+        self.cut_all()
+        if tasks:
+            await asyncio.wait(tasks)
+        await server.wait_closed()
+
+    @property
+    def address(self) -> str:
+        """The target's address, through the proxy."""
+        if self._server is None:
+            raise RuntimeError("the proxy has no address before it is started, or after it was closed")
+        parts = urlsplit(self.target)
+        user, at, _ = parts.netloc.rpartition("@")
+        port = self._server.sockets[0].getsockname()[1]
+        return urlunsplit(parts._replace(netloc=f"{user}{at}{HOST}:{port}"))
+
+    def hold(self, statement: str, *, is_query: bool = False) -> Held:
+        """The answer to the next simple query that begins so is held back; or the query itself."""
+        held = Held(statement.encode(), is_query=is_query)
+        self.held.append(held)
+        return held
+
+    def stall_all(self) -> None:
+        """Nothing that the server says reaches those who are connected now; their connections stay open."""
+        for link in self._links:
+            link.is_deaf = True
+
+    def cut_all(self) -> None:
+        """Ends every connection that is open, with a RST to both ends."""
+        for link in list(self._links):
+            link.cut()
+
+    def calm(self) -> None:
+        """No fault happens from here on. Connections that have lost bytes are cut."""
+        self.faults = NO_FAULTS
+        self.fates.clear()
+        for link in list(self._links):
+            if link.is_deaf:
+                link.cut()
+
+    @property
+    def open_count(self) -> int:
+        """How many connections are open."""
+        return len(self._links)
+
+    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        self.accepted_count += 1
+        chance = Random(f"{self.seed}/{self.accepted_count}")  # noqa: S311 - it must be repeatable
+        if self._server is None or self.is_shut or chance.random() < self.faults.refuse_rate:
+            self.done[Incident.REFUSED] += 1
+            close(writer, is_reset=False)
+            return
+        link = _Link(self, chance, reader, writer)
+        self._links.add(link)
+        link.task.add_done_callback(lambda _: self._links.discard(link))
+
+
+class _CutError(Exception):
+    """The connection is to be ended; not an error of anybody's. What has been passed on is to arrive."""
+
+
+class _Link:
+    """One connection: two sockets, and a task for each direction between them."""
+
+    def __init__(self, proxy: PostgresProxy, chance: Random, reader: StreamReader, writer: StreamWriter) -> None:
+        self.is_deaf = False
+        self._proxy = proxy
+        self._chance = chance
+        self._client = reader
+        self._writers = [writer]
+        self._sent = Messages(has_begun=False)
+        self._said = Messages(has_begun=True)
+        self._fate: Fate | None = None
+        """Of a COMMIT that was passed on and is not answered yet."""
+        self._held: Held | None = None
+        self._becomes_deaf = proxy.deaf_sessions > 0
+        proxy.deaf_sessions -= self._becomes_deaf
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    def cut(self) -> None:
+        self._hang_up(is_reset=True)
+        self.task.cancel()
+
+    async def _run(self) -> None:
+        parts = urlsplit(self._proxy.target)
+        try:
+            server, to_server = await asyncio.open_connection(parts.hostname, parts.port, limit=CHUNK_BYTES)
+            self._writers.append(to_server)
+            for writer in self._writers:
+                # What `drain` has waited for is with the kernel, even if we cut a moment later.
+                writer.transport.set_write_buffer_limits(high=0)
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(self._carry_to_server(to_server))
+                directions.create_task(self._carry_to_client(server, self._writers[0]))
+        except* (_CutError, OSError):
+            pass
+        finally:
+            self._hang_up(is_reset=False)
+            for writer in self._writers:
+                with suppress(OSError):
+                    await writer.wait_closed()
+
+    def _hang_up(self, *, is_reset: bool) -> None:
+        for writer in self._writers:
+            close(writer, is_reset=is_reset)
+
+    # --- to the server
+
+    async def _carry_to_server(self, writer: StreamWriter) -> None:
+        while data := await self._client.read(CHUNK_BYTES):
+            for message in self._sent.feed(data):
+                self._note(message)
+                if self._sent.has_begun:
+                    await self._decide(message, writer)
+                await _pass(message, writer)
+                if self._fate is Fate.CUT_AFTER:
+                    raise _CutError
+        raise _CutError
+
+    def _note(self, message: bytes) -> None:
+        if not self._sent.has_begun:
+            code = int.from_bytes(message[4:8], "big")
+            self._proxy.cancel_requests += code == CANCEL_REQUEST
+            self._said.awaits_one_byte = code in _ENCRYPTION_REQUESTS
+            self._sent.has_begun = not self._said.awaits_one_byte
+
+    async def _decide(self, message: bytes, writer: StreamWriter) -> None:
+        """What happens to a message; raises to end the connection before it is passed on."""
+        is_cut, where, which = (self._chance.random() for _ in range(3))
+        proxy = self._proxy
+        query = message[5:] if message[0] == _SIMPLE_QUERY else b""
+        self._held = next((held for held in proxy.held if query and query.startswith(held.statement)), None)
+        if self._held is not None:
+            proxy.held.remove(self._held)
+            if self._held.is_query:
+                held, self._held = self._held, None
+                await held.keep()
+        if query.startswith(_COMMIT):
+            self._fate = None
+            if proxy.fates:
+                self._fate = proxy.fates.popleft()
+            elif is_cut < proxy.faults.commit_rate:
+                self._fate = list(Fate)[int(which * len(Fate))]
+            proxy.done[self._fate or Incident.PASSED] += 1
+            self.is_deaf = self.is_deaf or self._fate is Fate.STALLED
+            if self._fate is Fate.CUT_BEFORE:
+                raise _CutError
+        elif is_cut < proxy.faults.cut_rate:
+            proxy.done[Incident.CUT] += 1
+            await _pass(message[: int(where * (len(message) + 1))], writer)
+            raise _CutError
+
+    # --- to the client
+
+    async def _carry_to_client(self, reader: StreamReader, writer: StreamWriter) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            if self._held is not None:
+                held, self._held = self._held, None
+                await held.keep()
+            if self.is_deaf:
+                continue
+            if self._fate is Fate.CUT_AT_ANSWER:
+                raise _CutError
+            if self._fate is Fate.CUT_IN_ANSWER:
+                await _pass(data[: len(data) // 2], writer)
+                raise _CutError
+            messages = self._said.feed(data)
+            await _pass(b"".join(messages), writer)
+            self.is_deaf = self.is_deaf or (self._becomes_deaf and any(message[0] == _READY for message in messages))
+        raise _CutError
+
+
+class Messages:
+    """Divides what one end says into messages."""
+
+    def __init__(self, *, has_begun: bool) -> None:
+        self.has_begun = has_begun
+        """Whether messages have a type; before that they have none."""
+        self.awaits_one_byte = False
+        """The answer to a request for encryption is one byte."""
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that are whole by now. The caller may set `has_begun` between two calls only."""
+        found = []
+        data, self._rest = self._rest + data, b""
+        if self.awaits_one_byte and data:
+            if data[:1] != b"N":
+                raise RuntimeError("the server speaks TLS, and the proxy does not: set sslmode=disable")
+            self.awaits_one_byte = False
+            found.append(data[:1])
+            data = data[1:]
+        start, head = 0, 5 if self.has_begun else 4
+        while len(data) >= start + head:
+            end = start + head - 4 + int.from_bytes(data[start + head - 4 : start + head], "big")
+            if len(data) < end:
+                break
+            found.append(data[start:end])
+            start = end
+        self._rest = data[start:]
+        return found
+
+
+async def _pass(data: bytes, writer: StreamWriter) -> None:
+    writer.write(data)
+    await writer.drain()

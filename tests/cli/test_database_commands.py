@@ -1,0 +1,210 @@
+"""What commands say of a database that cannot be looked at: one line, never the password."""
+
+import builtins
+import importlib
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import sample
+from databases import query, server_address
+from oncelog.cli import app
+
+RUNNER = CliRunner()
+COMMANDS = (
+    ["verify"],
+    ["head"],
+    ["stats"],
+    ["clock"],
+    ["clock", "--confirm"],
+    ["show", "0:1"],
+    ["epoch"],
+    ["epoch", "--renew"],
+)
+
+
+def refused(address: str, words: str, status: int = 2) -> None:
+    for name, *arguments in COMMANDS:
+        done = RUNNER.invoke(app, [name, address, *arguments])
+        assert done.exit_code == status, (name, done.output)
+        assert words in done.stderr, (name, done.stderr)
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("oncelog: ")
+        assert "secret" not in done.output
+
+
+def test_a_database_without_a_log_is_left_without_one(database: str) -> None:
+    refused(database, "has no log in it")
+    schema = database.rpartition("=")[2]
+    assert query(database, "SELECT count(*) FROM pg_class WHERE relnamespace = $1::text::regnamespace", schema) == [
+        (0,)
+    ]
+
+
+def test_a_table_of_that_name_that_is_not_ours(database: str) -> None:
+    query(database, "CREATE TABLE oncelog_log (x integer)")
+    refused(database, "that is not ours")
+
+
+def test_a_log_of_a_newer_oncelog(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    query(database, "UPDATE oncelog_log SET schema_version = 99")
+    refused(database, "newer Oncelog (schema 99")
+
+
+def test_a_log_that_is_still_being_moved_here(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    query(database, "UPDATE oncelog_state SET move = 'x'")
+    refused(database, "has not ended: run `oncelog move` again")
+
+
+def test_a_log_of_an_older_oncelog(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    query(database, "UPDATE oncelog_log SET schema_version = 0")
+    for command in ("verify", "stats"):
+        done = RUNNER.invoke(app, [command, database])
+        assert done.exit_code == 2
+        assert "has schema 0; this Oncelog reads schema" in done.stderr
+
+
+def test_a_log_without_its_state_is_damaged(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    query(database, "DELETE FROM oncelog_state")
+    for command in ("stats", "clock", "verify", "head"):
+        done = RUNNER.invoke(app, [command, database])
+        assert done.exit_code == (1 if command == "verify" else 2)
+        assert "has no row" in done.output
+
+
+def test_a_table_that_is_gone_is_damage(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    query(database, "DROP TABLE oncelog_lanes")
+    for command in ("stats", "verify", "head"):
+        done = RUNNER.invoke(app, [command, database])
+        assert done.exit_code == (1 if command == "verify" else 2)
+        assert "oncelog_lanes" in done.output
+
+
+def test_a_server_that_cannot_be_reached() -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        port = taken.getsockname()[1]
+        refused(f"postgresql://ann:secret@127.0.0.1:{port}/orders", "cannot be reached: ")
+
+
+def test_a_database_that_is_not_there() -> None:
+    refused(urlsplit(server_address())._replace(path="/nowhere").geturl(), 'database "nowhere" does not exist')
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["postgresql://ann:secret/orders", "postgresql://ann:se[secret@host/orders", "postgresql://h:secret@h:x/o"],
+)
+def test_an_address_that_cannot_be_read(address: str) -> None:
+    refused(address, "the address cannot be read")
+
+
+def test_a_parameter_of_an_address_that_is_none() -> None:
+    refused("postgresql://ann:secret@127.0.0.1/orders?sslmode=nonsense", "`sslmode` parameter must be one of")
+
+
+class Doorkeeper:
+    """Asks for a password as a server does, and takes none."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._refuse_all)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"postgresql://ann:secret@127.0.0.1:{self._listening.getsockname()[1]}/orders"
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join()
+
+    def _refuse_all(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            with connection:
+                self._refuse(connection)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        data = connection.recv(4096)
+        if data[4:8] == struct.pack("!i", 80877103):  # may it be encrypted?
+            connection.sendall(b"N")
+            data = connection.recv(4096)
+        if data:
+            connection.sendall(b"R" + struct.pack("!ii", 8, 3))
+            connection.recv(4096)
+            said = b'SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed for user "ann"\0\0'
+            connection.sendall(b"E" + struct.pack("!i", 4 + len(said)) + said)
+
+
+@pytest.fixture
+def doorkeeper() -> Iterator[Doorkeeper]:
+    with closing(Doorkeeper()) as found:
+        yield found
+
+
+def test_a_password_that_is_wrong(doorkeeper: Doorkeeper) -> None:
+    refused(doorkeeper.address, 'password authentication failed for user "ann"')
+
+
+def test_an_interrupt_in_the_middle_of_an_answer_ends_a_command_with_130(database: str) -> None:
+    sample.make_log(database, rounds=0)
+    slow = (
+        "import asyncio, os, signal, oncelog.stores.postgres.looking as looking\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "async def interrupted(*_):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    await asyncio.Event().wait()\n"
+        "looking._page = interrupted\n"
+        "from oncelog.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", slow, "verify", database]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_where_the_driver_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_asyncpg(name: str, *arguments: Any, **named: Any) -> Any:
+        if name == "asyncpg":
+            raise ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg")
+        return real(name, *arguments, **named)
+
+    for name in [one for one in sys.modules if one.startswith("oncelog.stores.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_asyncpg)
+    importlib.invalidate_caches()
+    refused("postgresql://ann:secret@127.0.0.1/orders", "pip install 'oncelog[postgres]'")
+
+
+@pytest.mark.parametrize("address", ["postgresql://ann:secret@host/orders", "postgresql://ann:se[secret@host/orders"])
+def test_a_database_is_backed_up_with_its_own_tools(address: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    for command in (["backup", address, str(path)], ["restore", str(path), address], ["restore", address, str(path)]):
+        done = RUNNER.invoke(app, command)
+        assert done.exit_code == 2
+        assert "secret" not in done.output
+        for words in ("pg_dump", "pg_basebackup", "oncelog epoch ADDRESS --renew"):
+            assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []

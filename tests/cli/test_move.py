@@ -1,0 +1,168 @@
+"""`oncelog move`: what it says, what it refuses, how it ends, and what the other commands make of a file afterwards."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cli.sample import make_log
+from databases import address_of, query
+from oncelog.cli import app
+from oncelog.stores.sqlite.files import SCHEMA_VERSION
+from stores.sessions import make_older
+
+RUNNER = CliRunner()
+INTERRUPTED = """
+import sys
+from stores.move_worker import small_slices, stop_by
+small_slices()
+stop_by("target.take.after", 3, sys.argv.pop(1))
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from oncelog.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.db"
+    make_log(path, rounds=4)
+    return path
+
+
+def moved(log: Path | str, address: Path | str) -> Result:
+    return RUNNER.invoke(app, ["move", str(log), str(address)])
+
+
+def shown(address: str) -> str:
+    return address.partition("?")[0]
+
+
+def test_it_says_what_was_moved_and_where_to(log: Path, database: str) -> None:
+    with closing(sqlite3.connect(log)) as connection:
+        connection.execute("CREATE TABLE accounts (name TEXT)")
+        (records,) = connection.execute("SELECT count(*) FROM oncelog_records").fetchone()
+        (epoch,) = connection.execute("SELECT epoch FROM oncelog_log").fetchone()
+    done = moved(log, database)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [
+        f"{records} records in 5 lanes moved from {log} to {shown(database)} (epoch {epoch})",
+        f"{log} can still be read, and takes no more writes: open {shown(database)}",
+        f"tables that are not the log's stay in {log}: accounts",
+    ]
+    again = moved(log, database)
+    assert again.exit_code == 0
+    assert again.stdout == (
+        f"{log} has been moved to {shown(database)} (epoch {epoch}) already; nothing is left to do\n"
+    )
+
+
+def test_the_commands_that_read_still_do(log: Path, database: str, tmp_path: Path) -> None:
+    before = RUNNER.invoke(app, ["head", str(log)]).stdout
+    moved(log, database)
+    assert RUNNER.invoke(app, ["head", str(log)]).stdout == before
+    (tmp_path / "head.json").write_text(before)
+    copy = str(tmp_path / "copy.db")
+    for command in (
+        ["verify", str(log), "--head", str(tmp_path / "head.json")],
+        ["show", str(log), "0:1"],
+        ["stats", str(log)],
+        ["clock", str(log)],
+        ["backup", str(log), copy],
+        ["verify", copy],
+        ["verify", database, "--head", str(tmp_path / "head.json")],
+    ):
+        done = RUNNER.invoke(app, command)
+        assert done.exit_code == 0, (command, done.output)
+    done = RUNNER.invoke(app, ["clock", str(log), "--confirm"])
+    assert done.exit_code == 2
+    assert f"has been moved to {shown(database)}: open the log there" in done.stderr
+
+
+def test_a_restored_copy_can_be_opened(log: Path, database: str, tmp_path: Path) -> None:
+    moved(log, database)
+    restored = str(tmp_path / "restored.db")
+    assert RUNNER.invoke(app, ["restore", str(log), restored]).exit_code == 0
+    assert RUNNER.invoke(app, ["clock", restored, "--confirm"]).exit_code == 0
+    assert moved(restored, address_of(tmp_path / "another")).exit_code == 0
+
+
+@pytest.mark.parametrize("how", ["term", "int"])
+def test_an_interrupt_says_how_to_go_on(log: Path, database: str, how: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", INTERRUPTED, how, "move", str(log), database]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert done.stderr == "oncelog: interrupted. Run the same command again, and it goes on.\n"
+    assert done.stdout == ""
+    assert 0 < query(database, "SELECT count(*) FROM oncelog_records")[0][0] < 40
+    assert moved(log, database).exit_code == 0
+
+
+def refused(log: Path | str, address: Path | str) -> str:
+    done = moved(log, address)
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith("oncelog: ")
+    return done.stderr
+
+
+def test_it_goes_from_a_file_to_a_database(log: Path, database: str, tmp_path: Path) -> None:
+    for one, other in ((log, tmp_path / "other.db"), (database, log), (database, database)):
+        assert "move goes from a file to a database" in refused(one, other)
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_a_file_that_cannot_be_moved_is_named(log: Path, database: str, tmp_path: Path) -> None:
+    assert "does not exist" in refused(tmp_path / "missing.db", database)
+    (tmp_path / "text.db").write_text("Dear diary\n" * 100)
+    assert "no SQLite database" in refused(tmp_path / "text.db", database)
+    with closing(sqlite3.connect(log, isolation_level=None)) as connection:
+        connection.execute("UPDATE oncelog_log SET schema_version = 99")
+    assert "newer Oncelog" in refused(log, database)
+    with closing(sqlite3.connect(log, isolation_level=None)) as connection:
+        connection.execute("UPDATE oncelog_log SET schema_version = ?", (SCHEMA_VERSION,))
+    make_older(log)
+    assert "Opening the log with it once brings the file up to date" in refused(log, database)
+    log.write_bytes(log.read_bytes()[:-8192])
+    assert "oncelog: " in refused(log, database)
+    assert query(database, "SELECT to_regclass('oncelog_log')") == [(None,)]
+
+
+def test_a_database_that_cannot_take_it_is_named(log: Path, database: str) -> None:
+    before = log.read_bytes()
+    nobody = "postgresql://postgres:secret@127.0.0.1:1/postgres"
+    said = refused(log, nobody)
+    assert "postgresql://postgres@127.0.0.1:1/postgres" in said
+    assert "secret" not in said
+    assert "does not exist" in refused(log, database.replace("/postgres?", "/nowhere?"))
+    assert "names no schema that exists" in refused(log, database + "x")
+    assert "oncelog: " in refused(log, database + "&default_transaction_read_only=on")  # as a standby is
+    other = address_of(log / "other")
+    another = log.with_name("another.db")
+    make_log(another, rounds=1)
+    assert moved(another, other).exit_code == 0
+    assert "has another log in it" in refused(log, other)
+    assert log.read_bytes() == before
+
+
+def test_help_has_an_example() -> None:
+    done = RUNNER.invoke(app, ["move", "--help"])
+    assert done.exit_code == 0
+    assert "Example:" in done.stdout
+    assert "oncelog move orders.db postgresql://" in done.stdout
+
+
+def test_a_moved_file_is_told_to_programs_that_ask(log: Path, database: str) -> None:
+    moved(log, database)
+    with closing(sqlite3.connect(log)) as connection:
+        (text,) = connection.execute("SELECT moved FROM oncelog_state").fetchone()
+    assert json.loads(text)["target"] == shown(database)

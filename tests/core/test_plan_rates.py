@@ -1,0 +1,275 @@
+"""Rates: how many new writes an actor may make. test_plan_model.py has them in generated histories."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from core.writes import Log, committed, event, message, refused, replayed, result
+from oncelog.core.footprint import Footprint, footprint
+from oncelog.core.identity import lane_of
+from oncelog.core.limits import RATE_MAX
+from oncelog.core.policy import RUNS
+from oncelog.core.rates import FULL_AFTER_US_MAX, is_full
+from oncelog.core.values import (
+    Bucket,
+    Claim,
+    Committed,
+    Granted,
+    Mode,
+    Rate,
+    Reason,
+    Request,
+    SetMember,
+    Settings,
+    Submission,
+    Verdict,
+)
+
+TWO = Rate(2, burst=2)
+
+
+def rated(number: int, rate: Any = TWO, actor: str = "user:ann", **more: Any) -> Submission:
+    return event(number, actor=actor, rate=rate, **more)
+
+
+def waits_ms(verdict: Verdict) -> int:
+    return refused(verdict, Reason.RATE_LIMITED).retry_after_ms
+
+
+# --- how many, and when again ------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-30")
+def test_so_many_are_taken_at_once_and_one_whenever_it_has_come_back() -> None:
+    log = Log()
+    assert [type(log(rated(number))) for number in (1, 2)] == [Committed, Committed]
+    late = refused(log(rated(3)), Reason.RATE_LIMITED)
+    assert (late.retry_after_ms, late.message) == (500, "the limit of new writes is used up; try again in 500 ms")
+    log.now_ms += 499
+    assert waits_ms(log(rated(3))) == 1
+    log.now_ms += 1
+    committed(log(rated(3)))
+    assert waits_ms(log(rated(4))) == 500
+    log.now_ms += 10_000
+    first, second, third = log.together(rated(4), rated(5), rated(6))
+    assert [committed(first).position, committed(second).position] == [4, 5]
+    assert waits_ms(third) == 500
+
+
+def test_a_burst_can_be_more_or_less_than_a_second_gives() -> None:
+    log = Log()
+    assert [type(log(rated(number, Rate(1, burst=3)))) for number in range(1, 4)] == [Committed] * 3
+    assert waits_ms(log(rated(4, Rate(1, burst=3)))) == 1000
+    committed(log(rated(11, Rate(1000, burst=1), actor="user:bob")))
+    assert waits_ms(log(rated(12, Rate(1000, burst=1), actor="user:bob"))) == 1
+
+
+def test_what_a_write_costs_is_rounded_up() -> None:
+    """A third of a second and a bit: never more are let through than the rate says."""
+    log = Log()
+    three = Rate(3, burst=3)
+    for number in range(1, 4):
+        committed(log(rated(number, three)))
+    assert log.snapshot.rates == {("", "user:ann"): Bucket(log.now_ms * 1000 + 3 * 333_334)}
+    log.now_ms += 1000
+    assert [type(one).__name__ for one in log.apart(*[rated(number, three) for number in range(4, 8)])] == [
+        "Committed",
+        "Committed",
+        "Refused",
+        "Refused",
+    ]
+    log.now_ms += 1
+    committed(log(rated(7, three)))
+
+
+def test_the_time_is_that_of_the_log_and_never_goes_back() -> None:
+    log = Log()
+    log.together(rated(1), rated(2))
+    log.now_ms -= 60_000
+    assert waits_ms(log(rated(3))) == 500
+    log(event(9, actor="user:bob"))
+    assert waits_ms(log(rated(3))) == 500
+
+
+def test_a_bucket_that_is_full_again_is_as_good_as_none() -> None:
+    log = Log()
+    log.together(rated(1), rated(2))
+    (bucket,) = log.snapshot.rates.values()
+    assert (is_full(bucket, log.now_ms + 999), is_full(bucket, log.now_ms + 1000)) == (False, True)
+    log.now_ms += 1000
+    with_it = [type(one) for one in log.together(rated(3), rated(4), rated(5))]
+    other = Log()
+    other.now_ms = log.now_ms
+    assert with_it == [type(one) for one in other.together(rated(3), rated(4), rated(5))]
+
+
+# --- what is counted, and for whom ---------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-15", "CO-18")
+def test_a_known_write_costs_nothing_and_is_answered_when_all_is_used_up() -> None:
+    log = Log()
+    receipt = committed(log(rated(1)))
+    for _ in range(5):
+        assert replayed(log(rated(1))).receipt == receipt
+    refused(log(replace(rated(1), fingerprint=b"other")), Reason.IDENTITY_REUSED)
+    committed(log(rated(2)))
+    assert waits_ms(log(rated(3))) == 500
+    assert replayed(log(rated(1))).receipt == receipt
+    first, twin, _ = log.apart(rated(4, actor="user:bob"), rated(4, actor="user:bob"), rated(5, actor="user:bob"))
+    assert replayed(twin).receipt == committed(first)
+    assert log.snapshot.rates["", "user:bob"] == Bucket(log.now_ms * 1000 + 1_000_000)
+
+
+@pytest.mark.rule("CO-18")
+def test_it_is_the_last_check_and_what_is_refused_takes_nothing() -> None:
+    log = Log()
+    one = Rate(1, burst=1)
+    refused(log(rated(1, one, expected_position=7)), Reason.UNEXPECTED_POSITION)
+    refused(log(rated(1, one), lambda _: "no"), Reason.INVALID)
+    refused(log(rated(1, one, retry_after_ms=77)), Reason.RATE_LIMITED)
+    assert not log.snapshot.rates
+    committed(log(rated(1, one)))
+    before = log.snapshot.rates["", "user:ann"]
+    refused(log(rated(2, one, expected_position=7)), Reason.UNEXPECTED_POSITION)
+    refused(log(rated(2, one), lambda _: "no"), Reason.INVALID)
+    assert waits_ms(log(rated(2, one, retry_after_ms=77))) == 77
+    assert waits_ms(log(rated(2, one))) == 1000
+    assert log.snapshot.rates["", "user:ann"] == before
+
+
+def test_every_actor_has_their_own_and_what_has_no_rate_takes_nothing() -> None:
+    log = Log()
+    for number in range(10):
+        committed(log(event(number + 1, actor="user:ann")))
+    assert not log.snapshot.rates
+    log.together(rated(21), rated(22))
+    refused(log(rated(23)), Reason.RATE_LIMITED)
+    committed(log(rated(24, actor="user:bob")))
+    committed(log(event(25, actor="user:ann")))
+
+
+def test_events_are_counted_over_the_log_and_other_writes_by_stream() -> None:
+    log = Log()
+    for scope in ("chat/1", "chat/2"):
+        log(SetMember(scope, "user:ann"))
+    committed(log(replace(rated(1), scope="project/1")))
+    committed(log(replace(rated(1), scope="project/2")))
+    refused(log(rated(1)), Reason.RATE_LIMITED)
+    for number, scope in enumerate(("chat/1", "chat/2"), 10):
+        committed(log(message(number, scope=scope, rate=Rate(1, burst=1))))
+        refused(log(message(number + 5, scope=scope, rate=Rate(1, burst=1))), Reason.RATE_LIMITED)
+    assert log.snapshot.rates.keys() == {("", "user:ann"), ("chat/1", "user:ann"), ("chat/2", "user:ann")}
+
+
+def test_work_under_a_lease_was_let_in_when_it_was_claimed() -> None:
+    log = Log()
+    one = Rate(1, burst=1)
+    committed(log(replace(result(1), rate=one)))
+    claim = Claim(policy=RUNS, scope="campaign/1", key=result(2).key, fingerprint=b"", holder="h")
+    assert log(claim) == Granted(1, log.now_ms + 30_000)
+    before = dict(log.snapshot.rates)
+    committed(log(replace(result(2, holder="h", fence=1), rate=one)))
+    assert log.snapshot.rates == before
+    refused(log(replace(result(3), rate=one)), Reason.RATE_LIMITED)
+
+
+# --- requests --------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_is_nothing_takes_nothing() -> None:
+    log = Log()
+    log(event(9, "a"))
+    verdicts = log.together(rated(1), rated(2), event(9, "b"), mode=Mode.ALL)
+    assert [refused(one, Reason.NOT_PROCESSED).index for one in verdicts[:2]] == [2, 2]
+    assert not log.snapshot.rates
+    committed(log(rated(1)))
+    kept = dict(log.snapshot.rates)
+    verdicts = log.together(rated(2), rated(3), mode=Mode.ALL)
+    refused(verdicts[0], Reason.NOT_PROCESSED)
+    assert waits_ms(verdicts[1]) == 500
+    assert log.snapshot.rates == kept
+    committed(log(rated(2)))
+
+
+def test_of_a_request_that_is_too_much_as_many_are_taken_as_may_be() -> None:
+    log = Log()
+    verdicts = log.together(*[rated(number) for number in range(1, 6)])
+    assert [type(one).__name__ for one in verdicts] == ["Committed"] * 2 + ["Refused"] * 3
+    verdicts = log.together(rated(1), rated(9), rated(2), mode=Mode.UNTIL_REFUSED)
+    replayed(verdicts[0])
+    assert waits_ms(verdicts[1]) == 500
+    refused(verdicts[2], Reason.NOT_PROCESSED)
+
+
+# --- what a store is asked for ---------------------------------------------------------------------------
+
+
+def test_the_footprint_names_it_only_where_there_is_a_rate() -> None:
+    lane = lane_of("chat/1", Settings().lanes)
+    chat = message(1, rate=TWO)
+    needs = footprint([Request((rated(1), event(2, actor="user:bob"), chat))], Settings())
+    assert needs.rates == {("", "user:ann"), ("chat/1", "user:ann")}
+    assert needs.lanes == {0, lane}
+    assert footprint([Request((event(1),))], Settings()).rates == Footprint().rates == set()
+
+
+@pytest.mark.rule("CO-33")
+@pytest.mark.parametrize(
+    "rate",
+    [
+        Rate(0, 1),
+        Rate(1, 0),
+        Rate(-1, 1),
+        Rate(RATE_MAX + 1, 1),
+        Rate(1, RATE_MAX + 1),
+        Rate(1.5, 1),  # type: ignore[arg-type]
+        Rate(True, 1),
+        (1, 1),
+        1,
+    ],
+)
+def test_a_rate_that_is_none_is_malformed(rate: Any) -> None:
+    log = Log()
+    wrong = refused(log(rated(1, rate)), Reason.MALFORMED)
+    assert (wrong.field, wrong.message.split()[:2]) == ("rate", ["rate", "must"])
+    assert footprint([Request((rated(1, rate),))], Settings()).rates == set()
+
+
+def test_the_slowest_rate_with_the_largest_burst_stays_within_its_bound() -> None:
+    log = Log()
+    widest = Rate(1, burst=RATE_MAX)
+    full_at_us = log.now_ms * 1000 + FULL_AFTER_US_MAX
+    log.snapshot.rates["", "user:ann"] = Bucket(full_at_us - 1_000_000)  # type: ignore[index]
+    committed(log(rated(1, widest)))
+    assert log.snapshot.rates == {("", "user:ann"): Bucket(full_at_us)}
+    assert waits_ms(log(rated(2, widest))) == 1000
+
+
+# --- by chance -------------------------------------------------------------------------------------------
+
+rates = st.builds(Rate, st.integers(1, 2000) | st.just(RATE_MAX), st.integers(1, 8))
+pauses_ms = st.lists(st.integers(-5, 30) | st.sampled_from([0, 0, 0, 333, 334, 500, 1000, 1001, 5000]), max_size=60)
+
+
+@given(rates, pauses_ms)
+def test_no_stretch_of_time_has_more_than_the_rate_allows(rate: Rate, pauses: Sequence[int]) -> None:
+    """Nor fewer than it must: who is refused is taken when they were told to come again, and not a moment sooner."""
+    log = Log()
+    times: list[int] = []
+    for number, pause_ms in enumerate(pauses, 1):
+        log.now_ms += pause_ms
+        verdict = log(rated(number, rate))
+        if not isinstance(verdict, Committed):
+            log.now_ms = max(log.now_ms, log.snapshot.heads[0].log_time_ms) + waits_ms(verdict) - 1
+            assert waits_ms(log(rated(number, rate))) == 1
+            log.now_ms += 1
+            verdict = log(rated(number, rate))
+        times.append(committed(verdict).log_time_ms)
+    for first, start_ms in enumerate(times):
+        for count, end_ms in enumerate(times[first:], 1):
+            assert (count - rate.burst) * 1000 <= (end_ms - start_ms) * rate.per_second

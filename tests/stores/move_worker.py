@@ -1,0 +1,60 @@
+"""Moves a log in small slices, and kills itself on its way: `move_worker.py FILE ADDRESS POINT NUMBER`.
+
+A point is a method of the mover's source or target, with `before` or `after`: the process dies at the call of that
+number. Without a point it goes to the end.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any
+
+from oncelog.stores.moving import mover, source, target
+
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+
+
+def stop_at(owner: type, name: str, when: str, number: int, how: str = "kill") -> None:
+    original: Any = getattr(owner, name)
+    calls = 0
+
+    def counted(now: str) -> None:
+        nonlocal calls
+        calls += now == when
+        if now == when and calls == number:
+            os.kill(os.getpid(), SIGNALS[how])
+
+    async def asynchronous(*arguments: Any) -> Any:
+        counted("before")
+        await asyncio.sleep(0)
+        result = await original(*arguments)
+        counted("after")
+        return result
+
+    def synchronous(*arguments: Any) -> Any:
+        counted("before")
+        result = original(*arguments)
+        counted("after")
+        return result
+
+    setattr(owner, name, asynchronous if asyncio.iscoroutinefunction(original) else synchronous)
+
+
+def small_slices() -> None:
+    for module in (source, mover):
+        vars(module)["SLICE_ROWS"] = 7
+
+
+def stop_by(point: str, number: int, how: str = "kill") -> None:
+    """The point as in `target.take.before`."""
+    owner, name, when = point.split(".")
+    stop_at({"source": source.Source, "target": target.Target}[owner], name, when, number, how)
+
+
+if __name__ == "__main__":
+    small_slices()
+    path, address, *point = sys.argv[1:]
+    if point:
+        stop_by(point[0], int(point[1]))
+    mover.move(path, address, lambda _: None)

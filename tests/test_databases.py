@@ -1,0 +1,34 @@
+"""Tests that say they run on a store do."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import oncelog
+from databases import BOTH_STORES, POSTGRES, SQLITE, is_postgres, log_at, query
+from oncelog.testing.contract.writes import event
+
+COUNT = "SELECT count(*) FROM oncelog_records"
+
+
+@BOTH_STORES
+def test_a_log_is_where_the_mark_says(tmp_path: Path, store_kind: str) -> None:
+    path = tmp_path / "log.db"
+    with oncelog.open_blocking(log_at(path)) as log:
+        log.submit(event(1))
+    assert is_postgres() == (store_kind == POSTGRES)
+    assert path.exists() == (store_kind == SQLITE)
+    if store_kind == POSTGRES:
+        assert query(log_at(path), COUNT) == [(1,)]
+    else:
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute(COUNT).fetchall() == [(1,)]
+
+
+def test_without_a_mark_it_is_a_file(tmp_path: Path) -> None:
+    assert log_at(tmp_path / "log.db") == str(tmp_path / "log.db")
+
+
+@BOTH_STORES
+def test_one_path_is_one_database_and_two_are_two(tmp_path: Path) -> None:
+    assert log_at(tmp_path / "a") == log_at(tmp_path / "a") != log_at(tmp_path / "b")
