@@ -1,0 +1,190 @@
+"""Judges what clients of several gateways have recorded, against the records that there were in the end.
+
+It knows nothing of a store, a door or a log: only lines that were written while it happened, and a dump. Times are
+readings of one clock, in any unit. A history is a directory:
+
+    calls-*.jsonl     one line an event and attempt: who, where, when it began and ended, and what was answered
+    readings-*.jsonl  one line a record that a reader was given, in the order in which it came; one file a reader
+    looks-*.jsonl     one line a look at the newest position: when it began, and what was seen
+    dump.json         all records, and the position that the log itself says is its newest
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+COMMITTED: Final = "committed"
+REFUSED: Final = "refused"
+"""Another content was there first."""
+UNKNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt to submit one event."""
+
+    client: str
+    gateway: int
+    id: str
+    content: str
+    began: int
+    ended: int
+    answer: str
+    position: int = 0
+    """With COMMITTED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record that a reader was given."""
+
+    position: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Somebody asked a gateway for the newest position."""
+
+    gateway: int
+    began: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record of the dump."""
+
+    position: int
+    id: str
+    content: str
+
+
+@dataclass(slots=True)
+class History:
+    """All that was recorded."""
+
+    calls: list[Call] = field(default_factory=list)
+    readings: dict[str, list[Seen]] = field(default_factory=dict)
+    """By reader. Each has read everything from the beginning to the end."""
+    looks: list[Look] = field(default_factory=list)
+    head: int = 0
+    records: list[Stored] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, directory: Path) -> "History":
+        """From its files."""
+        dump = json.loads((directory / "dump.json").read_text())
+        return cls(
+            [Call(**line) for path in sorted(directory.glob("calls-*.jsonl")) for line in _lines(path)],
+            {path.stem: [Seen(**line) for line in _lines(path)] for path in sorted(directory.glob("readings-*.jsonl"))},
+            [Look(**line) for path in sorted(directory.glob("looks-*.jsonl")) for line in _lines(path)],
+            dump["head"],
+            [Stored(*one) for one in dump["records"]],
+        )
+
+
+def line_of(entry: Call | Seen | Look) -> str:
+    """As a history's files have it."""
+    return json.dumps(asdict(entry)) + "\n"
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with path.open() as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def violations(history: History) -> list[str]:
+    """All that must not be."""
+    by_id: dict[str, Stored] = {}
+    found = [*_of_the_dump(history, by_id)]
+    found += _of_answers(history.calls, by_id)
+    found += _of_the_order(history.calls, history.records)
+    for reader, seen in history.readings.items():
+        found += _of_a_reader(reader, seen, history.records)
+    found += _of_looks(history)
+    return found
+
+
+def _of_the_dump(history: History, by_id: dict[str, Stored]) -> Iterator[str]:
+    """Positions are dense from 1, no id is there twice, and everything was submitted by somebody."""
+    submitted = {(call.id, call.content) for call in history.calls}
+    expected = 1
+    for record in history.records:
+        if record.position != expected:
+            yield f"position {record.position} comes where {expected} was due"
+        expected = record.position + 1
+        if record.id in by_id:
+            yield f"{record.id} is stored at {by_id[record.id].position} and again at {record.position}"
+        by_id.setdefault(record.id, record)
+        if (record.id, record.content) not in submitted:
+            yield f"{record.id} at {record.position} is what nobody submitted"
+    if history.head != expected - 1:
+        yield f"the newest position is said to be {history.head}, and the last record is at {expected - 1}"
+
+
+def _of_answers(calls: Sequence[Call], by_id: Mapping[str, Stored]) -> Iterator[str]:
+    """What was acknowledged is there, as it was said; what was refused is there in another form."""
+    for call in calls:
+        record = by_id.get(call.id)
+        if call.answer == COMMITTED:
+            if record is None:
+                yield f"{call.id} was acknowledged at {call.position} to {call.client}, and is lost"
+            elif record.position != call.position:
+                yield f"{call.id} was acknowledged at {call.position} to {call.client}, and is at {record.position}"
+            elif record.content != call.content:
+                yield f"{call.id} was acknowledged to {call.client} with another content than is stored"
+        elif call.answer == REFUSED:
+            if record is None:
+                yield f"{call.id} was refused to {call.client} for one that is not there"
+            elif record.content == call.content:
+                yield f"{call.id} was refused to {call.client}, though what is stored is the same"
+
+
+def _of_the_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[str]:
+    """What was acknowledged before another was submitted for the first time stands before it."""
+    began: dict[tuple[str, str], int] = {}
+    acknowledged: dict[str, int] = {}
+    for call in calls:
+        written = (call.id, call.content)
+        began[written] = min(call.began, began.get(written, call.began))
+        if call.answer == COMMITTED:
+            acknowledged[call.id] = min(call.ended, acknowledged.get(call.id, call.ended))
+    latest: tuple[int, str] | None = None
+    for record in records:
+        ended = acknowledged.get(record.id)
+        if latest is not None and ended is not None and latest[0] > ended:
+            yield f"{record.id} at {record.position} was acknowledged before {latest[1]}, which precedes it, was begun"
+        start = began.get((record.id, record.content))
+        if start is not None and (latest is None or start > latest[0]):
+            latest = start, record.id
+
+
+def _of_a_reader(reader: str, seen: Sequence[Seen], records: Sequence[Stored]) -> Iterator[str]:
+    """It was given every record once, in order, and all readers the same."""
+    last = 0
+    for one in seen:
+        if one.position <= last:
+            yield f"{reader} was given {one.position} after {last}"
+        last = max(last, one.position)
+    given = [(one.position, one.id) for one in seen]
+    wanted = [(record.position, record.id) for record in records]
+    if given != wanted:
+        place = next((place for place, pair in enumerate(zip(given, wanted, strict=False)) if pair[0] != pair[1]), None)
+        place = min(len(given), len(wanted)) if place is None else place
+        yield f"{reader} was given {given[place : place + 2]} where {wanted[place : place + 2]} was due"
+
+
+def _of_looks(history: History) -> Iterator[str]:
+    """Whoever asks after an acknowledgement sees it, whichever gateway he asks."""
+    acknowledged = sorted((call.ended, call.position) for call in history.calls if call.answer == COMMITTED)
+    place = newest = 0
+    for look in sorted(history.looks, key=lambda look: look.began):
+        while place < len(acknowledged) and acknowledged[place][0] < look.began:
+            newest = max(newest, acknowledged[place][1])
+            place += 1
+        if look.newest < newest:
+            yield f"gateway {look.gateway} showed {look.newest} after {newest} had been acknowledged"

@@ -1,0 +1,84 @@
+"""A gateway that is frozen while it holds a lane: the others wait for it no longer than they must, and go on."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from doors.serving import item
+from gateways.running import Gateway, gateways
+from gateways.stores import WAIT_S, fetched, positions, run, until
+from oncelog.testing.postgres_proxy import PostgresProxy
+
+LANE_MS = 1_500
+MARGIN_MS = 8_000
+"""What a busy machine may take in addition; far less than a gateway would be waited for without a time-out."""
+IN_TRANSACTION = """
+    SELECT a.pid, (extract(epoch FROM a.state_change) * 1000)::bigint FROM pg_stat_activity AS a
+    JOIN pg_locks AS l ON l.pid = a.pid
+    WHERE a.state = 'idle in transaction' AND l.relation = 'oncelog_lanes'::regclass AND l.mode = 'RowShareLock'
+"""
+HOLDS = {
+    "when it has got the lane": ("BEGIN", False),
+    "when it has written everything": ("COMMIT", True),
+}
+
+
+async def submit(session: aiohttp.ClientSession, gateway: Gateway, *numbers: int) -> list[int]:
+    """The places that a gateway gives events; every one of them must have one."""
+    body = {"events": [item(number) for number in numbers]}
+    async with session.post(gateway.url + "/v1/events", json=body) as response:
+        results: list[dict[str, Any]] = (await response.json())["results"]
+        return [result["committed_id"] for result in results]
+
+
+def is_frozen(gateway: Gateway) -> bool:
+    state = Path(f"/proc/{gateway.process.pid}/stat").read_text().rpartition(") ")[2]
+    return state.startswith("T")
+
+
+@pytest.mark.rule("CO-12", "CO-14", "CO-16")
+@pytest.mark.parametrize("moment", HOLDS)
+def test_a_frozen_gateway_loses_its_lane_to_the_others(database: str, moment: str) -> None:
+    statement, is_query = HOLDS[moment]
+
+    async def main() -> None:
+        async with PostgresProxy(database) as proxy, aiohttp.ClientSession() as session:
+            starting = gateways(proxy.address, database, postgres_lane_ms=LANE_MS, postgres_patience_ms=15_000)
+            frozen, other = await asyncio.to_thread(starting.__enter__)
+            try:
+                held = proxy.hold(statement, is_query=is_query)
+                first = asyncio.create_task(submit(session, frozen, 1, 2, 3))
+                async with asyncio.timeout(WAIT_S):
+                    await held.reached()
+                ((pid, since_ms),) = await until(lambda: fetched(database, IN_TRANSACTION))
+                frozen.freeze()
+                await until(lambda: is_frozen(frozen))
+                if not is_query:  # the answer waits for it in its socket
+                    held.let_go()
+                async with asyncio.timeout(WAIT_S):
+                    assert await submit(session, other, 2, 4) == [1, 2]
+                assert is_frozen(frozen)
+                await demand_taken_over(database, pid, since_ms)
+                assert not first.done()
+                held.let_go()  # a COMMIT that comes now comes too late
+                frozen.thaw()
+                async with asyncio.timeout(WAIT_S):
+                    assert await first == [3, 1, 4]
+                    assert await submit(session, frozen, 5, 4) == [5, 2]
+                    assert await submit(session, other, 1, 2, 3) == [3, 1, 4]
+            finally:
+                await asyncio.to_thread(starting.__exit__, None, None, None)
+        assert await positions(database) == {2: [1], 4: [2], 1: [3], 3: [4], 5: [5]}
+
+    run(main())
+
+
+async def demand_taken_over(database: str, pid: int, since_ms: int) -> None:
+    """By the database's clock: not before the time was over, and soon after it. The session is gone."""
+    statement = "SELECT log_time_ms FROM oncelog_records WHERE lane = 0 AND position = 1"
+    ((taken_ms,),) = await fetched(database, statement)
+    assert LANE_MS <= taken_ms - since_ms <= LANE_MS + MARGIN_MS
+    assert await fetched(database, "SELECT pid FROM pg_stat_activity WHERE pid = $1", pid) == []

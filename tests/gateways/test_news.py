@@ -1,0 +1,129 @@
+"""Gateways wake each other; and where nobody can be woken, a look now and then is enough."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateways.stores import WAIT_S, event, fetched, limits, place, run, until
+from oncelog.engine.log import Log, open_log
+from oncelog.stores.postgres import news
+from oncelog.testing.postgres_proxy import PostgresProxy
+
+NEVER_MS = 3_600_000
+LISTENING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND query LIKE '%' || $1 || '%'"
+
+
+class Following:
+    """Who follows a log, and what came."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._arrived: asyncio.Queue[int] = asyncio.Queue()
+
+    async def run(self) -> None:
+        async with self._log.follow() as records:
+            async for record in records:
+                self._arrived.put_nowait(record.position)
+
+    async def next(self) -> int:
+        async with asyncio.timeout(WAIT_S):
+            return await self._arrived.get()
+
+
+@asynccontextmanager
+async def following(address: str, poll_ms: int) -> AsyncIterator[tuple[Log, Following]]:
+    """At a gateway that looks by itself so often. It has caught up, and listens."""
+    async with open_log(address, limits=limits(poll_ms=poll_ms)) as log:
+        found = Following(log)
+        task = asyncio.create_task(found.run())
+        try:
+            await until(lambda: len(log._tailers._tailers) and listening(address, log))
+            yield log, found
+        finally:
+            task.cancel()
+
+
+async def listening(address: str, log: Log) -> list[Any]:
+    """The sessions with the server that listen."""
+    return [pid for (pid,) in await fetched(address, LISTENING, log.epoch)]
+
+
+@pytest.mark.rule("CO-13")
+def test_a_commit_wakes_who_follows_at_another_gateway(database: str) -> None:
+    async def main() -> None:
+        async with open_log(database, limits=limits()) as writer, following(database, NEVER_MS) as (_, reader):
+            for number in range(1, 21):
+                assert place(await writer.submit(event(number))) == number
+                assert await reader.next() == number
+            await asyncio.gather(*[writer.submit(event(number)) for number in range(21, 221)])
+            assert [await reader.next() for _ in range(200)] == list(range(21, 221))
+
+    run(main())
+
+
+@pytest.mark.rule("CO-13")
+def test_where_nobody_listens_it_comes_by_a_look(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with open_log(database, limits=limits()) as writer, following(database, 20) as (log, reader):
+            monkeypatch.setattr(news, "PAUSE_S", NEVER_MS / 1000)
+            (pid,) = await listening(database, log)
+            await fetched(database, "SELECT pg_terminate_backend($1)", pid)
+            await until(lambda: _is_away(database, log))
+            for number in range(1, 6):
+                await writer.submit(event(number))
+                assert await reader.next() == number
+            assert await listening(database, log) == []
+
+    run(main())
+
+
+async def _is_away(address: str, log: Log) -> bool:
+    return not await listening(address, log)
+
+
+@pytest.mark.rule("CO-13")
+def test_a_session_that_listened_and_was_ended_is_made_anew(database: str) -> None:
+    async def main() -> None:
+        async with open_log(database, limits=limits()) as writer, following(database, NEVER_MS) as (log, reader):
+            for number in range(1, 4):
+                (pid,) = await listening(database, log)
+                await fetched(database, "SELECT pg_terminate_backend($1)", pid)
+                await writer.submit(event(2 * number))  # nobody hears of it; who begins to listen looks first
+                assert await reader.next() == 2 * number - 1
+                await until(lambda gone=pid: _is_another(database, log, gone))  # type: ignore[misc]
+                await writer.submit(event(2 * number + 1))
+                assert await reader.next() == 2 * number
+
+    run(main())
+
+
+async def _is_another(address: str, log: Log, gone: int) -> bool:
+    found = await listening(address, log)
+    return bool(found) and gone not in found
+
+
+@pytest.mark.rule("CO-13")
+@pytest.mark.parametrize("tells", [False, True], ids=["silent", "telling"])
+def test_a_session_that_hears_nothing_any_more_is_noticed_and_made_anew(
+    database: str, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    """Its connection stays open, and nothing comes by it. Who tells others something on it gets no answer either."""
+    monkeypatch.setattr(news, "LOOK_MS", 300)
+
+    async def main() -> None:
+        async with (
+            PostgresProxy(database) as proxy,
+            open_log(database, limits=limits()) as writer,
+            following(proxy.address, NEVER_MS) as (log, reader),
+        ):
+            proxy.stall_all()
+            if tells:
+                log._store._news.tell()  # type: ignore[attr-defined]
+            assert place(await writer.submit(event(1))) == 1
+            assert await reader.next() == 1
+            assert proxy.cancel_requests == 0
+
+    run(main())

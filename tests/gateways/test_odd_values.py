@@ -1,0 +1,289 @@
+"""What a database would not take, and what is large: refused or stored, and nobody else pays for it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import aiohttp
+import pytest
+
+import oncelog
+from doors.serving import Answer, Serving, item, numbers, serving, soon
+from gateways.stores import event, place, positions, run
+from oncelog.core.merge import Op, RowDelta
+from oncelog.core.operations import Relate, SetEntity
+from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS, OnReuse, Order, Policy, kept_for
+from oncelog.core.values import (
+    Acknowledge,
+    Applied,
+    Claim,
+    Committed,
+    Granted,
+    Item,
+    Reason,
+    Refused,
+    SetCursor,
+    SetMember,
+    Submission,
+)
+from oncelog.engine.cursors import Reading
+from oncelog.engine.log import Log, open_log
+from oncelog.engine.outcome import Outcome
+from oncelog.engine.tailer import Subscription
+from oncelog.errors import OncelogError
+
+ZERO = "a\0b"
+LARGE = 10 * 2**20
+
+
+def ledger(**members: Any) -> Submission:
+    given = {"scope": "org", "client": "c", "operations": (SetEntity("k", b"1"),), **members}
+    return Submission(policy=LEDGER, key=bytes(15) + b"1", fingerprint=b"f", client_sequence=1, **given)
+
+
+def delta(**members: Any) -> Submission:
+    given = {"table": "t", "row_id": "r", "client_id": "c", "hlc": 1, "op": Op.INSERT, "columns": (("n", b"1"),)}
+    made = RowDelta(delta_id=bytes(31) + b"1", **{**given, **members})
+    return Submission(policy=DELTAS, scope="gateway", key=made.delta_id, fingerprint=b"", delta=made)
+
+
+def plain(**members: Any) -> Submission:
+    given = {"scope": "", "key": bytes(15) + b"1", "fingerprint": b"f", **members}
+    return Submission(policy=EVENTS, **given)
+
+
+ODD: dict[str, Item] = {
+    "an event's scope": plain(scope=ZERO),
+    "an event's partition": plain(partitions=(ZERO,)),
+    "an event's client": plain(client=ZERO),
+    "an event's actor": plain(actor=ZERO),
+    "an event's body": plain(body=ZERO.encode(), fingerprint=ZERO.encode(), key=b"\0" * 15 + b"2"),
+    "a chat": Submission(policy=CHAT, scope=ZERO, key=b"1", fingerprint=b"f", actor="user:a"),
+    "an organization": ledger(scope=ZERO),
+    "a client that numbers": ledger(client=ZERO),
+    "an entity": ledger(operations=(SetEntity(ZERO, b"1"),)),
+    "an entity's value": ledger(operations=(SetEntity("k", ZERO.encode()),)),
+    "a resource": ledger(operations=(Relate(ZERO, "r", "s"),)),
+    "a relation": ledger(operations=(Relate("r", ZERO, "s"),)),
+    "a subject": ledger(operations=(Relate("r", "r", ZERO),)),
+    "a table": delta(table=ZERO),
+    "a row": delta(row_id=ZERO),
+    "a column": delta(columns=((ZERO, b"1"),)),
+    "a client of rows": delta(client_id=ZERO),
+    "a campaign": Claim(policy=RUNS, scope=ZERO, key=bytes(15) + b"1", fingerprint=b"", holder="h"),
+    "a holder": Claim(policy=RUNS, scope="s", key=bytes(15) + b"1", fingerprint=b"", holder=ZERO),
+    "a chat of a member": SetMember(ZERO, "m"),
+    "a member": SetMember("chat", ZERO),
+    "who acknowledges": Acknowledge("chat", ZERO, 1),
+    "a consumer": SetCursor(ZERO, 0),
+    "a stream of a consumer": SetCursor("c", 0, ZERO),
+}
+
+
+@pytest.mark.rule("CO-33")
+def test_a_zero_in_any_field_costs_the_others_of_its_batch_nothing(database: str) -> None:
+    async def main() -> None:
+        async with open_log(database) as log:
+            for number, (name, odd) in enumerate(ODD.items(), 1):
+                items = [event(2 * number), odd, event(2 * number + 1)]
+                first, verdict, last = await soon(asyncio.gather(*[log.submit(one) for one in items]))
+                assert isinstance(first, Committed), name
+                assert isinstance(last, Committed), name
+                assert isinstance(verdict, Refused | Committed | Granted | Applied), name
+                if isinstance(verdict, Refused):
+                    assert verdict.reason is Reason.MALFORMED, (name, verdict)
+            body = (await log.read(upto=10_000, limit=1000)).records
+            assert ZERO.encode() in [record.body for record in body]
+
+    run(main())
+
+
+READINGS: dict[str, Callable[[Log], Any]] = {
+    "partition": lambda log: log.read(partition=ZERO),
+    "partitions": lambda log: log.read(partitions=["a", ZERO]),
+    "stream": lambda log: log.read(stream=ZERO),
+    "cursor": lambda log: log.read(after=f"1:{ZERO}"),
+    "lookup": lambda log: log.lookup(UUID(int=1), scope=ZERO),
+    "lookup of a client": lambda log: log.lookup(bytes(16), policy=LEDGER, client=ZERO),
+    "erase": lambda log: log.erase(partition=ZERO),
+    "erase a stream": lambda log: log.erase(stream=ZERO),
+    "consumer": lambda log: log.cursor_of(ZERO),
+    "commit_cursor": lambda log: log.commit_cursor(ZERO, 0),
+    "subscribe": lambda log: log.subscribe(partitions=[ZERO]),
+    "policy": lambda log: log.submit(
+        Submission(
+            policy=Policy(
+                name=ZERO,
+                key_bytes=(1, 16),
+                order=Order.STREAM,
+                on_reuse=OnReuse.REFUSE,
+                retention=kept_for(hours=1),
+            ),
+            scope="s",
+            key=b"k",
+            fingerprint=b"f",
+        )
+    ),
+}
+
+
+@pytest.mark.rule("CO-33")
+@pytest.mark.parametrize("name", READINGS)
+def test_who_asks_with_a_zero_is_told_so_in_our_words(database: str, name: str) -> None:
+    async def main() -> None:
+        async with open_log(database) as log:
+            try:
+                answer = await soon(READINGS[name](log))
+            except (OncelogError, ValueError) as error:
+                assert "damaged" not in str(error)  # noqa: PT017
+                assert type(error).__module__.partition(".")[0] in ("oncelog", "builtins")  # noqa: PT017
+            else:
+                assert isinstance(answer, Refused | Reading | Outcome | Subscription) or not answer
+                assert not getattr(answer, "records", None)
+            assert place(await log.submit(event(1))) == 1
+
+    run(main())
+
+
+def odd_items() -> list[dict[str, Any]]:
+    """Events as they come over the wire, with a zero in one field each."""
+    return [
+        {**item(100), "id": f"{UUID(int=100)}\0"},
+        {**item(101), "partitions": [ZERO]},
+        {**item(102), "event": {"type": ZERO}},
+        {**item(103), "event": {"type": "t", ZERO: 1}},
+        {**item(104), "event": {"type": "t", "text": ZERO}},
+        {**item(105), ZERO: ZERO},
+        {**item(106), "expected_committed_id": ZERO},
+    ]
+
+
+@pytest.mark.rule("CO-33")
+def test_a_zero_over_the_door_is_refused_or_stored(database: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, store=database) as served:
+            for number, odd in enumerate(odd_items(), 1):
+                answer = await served.submit(item(2 * number), odd, item(2 * number + 1))
+                if answer.status == 200:
+                    first, verdict, last = answer.json["results"]
+                    assert (first["status"], last["status"]) == ("committed", "committed")
+                    assert verdict["status"] in ("committed", "rejected")
+                else:
+                    assert answer.refusal[0] == 400, answer.body
+                    assert len(await served.commit(item(2 * number), item(2 * number + 1))) == 2
+            assert (await served.submit(item(50), client_id=ZERO)).status in (200, 400)
+            for query in ({"partition": ZERO}, {"partition": "a", "epoch": ZERO}, {"partition": "a", "since": ZERO}):
+                assert (await served.get("/v1/events", params=query)).status in (200, 400, 409)
+            assert len(await served.commit(item(51))) == 1
+
+    run(main())
+
+
+@pytest.mark.rule("CO-33")
+def test_a_zero_over_the_socket_is_refused_or_stored(database: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, store=database) as served:
+            for payload in ({"client_id": ZERO}, {"client_id": "c", "token": ZERO}):
+                await (await served.socket()).ask("connect", payload)
+            client = await served.connected()
+            for number, odd in enumerate(odd_items(), 1):
+                await client.send("submit_events", {"events": [odd]}, msg_id=ZERO)
+                assert (await client.receive())["type"] in ("submit_events_result", "error")
+                (result,) = await client.submit(item(number))
+                assert result["status"] == "committed", odd
+            for sync in ({"partitions": [ZERO]}, {"partitions": ["a"], "epoch": ZERO}):
+                await client.send("sync", {"since_committed_id": 0, **sync})
+                assert (await client.receive())["type"] in ("sync_response", "error")
+            (result,) = await client.submit(item(50))
+            assert result["status"] == "committed"
+
+    run(main())
+
+
+@pytest.mark.rule("CO-33")
+def test_names_too_long_for_an_index_fail_alone_and_in_our_words(database: str) -> None:
+    """Each within its limit, all characters of four bytes, and nothing in them that could be compressed."""
+    chance = Random(1)
+    scope, client = ("".join(chr(chance.randrange(0x10000, 0x1F000)) for _ in range(512)) for _ in range(2))
+
+    async def main() -> None:
+        async with open_log(database) as log:
+            items: list[Item] = [event(1), ledger(scope=scope, client=client), SetMember(scope, client), event(2)]
+            first, *long, last = await soon(asyncio.gather(*map(log.submit, items), return_exceptions=True))
+            assert isinstance(first, Committed)
+            assert isinstance(last, Committed)
+            for error in long:
+                assert type(error) is OncelogError
+                assert "so long together" in str(error)
+            assert place(await log.submit(event(3))) == 3
+
+    run(main())
+
+
+@pytest.mark.rule("CO-33")
+def test_large_values_are_stored_and_others_commit_beside_them(database: str) -> None:
+    text = "ä" * (LARGE // 2)
+    items: list[Item] = [
+        oncelog.event(UUID(int=1), {"type": "large", "text": text}, ["a"]),
+        ledger(operations=(SetEntity("k", b'"' + text.encode() + b'"'),)),
+        delta(columns=(("n", b'"' + text.encode() + b'"'),)),
+    ]
+
+    async def main() -> None:
+        async with open_log(database) as log:
+            small = [event(number) for number in range(2, 12)]
+            verdicts = await asyncio.gather(*[log.submit(one) for one in (*items, *small)])
+            assert all(isinstance(verdict, Committed) for verdict in verdicts), verdicts
+            records = [record async for record in _all(log)]
+            assert len(records[0].body) > LARGE
+            assert json.loads(records[0].body)["text"] == text
+            assert sorted(await positions(database)) == list(range(1, 12))
+
+    run(main())
+
+
+async def _all(log: Log) -> Any:
+    after: Any = 0
+    while True:
+        page = await log.read(after=after)
+        for record in page.records:
+            yield record
+        if not page.has_more:
+            return
+        after = page.cursor
+
+
+@pytest.mark.rule("CO-33")
+def test_a_large_value_over_the_door_is_refused_or_stored(database: str, tmp_path: Path) -> None:
+    large = {**item(1), "event": {"type": "large", "text": "x" * LARGE}}
+    body = json.dumps({"events": [large]}).encode()
+
+    async def submitted(served: Serving) -> Answer:
+        headers = {"Content-Type": "application/json"}
+        return await served.request("POST", "/v1/events", data=BytesIO(body), headers=headers)
+
+    async def main() -> None:
+        async with serving(tmp_path, store=database) as served:
+            answers = await asyncio.gather(submitted(served), served.commit(item(2), item(3)), return_exceptions=True)
+            refused, others = answers
+            if isinstance(refused, Answer):  # else the connection was closed while the rest of it was on its way
+                assert refused.status == 413
+            else:
+                assert isinstance(refused, aiohttp.ClientError)
+            assert others == [1, 2]
+        async with serving(tmp_path, store=database, frame_bytes_max=2 * LARGE) as served:
+            answer, more = await asyncio.gather(submitted(served), served.commit(item(4), item(5)))
+            assert answer.json["results"][0]["status"] == "committed"
+            assert len(more) == 2
+            first = (await served.page("a", since=0)).json
+            assert first["has_more"]  # a page ends early when it has become too large
+            rest = (await served.page("a", since=first["next_since_committed_id"])).json
+            assert not rest["has_more"]
+            assert numbers([*first["events"], *rest["events"]]) == [1, 2, 3, 4, 5]
+
+    run(main())
