@@ -158,8 +158,8 @@ class EventsDoor:
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_changed("the epoch is another one: read again from a point that you know, or from 0")
 
-    async def read(self, sync: Sync, upto: int, dialect: Dialect = FIRST) -> BriefPage:
-        """A page, up to a bound. Raises DoorError."""
+    async def read(self, sync: Sync, upto: int | None, dialect: Dialect = FIRST) -> BriefPage:
+        """A page, up to a bound; without one, to the newest. Raises DoorError."""
         limits = self.limits
         limit = limits.page_events_default if sync.limit is None else sync.limit
         try:

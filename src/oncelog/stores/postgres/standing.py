@@ -16,6 +16,8 @@ _LEASES: Final = next(table for table in TABLES if table.name == "leases")
 async def standing_of(connection: Any, identity: KeyIdentity, about: About) -> Standing:
     """Its newest record, its lease, and the head to judge both by. A hash is only a hint; the record decides."""
     lanes = about.settings.lanes
+    if not all(map(reading.can_be_stored, identity[:3])):
+        return Standing(None, None, LaneHead())
     rows = await connection.fetch(SQL["standing"], hash_of(about.index_secret, identity))
     records = [record for record in map(reading.record_of, rows) if record.identity == identity]
     record = records[-1] if records else None

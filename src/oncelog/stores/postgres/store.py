@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -86,23 +87,33 @@ class PostgresStore:
 
     async def open(self) -> None:
         """As `Store` says. Any number of processes may have it open."""
-        try:
-            connection = await connect(self._address, self._timeouts)
+        patience = Patience(self._name, self._timeouts.patience_ms)
+        while self._writing is None:
             try:
-                with abandoning(connection, self._timeouts.commit_ms):
-                    await pass_barrier(connection)
+                self._writing = await self._opened()
+            except OF_POSTGRES as error:
+                # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
+                if not is_lost(error) or isinstance(error, ConnectionRefusedError | socket.gaierror):
+                    raise translated(error, self._name) from error
+                await patience.wait_for_another(error)
+        about = self._writing.about
+        self._pool = await asyncpg.create_pool(
+            connect=self._reader_connected, min_size=0, max_size=READERS, reset=_left_as_it_is
+        )
+        self._news = News(self._connected, f"oncelog_{about.epoch}")
+
+    async def _opened(self) -> Writing:
+        connection = await connect(self._address, self._timeouts)
+        try:
+            with abandoning(connection, self._timeouts.commit_ms):
+                await pass_barrier(connection)
                 now_ms = self._time.now_ms(0) if self._has_own_time else None
                 about = await make_or_open(connection, self._name, self._wanted, now_ms)
                 await _warn_of_no_sync(connection, self._name)
-            finally:
                 await connection.close()
-            self._writing = Writing(about, self._time, self._draw)
-            self._pool = await asyncpg.create_pool(
-                connect=self._reader_connected, min_size=0, max_size=READERS, reset=_left_as_it_is
-            )
-        except OF_POSTGRES as error:
-            raise translated(error, self._name) from error
-        self._news = News(self._connected, f"oncelog_{about.epoch}")
+        finally:
+            connection.terminate()
+        return Writing(about, self._time, self._draw)
 
     async def close(self) -> None:
         """As `Store` says."""
