@@ -640,6 +640,19 @@ def test_new_events_of_an_actor_have_a_rate_and_retries_have_none(tmp_path: Path
     run(main())
 
 
+@pytest.mark.rule("EV-16")
+def test_a_page_has_what_another_server_has_acknowledged(tmp_path: Path) -> None:
+    """Though the one that is asked has not heard of it: nobody wakes it, and it does not look by itself for an hour."""
+
+    async def main() -> None:
+        async with serving(tmp_path, poll_ms=3_600_000) as one, serving(tmp_path, poll_ms=3_600_000) as two:
+            assert await one.commit(item(1), item(2)) == [1, 2]
+            assert two.server.hub.position == 0
+            assert [event["committed_id"] for event in (await two.page("a")).json["events"]] == [1, 2]
+
+    run(main())
+
+
 @BOTH_STORES
 @pytest.mark.rule("CO-30", "CO-15")
 def test_the_rate_holds_over_all_servers_of_a_log_and_after_a_restart(tmp_path: Path) -> None:
