@@ -33,7 +33,7 @@ from oncelog.testing.postgres import DURABLE, Server, fresh_schema, postgres_ser
 
 GATEWAYS: Final = 4
 CALLERS: Final = 256
-"""Of all gateways together."""
+"""Of each gateway."""
 SERVER: Final = {**DURABLE, "shared_buffers": "512MB", "max_wal_size": "4GB"}
 """Otherwise as PostgreSQL comes, which is set up for a very small machine."""
 BARE: Final = """\
@@ -41,18 +41,19 @@ CREATE TABLE bare (position bigint PRIMARY KEY, key bytea NOT NULL, body bytea N
 BARE_INSERT: Final = "INSERT INTO bare SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])"
 
 HOW_TO_READ: Final = """\
-One PostgreSQL, with fsync, full page writes and synchronous commit on; it, the gateways and their clients share this
-machine. All contenders of a table have a slice of time in every round, one right after the other. `a second` is the
-best round, `median` the median of the rounds; `ratio` is ours divided by the other's, of the best rounds.
+One PostgreSQL over a local socket, with fsync, full page writes and synchronous commit on; it, the gateways and their
+clients share this machine. All contenders of a table have a slice of time in every round, one right after the other.
+`a second` is the best round, `median` the median of the rounds; `ratio` is ours divided by the other's, of the best
+rounds.
 
 Single events: a request is one event of about 300 bytes with a random UUID; one gateway with {connections} WebSockets
 and {in_flight} requests in flight on each. By hand: {connections} callers with a connection each, the fastest way to
 write it (bench/peer_postgres.py); it finds a duplicate by its id alone, and has no index to read a partition by, no
 proof, and nobody who listens. The CPU of ours is that of the gateway, without PostgreSQL's.
 
-Gateways: processes that submit to streams of different lanes, {callers} callers in all, each of which waits for its
-answer: the library without a door, one process and then {gateways}. The processors of this machine are what limits
-them: see what was busy beside each.
+Gateways: processes that submit to streams of different lanes, {callers} callers in each, each of which waits for its
+answer: the library without a door, one process or {gateways}. What they and PostgreSQL took of this machine's
+processors stands beside them.
 
 Growth: as in growth.md, on this server. `bare` appends as many rows, with one index in the order of time, to a table of
 its own, in transactions of {submitters} rows, slice by slice between ours; `normalised` divides our change by its."""
@@ -115,7 +116,7 @@ def _database() -> Iterator[Server]:
 
 
 async def _single_events(server: Server, sizes: Sizes) -> tuple[dict[str, Series], str]:
-    with directory() as place, serving(place, await fresh_schema(server.address)) as gateway:
+    with directory() as place, serving(place, await fresh_schema(server.local or server.address)) as gateway:
         async with (
             connected(gateway.host, gateway.port, sizes.connections) as clients,
             by_hand(server, sizes.connections) as postgres,
@@ -170,12 +171,12 @@ class _Gateway:
 
 
 async def _several(server: Server, sizes: Sizes) -> dict[str, Series]:
-    address = await fresh_schema(server.address)
+    address = await fresh_schema(server.local or server.address)
     async with oncelog.open(address) as log:
         streams = _streams_of_different_lanes(log.settings.lanes)
     with ExitStack() as stack:
         alone = [stack.enter_context(_Gateway(address, "alone", CALLERS))]
-        four = [stack.enter_context(_Gateway(address, stream, CALLERS // GATEWAYS)) for stream in streams]
+        four = [stack.enter_context(_Gateway(address, stream, CALLERS)) for stream in streams]
 
         async def busy(gateways: Sequence[_Gateway], seconds: float) -> Slice:
             watch = Watch(server.process.pid)
@@ -226,8 +227,8 @@ class _Growth:
     async def run(self) -> list[Window]:
         windows = []
         async with (
-            oncelog.open(await fresh_schema(self._server.address)) as log,
-            _session(self._server.address) as bare,
+            oncelog.open(await fresh_schema(self._server.local or self._server.address)) as log,
+            _session(self._server.local or self._server.address) as bare,
         ):
             await bare.execute(BARE)
             for part in PARTS:

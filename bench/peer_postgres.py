@@ -137,7 +137,7 @@ async def by_hand(server: Server, connections: int) -> AsyncIterator[Postgres]:
     async with AsyncExitStack() as stack:
         clients = []
         for _ in range(connections):
-            client = await asyncpg.connect(server.address)
+            client = await asyncpg.connect(server.local or server.address)
             stack.push_async_callback(client.close)
             clients.append(client)
         for name, value in DURABLE.items():

@@ -29,7 +29,9 @@ QUICK: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit":
 """Nobody pulls the plug in most tests. What a killed server had written, the machine still has."""
 DURABLE: Final = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 """As PostgreSQL has them by default, for measuring."""
-_SETTINGS: Final = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "300"}
+_SETTINGS: Final = {"listen_addresses": "127.0.0.1", "max_connections": "300"}
+_SOCKET_PATH_MAX: Final = 80
+"""Of a directory for sockets: with their names, the system takes a hundred characters."""
 _START_S: Final = 60
 _USER: Final = "nobody"
 
@@ -42,6 +44,8 @@ class Server(Struct):
     """What started it; None for one that was there."""
     begin: Callable[[], Any] | None = None
     """Starts it where it was."""
+    local: str = ""
+    """The address over a local socket; empty where its path would be too long for one."""
 
     def kill(self) -> None:
         """As a crash does: all of its processes at once, in the middle of whatever they do."""
@@ -83,7 +87,8 @@ def postgres_server(directory: Path, settings: Mapping[str, str] = QUICK, *, is_
     )
     held = _held_port()
     port: int = held.getsockname()[1]
-    chosen = {**_SETTINGS, **settings, "port": str(port)}
+    sockets = str(data) if len(str(data)) <= _SOCKET_PATH_MAX else ""
+    chosen = {**_SETTINGS, **settings, "port": str(port), "unix_socket_directories": sockets}
     command: list[str | Path] = [
         programs / "postgres",
         "-D",
@@ -102,7 +107,8 @@ def postgres_server(directory: Path, settings: Mapping[str, str] = QUICK, *, is_
         return process
 
     with held:
-        server = Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", begin(), begin)
+        local = f"postgresql://postgres@/postgres?host={sockets}&port={port}" if sockets else ""
+        server = Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", begin(), begin, local)
         try:
             yield server
         finally:
