@@ -205,7 +205,7 @@ class TestOneTransaction:
     def test_killed_after_any_of_its_statements(self, accounts: str) -> None:
         """Asked for again after each death, every transfer happens once."""
         survived = None
-        for die_after in range(1, 40):
+        for die_after in range(1, 80):
             key = f"t{die_after}"
             process = multiprocessing.get_context("fork").Process(target=_transfer, args=(accounts, key, die_after))
             process.start()
