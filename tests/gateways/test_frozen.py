@@ -9,7 +9,7 @@ import pytest
 
 from doors.serving import item
 from gateways.running import Gateway, gateways
-from gateways.stores import WAIT_S, fetched, positions, run, until
+from gateways.gateway_stores import WAIT_S, fetched, positions, run, until
 from oncelog.testing.postgres_proxy import PostgresProxy
 
 LANE_MS = 1_500
@@ -20,6 +20,8 @@ IN_TRANSACTION = """
     JOIN pg_locks AS l ON l.pid = a.pid
     WHERE a.state = 'idle in transaction' AND l.relation = 'oncelog_lanes'::regclass AND l.mode = 'RowShareLock'
 """
+LARGE = 40
+"""Events in one request: so many that they are sent in another way than a few."""
 HOLDS = {
     "when it has got the lane": ("BEGIN", False),
     "when it has written everything": ("COMMIT", True),
@@ -40,9 +42,14 @@ def is_frozen(gateway: Gateway) -> bool:
 
 
 @pytest.mark.rule("CO-12", "CO-14", "CO-16")
+@pytest.mark.parametrize("size", [3, LARGE])
 @pytest.mark.parametrize("moment", HOLDS)
-def test_a_frozen_gateway_loses_its_lane_to_the_others(database: str, moment: str) -> None:
+def test_a_frozen_gateway_loses_its_lane_to_the_others(database: str, moment: str, size: int) -> None:
     statement, is_query = HOLDS[moment]
+    numbers = range(1, size + 1)
+    places = [3, 1, *range(4, size + 2)]
+    """Behind those that the other has given to the second of them, and to one that is new."""
+    new, newest = size + 1, size + 2
 
     async def main() -> None:
         async with PostgresProxy(database) as proxy, aiohttp.ClientSession() as session:
@@ -50,7 +57,7 @@ def test_a_frozen_gateway_loses_its_lane_to_the_others(database: str, moment: st
             frozen, other = await asyncio.to_thread(starting.__enter__)
             try:
                 held = proxy.hold(statement, is_query=is_query)
-                first = asyncio.create_task(submit(session, frozen, 1, 2, 3))
+                first = asyncio.create_task(submit(session, frozen, *numbers))
                 async with asyncio.timeout(WAIT_S):
                     await held.reached()
                 ((pid, since_ms),) = await until(lambda: fetched(database, IN_TRANSACTION))
@@ -59,19 +66,20 @@ def test_a_frozen_gateway_loses_its_lane_to_the_others(database: str, moment: st
                 if not is_query:  # the answer waits for it in its socket
                     held.let_go()
                 async with asyncio.timeout(WAIT_S):
-                    assert await submit(session, other, 2, 4) == [1, 2]
+                    assert await submit(session, other, 2, new) == [1, 2]
                 assert is_frozen(frozen)
                 await demand_taken_over(database, pid, since_ms)
                 assert not first.done()
                 held.let_go()  # a COMMIT that comes now comes too late
                 frozen.thaw()
                 async with asyncio.timeout(WAIT_S):
-                    assert await first == [3, 1, 4]
-                    assert await submit(session, frozen, 5, 4) == [5, 2]
-                    assert await submit(session, other, 1, 2, 3) == [3, 1, 4]
+                    assert await first == places
+                    assert await submit(session, frozen, newest, new) == [newest, 2]
+                    assert await submit(session, other, *numbers) == places
             finally:
                 await asyncio.to_thread(starting.__exit__, None, None, None)
-        assert await positions(database) == {2: [1], 4: [2], 1: [3], 3: [4], 5: [5]}
+        given = dict(zip(numbers, places, strict=True)) | {new: 2, newest: newest}
+        assert await positions(database) == {number: [place] for number, place in given.items()}
 
     run(main())
 

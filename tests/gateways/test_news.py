@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateways.stores import WAIT_S, event, fetched, limits, place, run, until
+from gateways.gateway_stores import WAIT_S, event, fetched, limits, place, run, until
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.postgres import news
 from oncelog.testing.postgres_proxy import PostgresProxy

@@ -14,7 +14,7 @@ import pytest
 
 import oncelog
 from doors.serving import Answer, Serving, item, numbers, serving, soon
-from gateways.stores import event, place, positions, run
+from gateways.gateway_stores import event, place, positions, run
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Relate, SetEntity
 from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS, OnReuse, Order, Policy, kept_for

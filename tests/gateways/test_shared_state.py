@@ -10,7 +10,7 @@ import pytest
 
 from crash.processes import started
 from doors.serving import item, serving
-from gateways.stores import WAIT_S, event, limits, place, run
+from gateways.gateway_stores import WAIT_S, event, limits, place, run
 from idempotency.test_once_processes import SCRIPT, Worker, runs
 from oncelog.core.values import Applied, Refused
 from oncelog.engine.log import open_log

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from crash.load import members, round_of
-from gateways.stores import WAIT_S, event, fetched, limits, place, positions, proxied, run, until
+from gateways.gateway_stores import WAIT_S, event, fetched, limits, place, positions, proxied, run, until
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Applied, Claim, Committed, Granted, Item, Replayed, Request, SetCursor, Verdict
 from oncelog.engine.log import Log, open_log

@@ -1,6 +1,7 @@
 """A log that was moved from a file into a database is the same log: to the last hash, key, lease, cursor and second."""
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -21,12 +23,15 @@ import oncelog
 from cli.sample import HOUR_MS, NOTES, START_MS, SetClock, batches, full_event, make_log, note, opened
 from core.writes import key
 from databases import address_of, query
+from gateways.stores import WAIT_S, run, until
 from oncelog.core.policy import BUILT_IN, EVENTS
 from oncelog.core.values import Claim, Item, Replayed, Request, Settings, Verdict
-from oncelog.errors import CorruptError, MovedError, StoreError
+from oncelog.errors import CorruptError, MovedError, StoreError, StoreUnavailableError
 from oncelog.idempotency.sharing import share
+from oncelog.stores.address import shown
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.moving import demand_possible, move, mover
+from oncelog.stores.moving.limiting import LimitedConnection
 from oncelog.stores.moving.source import Source
 from oncelog.stores.moving.target import Target
 from oncelog.stores.moving.values import Outcome
@@ -42,6 +47,7 @@ from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import Passed, Progress
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driven import DrivenStore
+from oncelog.testing.postgres_proxy import Fate, PostgresProxy
 from stores.move_worker import small_slices
 from stores.sessions import ORDERS, QuickDriver, are_known, are_new, commit, session_on
 from stores.test_agreement import Tale, Teller, found_wrong, tales, told_by
@@ -157,7 +163,7 @@ def demand_alike(path: Path, address: str) -> None:
     with looking_at(str(path)) as (connection, _):
         mark = moved(connection)
     assert mark is not None
-    assert mark.target == address.partition("?")[0]
+    assert mark.target == shown(address)
     *_, last = verify_file(path)
     assert isinstance(last, Passed), last
 
@@ -435,6 +441,161 @@ def test_a_copy_from_before_is_marked_only_if_it_is_whole(log: Path, database: s
     assert can_be_opened(SqliteStore(another))
 
 
+# --- cut off ---------------------------------------------------------------------------------------------
+
+WITHOUT_LIMIT = 3_600_000
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, *, call_ms: int = WITHOUT_LIMIT, locked_ms: int = WITHOUT_LIMIT) -> None:
+    monkeypatch.setattr("oncelog.stores.moving.target.CALL_MS", call_ms)
+    monkeypatch.setattr("oncelog.stores.moving.target.LOCKED_CALL_MS", locked_ms)
+    monkeypatch.setattr("oncelog.stores.moving.target.RECORD_US", 0)
+
+
+def is_locked(path: Path) -> bool:
+    with closing(sqlite3.connect(path, timeout=0)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+    return False
+
+
+async def ends(moving: "asyncio.Task[Outcome]", says: str) -> None:
+    """With an error in our words, soon, and by itself."""
+    await asyncio.wait([moving], timeout=WAIT_S)
+    assert moving.done()
+    with pytest.raises(StoreUnavailableError, match=says):
+        await moving
+
+
+def goes_on(path: Path, address: str) -> None:
+    """The file is the log still, and the next run comes to the end."""
+    assert not is_locked(path)
+    assert not can_be_opened(PostgresStore(address))
+    with writing_to(path) as session:
+        assert are_new(commit(session, *range(5000, 5020)))
+    assert move(str(path), address, silent).is_new
+    demand_alike(path, address)
+
+
+@pytest.mark.parametrize("statement", ["BEGIN", "DELETE FROM oncelog_leases", "COPY", "COMMIT"])
+@pytest.mark.parametrize("is_query", [False, True])
+def test_who_gets_no_answer_while_the_file_is_locked_lets_it_go(
+    log: Path, database: str, monkeypatch: pytest.MonkeyPatch, statement: str, is_query: bool
+) -> None:
+    limit(monkeypatch, locked_ms=300)
+    replace = Target.replace
+
+    async def main() -> None:
+        async with PostgresProxy(database) as proxy:
+
+            async def stalled(target: Target, *arguments: Any) -> None:
+                held = proxy.hold(statement, is_query=is_query)
+                replacing = asyncio.create_task(replace(target, *arguments))
+                await held.reached()
+                assert is_locked(log)
+                await replacing
+
+            monkeypatch.setattr(Target, "replace", stalled)
+            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 0.3 s")
+            assert not is_locked(log)
+
+    run(main())
+    monkeypatch.undo()
+    goes_on(log, database)
+
+
+@pytest.mark.parametrize("method", ["reached", "erasures", "heads", "counts"])
+def test_who_hears_nothing_more_while_the_file_is_locked_lets_it_go(
+    log: Path, database: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    limit(monkeypatch, locked_ms=300)
+    original = getattr(Target, method)
+    stalls = 0
+
+    async def main() -> None:
+        async with PostgresProxy(database) as proxy:
+
+            async def stalled(target: Target, *arguments: Any) -> Any:
+                nonlocal stalls
+                if is_locked(log):
+                    proxy.stall_all()
+                    stalls += 1
+                return await original(target, *arguments)
+
+            monkeypatch.setattr(Target, method, stalled)
+            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 0.3 s")
+
+    run(main())
+    assert stalls == 1
+    monkeypatch.undo()
+    goes_on(log, database)
+
+
+@pytest.mark.parametrize("fate", [Fate.STALLED, Fate.CUT_BEFORE, Fate.CUT_AT_ANSWER])
+def test_who_is_cut_off_while_the_file_is_in_use_goes_on_later(
+    log: Path, database: str, monkeypatch: pytest.MonkeyPatch, fate: Fate
+) -> None:
+    limit(monkeypatch, call_ms=300)
+    take = Target.take
+
+    async def main() -> None:
+        async with PostgresProxy(database) as proxy:
+
+            async def cut(target: Target, part: Any) -> None:
+                proxy.fates.append(fate)
+                await take(target, part)
+
+            monkeypatch.setattr(Target, "take", cut)
+            says = "no answer within 0.3 s" if fate is Fate.STALLED else "connection"
+            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), says)
+            assert proxy.done[fate] == 1
+
+    run(main())
+    monkeypatch.undo()
+    goes_on(log, database)
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "stalled"])
+def test_a_long_copy_ends_with_its_session(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_cut: bool
+) -> None:
+    """When asyncpg waits for a socket that takes no more: it would wait for ever."""
+    path, copy = tmp_path / "log.db", LimitedConnection.copy
+    with writing_to(path) as session:
+        assert are_new(commit(session, 1, 2, 3))
+        long = [oncelog.event(UUID(int=900_000 + n), {"type": "long", "text": "x" * 900_000}, ["a"]) for n in range(16)]
+        for one in long:
+            session.commit([Request((one,))])
+    limit(monkeypatch, call_ms=WITHOUT_LIMIT if is_cut else 1_000)
+    monkeypatch.setattr("oncelog.stores.moving.source.SLICE_ROWS", 100)
+
+    async def main() -> None:
+        async with PostgresProxy(database) as proxy:
+
+            async def stopped(connection: LimitedConnection, *arguments: Any) -> None:
+                held = proxy.hold("COPY", is_query=True)
+                copying = asyncio.create_task(copy(connection, *arguments))
+                await held.reached()
+                protocol = connection._connection._protocol
+                await until(lambda: protocol.transport.get_write_buffer_size() > 0)
+                if is_cut:
+                    proxy.cut_all()
+                await copying
+
+            monkeypatch.setattr(LimitedConnection, "copy", stopped)
+            moving = asyncio.create_task(mover._move(str(path), proxy.address, silent))
+            await ends(moving, "lost in the middle of COPY" if is_cut else "no answer within 1 s")
+            assert proxy.cancel_requests == 0
+
+    run(main())
+    gc.collect()
+    assert caplog.records == []
+    monkeypatch.undo()
+    goes_on(path, database)
+
+
 # --- what is refused -------------------------------------------------------------------------------------
 
 
@@ -591,7 +752,7 @@ def test_an_open_log_notices_with_its_next_write(log: Path, database: str) -> No
         ):
             with pytest.raises(MovedError) as raised:
                 write()
-            assert raised.value.target == database.partition("?")[0]
+            assert raised.value.target == shown(database)
             assert str(log) in str(raised.value)
         assert len(mine.read().records) == mine.heads()[0].position
     demand_alike(log, database)

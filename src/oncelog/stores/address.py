@@ -1,9 +1,10 @@
 """What names a log: the path of a file, or the address of a database."""
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from oncelog.core.values import Settings
 from oncelog.errors import SettingsError
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from oncelog.stores.protocol import Store
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
+BAD_ADDRESS: Final = "the address cannot be read; it should be like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+_NO_SECRETS: Final = ("host", "port", "search_path", "target_session_attrs")
+"""Parameters of an address that may be shown."""
+_HOSTS: Final = re.compile(r"[\w.,:%\[\]/-]*")
 POSTGRES_TIMEOUTS: Final = ("connect_ms", "lane_ms", "commit_ms", "patience_ms")
 """What `timeouts_ms` may name; the defaults are those of `oncelog.stores.postgres.connecting.Timeouts`."""
 
@@ -22,12 +27,16 @@ def is_address(store: str) -> bool:
 
 
 def shown(store: str) -> str:
-    """Without a password and parameters, for messages and logs."""
+    """Without a password and what may be one, for messages and logs; with what says which database it is."""
     if not is_address(store):
         return store
+    scheme = store.partition("://")[0]
     parts = urlsplit(store)
     user, at, hosts = parts.netloc.rpartition("@")
-    return urlunsplit((parts.scheme, user.partition(":")[0] + at + hosts, parts.path, "", ""))
+    if parts.fragment or "@" in parts.path + parts.query or not _HOSTS.fullmatch(hosts):
+        return f"{scheme}://…"  # what it means is not clear, so nobody knows which part is the password
+    shown_too = urlencode([one for one in parse_qsl(parts.query) if one[0] in _NO_SECRETS], safe="/,")
+    return urlunsplit((scheme, user.partition(":")[0] + at + hosts, parts.path, shown_too, ""))
 
 
 def postgres_store(

@@ -8,6 +8,8 @@ is kept for it; what comes behind waits.
 """
 
 import asyncio
+import heapq
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
@@ -58,6 +60,9 @@ class Hub:
 
     def __init__(self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None]) -> None:
         self.position = 0
+        self._awaited: list[tuple[int, int, asyncio.Future[None]]] = []
+        """Positions that readers wait for, the lowest first."""
+        self._order = itertools.count()
         """Everything up to here has been delivered."""
         self._counts = counts
         self._on_fail = on_fail
@@ -147,6 +152,17 @@ class Hub:
             self._broadcast(record, origins)
             if origins is not None:
                 self._reach(record, origins)
+        while self._awaited and self._awaited[0][0] <= self.position:
+            _, _, reached = heapq.heappop(self._awaited)
+            if not reached.done():
+                reached.set_result(None)
+
+    async def reached(self, position: int) -> None:
+        """Returns when everything up to the position has been delivered, and maybe more."""
+        if position > self.position:
+            reached = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._awaited, (position, next(self._order), reached))
+            await reached
 
     def fail(self, error: Exception) -> None:
         """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""

@@ -182,7 +182,8 @@ class Subscriber:
         self._catching = asyncio.get_running_loop().create_task(self._catch_up())
 
     def _is_level(self) -> bool:
-        return self._delivered >= self._hub.position or not self.partitions
+        """Not if it is ahead either: a reader that comes from another gateway may have read what the hub has not."""
+        return self._delivered == self._hub.position or not self.partitions
 
     def _go_live(self) -> None:
         """From here on the hub delivers. Nothing may be awaited between the look at its position and this."""
@@ -201,7 +202,10 @@ class Subscriber:
         """What was committed while the cycle was open, in order, the answers of its own in their places."""
         try:
             while not self._is_level():
-                await self._catch_up_once()
+                if self._delivered > self._hub.position:
+                    await self._hub.reached(self._delivered)
+                else:
+                    await self._catch_up_once()
             self._go_live()
         except Exception as error:  # noqa: BLE001 - whatever it is, the client must not wait for ever
             self._catching = None

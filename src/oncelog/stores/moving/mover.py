@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Final, TypeVar
 
 from oncelog.core.values import LaneHead
@@ -166,8 +166,7 @@ class _Mover:
 
     async def _copy_the_rest(self, underway: Move) -> None:
         source, target = self._source, self._target
-        source.lock()
-        try:
+        with self._locked():
             mark = source.moved()
             if mark is not None and mark.move != underway.id:  # to another database, while this was under way
                 raise _moved_elsewhere(mark, target)
@@ -175,27 +174,32 @@ class _Mover:
             await self._copy(state.heads, "copying the rest")
             if state.erasures != await target.erasures():
                 self._report(Progress("erasing"))
-                await target.erase(source.erased())
+                await target.erase(source.erased(), state.records)
             self._report(Progress("side state"))
             await target.replace(source, state)
             await self._demand_equal(state)
             source.mark(Moved(target.name, _now_ms(), underway.id))
-        finally:
-            source.unlock()
 
     async def _mark_what_was_moved(self) -> None:
         """The database is whole, but the file, or a copy of it that was brought back, knows nothing of that."""
         source, target = self._source, self._target
-        source.lock()
-        try:
+        with self._locked():
             if source.state().heads != await target.heads():
                 raise StoreError(
                     f"{target.name} has this log already (epoch {source.about.epoch}), and one of the two has gone on "
                     "since then: the file is a copy from before it was moved. Nothing was changed."
                 )
             source.mark(Moved(target.name, _now_ms(), ""))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Nobody else writes to the file, so the database must answer soon. If it does not, they can write again."""
+        self._source.lock()
+        try:
+            with self._target.hurrying():
+                yield
         finally:
-            source.unlock()
+            self._source.unlock()
 
     async def _demand_equal(self, state: State) -> None:
         """Raises CorruptError if the target is not what the source is."""
@@ -207,7 +211,7 @@ class _Mover:
                     f"lane {lane} is not what was moved: {heads.get(lane)} in {self._target.name}, "
                     f"{state.heads.get(lane)} in the file. Nothing was opened; see `oncelog verify`"
                 )
-        counts = await self._target.counts()
+        counts = await self._target.counts(state.records)
         for name, count in self._source.counts().items():
             if counts[name] != count:
                 raise CorruptError(

@@ -1,11 +1,11 @@
 """The database that a log is moved into. Until the end no gateway opens it (`oncelog_state.move`).
 
 Whatever comes here comes in transactions that leave it fit to go on from: how far a move has come is known by what is
-there, and by nothing else.
+there, and by nothing else. Every call to it comes to an end (`limiting.py`).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import Any, Final
 
 import asyncpg
@@ -15,6 +15,7 @@ from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, StoreError
 from oncelog.stores.about import About
 from oncelog.stores.address import shown
+from oncelog.stores.moving.limiting import LimitedConnection
 from oncelog.stores.moving.source import Source
 from oncelog.stores.moving.values import (
     BLOCK,
@@ -29,7 +30,7 @@ from oncelog.stores.moving.values import (
     Slice,
     State,
 )
-from oncelog.stores.postgres.connecting import Connection, Timeouts, connect, pass_barrier
+from oncelog.stores.postgres.connecting import Timeouts, connect, pass_barrier
 from oncelog.stores.postgres.database import demand_database, look_at_any, make, migrate
 from oncelog.stores.postgres.reading import heads
 from oncelog.stores.postgres.statements import SCHEMA_VERSION, SQL
@@ -39,6 +40,12 @@ from oncelog.stores.side_state import TABLES
 
 PATIENCE_MS: Final = 10_000
 """For another mover, which may be one that was killed and whose session the server has not ended yet."""
+CALL_MS: Final = 60_000
+"""For the answer to a statement, or for a COPY of a slice. Then the session is let go."""
+LOCKED_CALL_MS: Final = 30_000
+"""The same while nobody can write to the file."""
+RECORD_US: Final = 100
+"""So much longer, for each record there is, may take what grows with the log: to count, to vacuum, to drop rows."""
 _TIMEOUTS: Final = Timeouts(lane_ms=60_000)
 _MOVE: Final = msgspec.json.Decoder(Move)
 
@@ -48,7 +55,7 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
     """A database that can be written to, for one mover. Raises OncelogErrors, never an error of PostgreSQL's."""
     name = shown(address)
     try:
-        connection = await connect(address, _TIMEOUTS)
+        connection = LimitedConnection(await connect(address, _TIMEOUTS), CALL_MS)
         try:
             await pass_barrier(connection)
             await demand_database(connection, name)
@@ -58,7 +65,7 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
             connection.terminate()
             raise
         with suppress(*OF_POSTGRES):  # all is done, and durable
-            await connection.close(timeout=PATIENCE_MS / 1000)
+            await connection.close(PATIENCE_MS)
     except OF_POSTGRES as error:
         ours = translated(error, name)
         if ours is error:
@@ -66,7 +73,7 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
         raise ours from error
 
 
-async def _be_alone(connection: Connection, name: str) -> None:
+async def _be_alone(connection: LimitedConnection, name: str) -> None:
     """And counts whole tables, which gateways never do."""
     await connection.execute(f"SET enable_seqscan = on; SET lock_timeout = {PATIENCE_MS}")
     try:
@@ -79,9 +86,13 @@ async def _be_alone(connection: Connection, name: str) -> None:
 class Target:
     """Of one session."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, connection: LimitedConnection, name: str) -> None:
         self._connection = connection
         self.name = name
+
+    def hurrying(self) -> AbstractContextManager[None]:
+        """While the file is locked."""
+        return self._connection.limited_to(LOCKED_CALL_MS)
 
     # --- what is there
 
@@ -114,11 +125,13 @@ class Target:
         """The heads of all lanes."""
         return await heads(self._connection)
 
-    async def counts(self) -> dict[str, int]:
-        """How many there are of everything that is copied."""
-        found = dict(zip(COUNTED, await self._connection.fetchrow(TARGET_SQL["counts"]), strict=True))
-        for table in TABLES:
-            found[table.name] = await self._connection.fetchval(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
+    async def counts(self, records: int) -> dict[str, int]:
+        """How many there are of everything that is copied. There should be so many records."""
+        connection = self._connection
+        with self._longer_for(records):
+            found = dict(zip(COUNTED, await connection.fetchrow(TARGET_SQL["counts"]), strict=True))
+            for table in TABLES:
+                found[table.name] = await connection.fetchval(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
         return found
 
     # --- what comes
@@ -149,11 +162,12 @@ class Target:
             await self._copy("partition_records", PARTITION_RECORD, part.partition_records)
             await self._copy("blocks", BLOCK, part.blocks)
 
-    async def erase(self, pages: Iterator[list[Row]]) -> None:
+    async def erase(self, pages: Iterator[list[Row]], records: int) -> None:
         """Drops bodies that have been erased in the source since they were copied, and what was kept of them."""
         for page in pages:
             await self._connection.execute(TARGET_SQL["erase"], *columns_of(page))
-        await self._connection.execute("VACUUM oncelog_records")
+        with self._longer_for(records):
+            await self._connection.execute("VACUUM oncelog_records")
 
     async def replace(self, source: Source, state: State) -> None:
         """Everything that is no record, in place of whatever an earlier attempt has left. The source is locked."""
@@ -161,7 +175,8 @@ class Target:
         async with connection.transaction():
             await connection.execute(SQL["alone"])
             for table in TABLES:
-                await connection.execute(f"DELETE FROM oncelog_{table.name}")  # noqa: S608
+                with self._longer_for(state.records):
+                    await connection.execute(f"DELETE FROM oncelog_{table.name}")  # noqa: S608
                 for page in source.side_state(table):
                     await self._copy(table.name, ("lane", *table.keys, *table.values), page)
             await connection.execute("DELETE FROM oncelog_policies")
@@ -181,7 +196,10 @@ class Target:
 
     async def _copy(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         if rows:
-            await self._connection.copy_records_to_table(f"oncelog_{table}", columns=columns, records=rows)
+            await self._connection.copy(f"oncelog_{table}", columns, rows)
+
+    def _longer_for(self, records: int) -> AbstractContextManager[None]:
+        return self._connection.longer_by(records * RECORD_US // 1000)
 
 
 def _text(move: Move) -> str:

@@ -49,6 +49,11 @@ class State(NamedTuple):
     erasures: int
     clock: ClockMark
 
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return sum(head.position for head in self.heads.values())
+
 
 class Move(Struct, frozen=True):
     """What a database says about itself until the log in it is whole."""

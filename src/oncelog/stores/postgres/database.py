@@ -91,7 +91,7 @@ async def make(
 
 async def demand_database(connection: Any, name: str) -> None:
     """Raises SettingsError for a database in which there can be no log, or none that is written to."""
-    encoding, _, is_standby = await connection.fetchrow(SQL["encoding"])
+    encoding, is_standby = await connection.fetchrow(SQL["encoding"])
     if encoding != "UTF8":
         raise SettingsError(f"{name} is encoded in {encoding}; a log needs a database in UTF8")
     if is_standby:

@@ -5,10 +5,11 @@ written, so that a function that takes long keeps nobody else from the lane. The
 transaction: if it does, PostgreSQL rolls it back (the table oncelog_shared).
 """
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 from msgspec.structs import replace
@@ -28,6 +29,12 @@ from oncelog.stores.protocol import Query
 
 IDLE_LIMIT: Final = "30s"
 """How long the caller's function may leave its session without a statement, before the server ends it."""
+LANE_LIMIT: Final = "5s"
+"""The same while the lane is held, and for how long it is waited for."""
+COMMIT_LIMIT_S: Final = 10**6
+"""A connection may have a limit for its commands. Beyond it asyncpg would cancel the COMMIT on the server as well."""
+CANCELLED_WAIT_S: Final = 1.0
+"""For so long a caller who is cancelled waits for his COMMIT; then its socket is let go."""
 TOKEN_BYTES: Final = 16
 _NEVER: Final = b"never there"
 _LOOK_MS: Final = 1
@@ -71,10 +78,11 @@ class Guest:
                 await self._begin(identity, waits, wait_ms)
             yield self
             async with _translating():
-                await transaction.commit()
+                await _committed(connection)
         except BaseException:
-            with suppress(*OF_POSTGRES):
-                await transaction.rollback()
+            if not connection.is_closed() and connection.is_in_transaction():
+                with suppress(*OF_POSTGRES):
+                    await transaction.rollback()
             raise
         self._known.confirm()
         with suppress(*OF_POSTGRES):
@@ -136,6 +144,8 @@ class Guest:
         needs = self._writing.footprint(batch)
         async with _translating():
             if not submission.retry_after_ms:
+                await self._connection.execute(SQL["limit_idle"], LANE_LIMIT)
+                await self._connection.execute(SQL["limit_lock"], LANE_LIMIT)
                 await self._connection.execute(SQL["lock_lanes"], sorted(needs.lanes))
             decided = await self._writing.commit(self._connection, batch, needs, None)
         return decided.verdicts[0][0]
@@ -189,6 +199,39 @@ class Guest:
         raise TransactionError(
             "the function must not end its transaction (COMMIT, ROLLBACK): what it wrote before that was rolled back"
         ) from error
+
+
+async def _committed(connection: Connection) -> None:
+    """Ends the transaction. The COMMIT is never cancelled, whatever becomes of its caller.
+
+    A server that waits for a standby would stop waiting, and show the commit to everybody as if a standby had it.
+    """
+    warnings: list[str] = []
+
+    def warned(_: Connection, message: Any) -> None:
+        if message.severity_en == "WARNING":
+            warnings.append(str(message))
+
+    connection.add_log_listener(warned)
+    commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_LIMIT_S))
+    try:
+        said = await asyncio.shield(commit)
+        await asyncio.sleep(0)  # asyncpg hands warnings over in the loop's next turn
+    except asyncio.CancelledError:
+        await asyncio.wait([commit], timeout=CANCELLED_WAIT_S)
+        if not commit.done():
+            connection.terminate()
+            await asyncio.wait([commit])
+            commit.exception()
+        raise
+    finally:
+        if not connection.is_closed():
+            connection.remove_log_listener(warned)
+            # The transaction was begun through asyncpg, which offers no way to end it with a limit of ours.
+            own: Any = getattr(connection, "_con", connection)
+            own._top_xact = None  # noqa: SLF001
+    if said != "COMMIT" or warnings:
+        raise StoreUnavailableError(f"COMMIT was answered with {said}: {'; '.join(warnings)}{_HINT}")
 
 
 @asynccontextmanager

@@ -3,29 +3,26 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from oncelog.core.proof import Block
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.errors import SettingsError
 from oncelog.stores.about import About, new_epoch
-from oncelog.stores.address import shown
+from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.clock import ClockMark, SystemClock
 from oncelog.stores.postgres import reading
 from oncelog.stores.postgres.connecting import Connection
 from oncelog.stores.postgres.database import demand_database, look
-from oncelog.stores.postgres.looking import BAD_ADDRESS, Looking, in_our_words, looking_at, session_at
+from oncelog.stores.postgres.looking import Looking, in_our_words, looking_at, session_at
 from oncelog.stores.postgres.standing import standing_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.store import PostgresStore
 from oncelog.stores.postgres.timing import ShownClock
 from oncelog.stores.postgres.verifying import verify_database
 from oncelog.stores.protocol import Consumer, Standing
-from oncelog.stores.side_state import TABLES
 from oncelog.stores.verifying.findings import ExportedHead, Finding
 from oncelog.stores.viewing import Renewed, TimeSeen
-
-_LEASES: Final = next(table for table in TABLES if table.name == "leases")
 
 
 class DatabaseView:

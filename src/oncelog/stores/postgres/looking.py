@@ -13,7 +13,7 @@ import msgspec
 
 from oncelog.errors import CorruptError, OncelogError, SettingsError, StoreError, StoreUnavailableError
 from oncelog.stores.about import About
-from oncelog.stores.address import shown
+from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
 from oncelog.stores.postgres.database import look
 from oncelog.stores.postgres.statements import SCHEMA_VERSION
@@ -22,7 +22,6 @@ from oncelog.stores.postgres.troubles import OF_POSTGRES, translated
 PAGE_ROWS: Final = 100
 IDLE_MS: Final = 600_000
 """Who has stopped a command must not keep the server from clearing up for ever."""
-BAD_ADDRESS: Final = "the address cannot be read; it should be like postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 """Without what is wrong with it: that may be the password."""
 _TIMEOUTS: Final = Timeouts()
 _LOOKING: Final = (

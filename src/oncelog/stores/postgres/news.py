@@ -71,6 +71,7 @@ class News:
                 with abandoning(connection, LOOK_MS):
                     await connection.execute(SQL["notify"], self._channel, self._name)
         except OF_POSTGRES as error:
+            self._untold = True
             logger.debug("other gateways were not woken: %s", error)
         finally:
             self._telling = None
@@ -104,6 +105,8 @@ class News:
                     await asyncio.wait_for(ended.wait(), LOOK_MS / 1000)
                 if not ended.is_set() and self._telling is None:
                     await self._ask(connection)
+                    if self._untold:
+                        self.tell()
         finally:
             self._connection = None
             connection.terminate()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from oncelog.core.proof import Block
 from oncelog.errors import StoreUnavailableError
@@ -30,7 +30,7 @@ Blocks = Callable[[T], Sequence[Block]]
 
 
 class _UnknownOutcomeError(Exception):
-    """The session was lost after COMMIT was sent. The cause is beside it."""
+    """The session was lost after COMMIT was sent, or it was not waited for to the end. The cause is beside it."""
 
 
 class Writer:
@@ -41,6 +41,8 @@ class Writer:
         self._name = name
         self._timeouts = timeouts
         self._connection: Connection | None = None
+        self._warning = ""
+        """What the server had to say to the newest COMMIT."""
         self.turn = asyncio.Lock()
 
     async def transact(self, lanes: Iterable[int], work: Work[T], blocks: Blocks[T]) -> T:
@@ -69,10 +71,6 @@ class Writer:
             else:
                 return done
 
-    async def alone(self, work: Work[T]) -> T:
-        """As `transact`, without a lane, for what can be done twice."""
-        return await self.transact((), work, lambda _: ())
-
     def abandon(self) -> None:
         """Lets the socket go, as it is."""
         if self._connection is not None:
@@ -93,7 +91,7 @@ class Writer:
     ) -> bool:
         """On a new session. Its locks wait until the old transaction has ended, if it has not."""
         roots = ([one.lane for one in blocks], [one.height for one in blocks], [one.root for one in blocks])
-        logger.warning("a session was lost at COMMIT; what became of it is being found out: %s", unknown.__cause__)
+        logger.warning("a session was lost at COMMIT; what became of it is being found out: %s", unknown)
         while True:
             try:
                 # Committed, and not a mere look: it is told as durable, and so must be what it stands before.
@@ -111,6 +109,7 @@ class Writer:
     async def _session(self) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connected()
+            self._connection.add_log_listener(self._warned)
         try:
             yield self._connection
         except BaseException as error:
@@ -134,14 +133,23 @@ class Writer:
             await self._commit(connection)
 
     async def _commit(self, connection: Connection) -> None:
+        self._warning = ""
         try:
             said = await self._within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
         except OF_POSTGRES as error:
             if is_lost(error):
                 raise _UnknownOutcomeError(str(error)) from error
             raise
+        await asyncio.sleep(0)  # asyncpg hands warnings over in the loop's next turn
+        if self._warning:
+            # An operator has ended the wait for the standby: the commit can be seen, and may be on this server alone.
+            raise _UnknownOutcomeError(self._warning)
         if said != "COMMIT":
             raise StoreUnavailableError(f"{self._name}: COMMIT was answered with {said}{HINT}")
+
+    def _warned(self, _connection: Connection, message: Any) -> None:
+        if message.severity_en == "WARNING":
+            self._warning = str(message)
 
     async def _roll_back(self, connection: Connection) -> None:
         if connection.is_closed():
@@ -162,14 +170,19 @@ class Patience:
     def __init__(self, name: str, limit_ms: int, hint: str = "") -> None:
         self._name = name
         self._hint = hint
-        self._deadline = asyncio.get_running_loop().time() + limit_ms / 1000
+        self._limit_s = limit_ms / 1000
+        self._deadline: float | None = None
+        """From the first time that it is needed."""
         self._pause_s = 0.0
 
     async def wait_for_another(self, error: BaseException) -> None:
         """Returns when it is time to try again. Raises what the error means if there has been enough of it."""
-        if isinstance(error, _UnknownOutcomeError) and error.__cause__ is not None:
-            error = error.__cause__
-        if asyncio.get_running_loop().time() + self._pause_s > self._deadline:
+        if isinstance(error, _UnknownOutcomeError):
+            error = error.__cause__ or StoreUnavailableError(f"{self._name}: {error}{self._hint}")
+        now_s = asyncio.get_running_loop().time()
+        if self._deadline is None:
+            self._deadline = now_s + self._limit_s
+        if now_s + self._pause_s > self._deadline:
             raise translated(error, self._name, self._hint) from error
         logger.info("it is tried again on another session: %s: %s", type(error).__name__, error)
         await asyncio.sleep(self._pause_s)

@@ -16,15 +16,16 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot
-from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
+from oncelog.errors import ClosedError, CorruptError, OncelogError, SettingsError, StoreUnavailableError
 from oncelog.stores.about import About
-from oncelog.stores.address import shown
+from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
 from oncelog.stores.postgres import reading
 from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
 from oncelog.stores.postgres.database import look, make_or_open
 from oncelog.stores.postgres.news import News
 from oncelog.stores.postgres.session import Patience, Writer
+from oncelog.stores.postgres.sessions import Sessions
 from oncelog.stores.postgres.standing import standing_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.timing import KEEP_MS, DatabaseTime
@@ -62,7 +63,10 @@ class PostgresStore:
         self._time = DatabaseTime(clock, jump_ms_max, keep_clock_ms)
         self._has_own_time = clock is not None
         self._writing: Writing | None = None
-        self._writer = Writer(self._connected, self._name, self._timeouts)
+        self._sessions = Sessions(address, self._timeouts, self._demand_this_log)
+        self._writer = Writer(self._sessions.new, self._name, self._timeouts)
+        self._erasing = ""
+        """The transaction behind which VACUUM is to come."""
         self._pool: Any = None
         self._news: News | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -91,6 +95,10 @@ class PostgresStore:
         while self._writing is None:
             try:
                 self._writing = await self._opened()
+            except (ValueError, TypeError, asyncpg.exceptions.ClientConfigurationError) as error:
+                if isinstance(error, OncelogError):
+                    raise
+                raise SettingsError(BAD_ADDRESS) from error
             except OF_POSTGRES as error:
                 # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
                 if not is_lost(error) or isinstance(error, ConnectionRefusedError | socket.gaierror):
@@ -100,7 +108,7 @@ class PostgresStore:
         self._pool = await asyncpg.create_pool(
             connect=self._reader_connected, min_size=0, max_size=READERS, reset=_left_as_it_is
         )
-        self._news = News(self._connected, f"oncelog_{about.epoch}")
+        self._news = News(self._sessions.new, f"oncelog_{about.epoch}")
 
     async def _opened(self) -> Writing:
         connection = await connect(self._address, self._timeouts)
@@ -124,6 +132,7 @@ class PostgresStore:
             await asyncio.wait(self._tasks)
         if self._news is not None:
             await self._news.close()
+        self._sessions.close()
         await self._writer.close()
         timer = asyncio.get_running_loop().call_later(self._timeouts.connect_ms / 1000, pool.terminate)
         try:
@@ -133,20 +142,8 @@ class PostgresStore:
         finally:
             timer.cancel()
 
-    async def _connected(self) -> Connection:
-        """A session that may be believed: with the log that was opened, and behind its barrier."""
-        connection = await connect(self._address, self._timeouts)
-        try:
-            with abandoning(connection, self._timeouts.commit_ms):
-                await pass_barrier(connection)
-                await self._demand_this_log(connection)
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
-
     async def _reader_connected(self, *_: Any, **__: Any) -> Connection:
-        return await self._connected()
+        return await self._sessions.new()
 
     async def _demand_this_log(self, connection: Connection) -> None:
         about = await look(connection, self._name)
@@ -179,21 +176,29 @@ class PostgresStore:
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         """As `Store` says."""
         wanted = sorted(set(positions))
+        erased = 0
 
         async def work(connection: Connection) -> int:
+            nonlocal erased
             rows = await connection.fetch(SQL["bodies"], lane, wanted)
             if rows:
                 hashes = [body_hash(salt, body) for _, salt, body in rows]
                 await connection.execute(SQL["erase"], lane, [row[0] for row in rows], hashes)
                 await connection.execute(SQL["touch_lane"], lane)
                 await connection.execute(SQL["count_erasure"])
-            return len(rows)
+                self._erasing = await connection.fetchval(SQL["own_transaction"])
+            # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
+            erased = max(erased, len(rows))
+            return erased
 
         return await self._transacted((lane,), work, lambda _: ())
 
     async def scrub(self) -> bool:
         """As `Store` says, as far as tables go: the write-ahead log, its archive and backups are the operator's."""
-        return await self._read(_vacuum, limit_ms=VACUUM_MS)
+        if await self._read(self._vacuum, limit_ms=VACUUM_MS):
+            self._erasing = ""
+            return True
+        return False
 
     async def confirm_clock(self) -> None:
         """As `Store` says. All gateways believe it."""
@@ -262,6 +267,17 @@ class PostgresStore:
         mark, _ = self._time.proposed(database_ms, confirmations, (kept[0], kept[1]))
         return replace(standing, time_ms=mark.time_ms)
 
+    async def _vacuum(self, connection: Connection) -> bool:
+        """False while somebody can still see what was erased, and so VACUUM leaves it."""
+        self._erasing = self._erasing or await connection.fetchval(SQL["own_transaction"])
+        if not await connection.fetchval(SQL["is_behind_all"], self._erasing):
+            return False
+        try:
+            await connection.execute("VACUUM oncelog_records")
+        except asyncpg.LockNotAvailableError:  # another VACUUM is at it
+            return False
+        return True
+
     async def _alone(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         return await self._transacted((), work, lambda _: ())
 
@@ -280,10 +296,20 @@ class PostgresStore:
     async def _kept(self, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: its caller may have gone
+
     async def _read(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int = 0) -> T:
+        """Goes on though its caller does not: asyncpg would have to ask the server to cancel, and wait for that."""
+        self._demand_open()
+        return await self._kept(self._read_on(function, *arguments, limit_ms=limit_ms))
+
+    async def _read_on(self, function: Callable[..., Awaitable[T]], *arguments: Any, limit_ms: int) -> T:
         """On a session of those that read. One that was lost meanwhile is tried again on another, with patience."""
         patience = Patience(self._name, self._timeouts.patience_ms)
         while True:
@@ -309,11 +335,6 @@ async def _left_as_it_is(_connection: Connection) -> None:
 
 async def _erasures(connection: Connection) -> int:
     return int(await connection.fetchval(SQL["erasures"]))
-
-
-async def _vacuum(connection: Connection) -> bool:
-    await connection.execute("VACUUM oncelog_records")
-    return True
 
 
 async def _warn_of_no_sync(connection: Connection, name: str) -> None:

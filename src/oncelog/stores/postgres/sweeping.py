@@ -1,5 +1,6 @@
 """What log time has made absent goes from the database: a slice in some of the commits, of a lane that they hold."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,8 @@ class Sweep:
     """Goes through the tables again and again. Where it stands is in memory alone: it may begin anew at any time."""
 
     def __init__(self) -> None:
-        self._commits = 0
+        self._commits: Counter[int] = Counter()
+        """Of each lane."""
         self._cursors: dict[tuple[str, int], tuple[Any, ...]] = {}
         self._written = dict.fromkeys((table.name for table in SWEPT), 0)
 
@@ -22,11 +24,12 @@ class Sweep:
         """In a commit's transaction, by the heads that it has locked as they were before it."""
         for table in SWEPT:
             self._written[table.name] += len(getattr(changes, table.name))
-        self._commits += 1
-        if self._commits % SWEEP_COMMITS:
+        self._commits.update(heads.keys())
+        lane = max(heads, key=self._commits.__getitem__)
+        if self._commits[lane] < SWEEP_COMMITS:
             return
+        self._commits[lane] = 0
         is_absent = Absence([tuple(row) for row in await connection.fetch(SQL["policies"])], heads)
-        lane = sorted(heads)[self._commits // SWEEP_COMMITS % len(heads)]
         for table in SWEPT:
             await self._sweep(connection, table, lane, max(SWEEP_ROWS, 2 * self._written[table.name]), is_absent)
             self._written[table.name] = 0

@@ -53,7 +53,7 @@ def translated(error: BaseException, name: str, hint: str = "") -> BaseException
     """An error in our words; the same error if it says nothing about the server or the session."""
     if isinstance(error, (StoreError, ValueError)):
         return error  # a parameter that cannot be sent is its own batch's fault, and would be for ever
-    said = f"{name}: {error or type(error).__name__}{hint}"
+    said = f"{name}: {str(error) or type(error).__name__}{hint}"
     if isinstance(error, (*_LOST, *_AGAIN, *_UNAVAILABLE)):
         return StoreUnavailableError(said)
     if isinstance(error, asyncpg.ProgramLimitExceededError):

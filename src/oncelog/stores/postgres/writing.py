@@ -33,12 +33,6 @@ from oncelog.stores.postgres.timing import DatabaseTime
 from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
 
 _POLICY: Final = msgspec.json.Decoder(Policy)
-COPIED_RECORDS: Final = 16
-"""From so many on records are sent by COPY: two ways to the server more, and a third of the work for each record."""
-_RECORD: Final = (
-    *("lane", "position", "sequence", "log_time_ms", "height", "client_sequence", "key_hash", "sequence_hash"),
-    *("policy", "scope", "client", "key", "fingerprint", "actor", "partitions", "salt", "body"),
-)
 _LANE: Final = 5
 """In a row of the statement `state`: here the columns of the lane begin."""
 
@@ -167,15 +161,12 @@ class Writing:
         )
         records = changes.records
         if records:
-            rows = [self._columns(*one) for one in zip(records, decided.salts, strict=True)]
             partitions = sorted((one.lane, name, one.position) for one in records for name in one.partitions)
-            if len(rows) >= COPIED_RECORDS:
-                await connection.copy_records_to_table("oncelog_records", records=rows, columns=_RECORD)
-                await connection.copy_records_to_table("oncelog_partition_records", records=partitions)
-                rows, partitions = [], []
+            # Not by COPY, which would be faster: a session that is frozen or cut off inside of one is not idle, so that
+            # the server does not end it, and asyncpg waits for ever where it is lost.
             await connection.execute(
                 SQL["save"],
-                *(tables.columns_of(rows) or [()] * len(_RECORD)),
+                *tables.columns_of([self._columns(*one) for one in zip(records, decided.salts, strict=True)]),
                 *(tables.columns_of(partitions) or [()] * 3),
                 *tables.columns_of([msgspec.structs.astuple(block) for block in decided.sealed.blocks]),
                 *heads,

@@ -4,7 +4,7 @@
 SELECT to_regclass('oncelog_log') IS NOT NULL;
 
 -- name: encoding
-SELECT current_setting('server_encoding'), current_setting('fsync'), pg_is_in_recovery();
+SELECT current_setting('server_encoding'), pg_is_in_recovery();
 
 -- name: schema_version
 -- Alone, because a later version may have other columns beside it.
@@ -227,6 +227,9 @@ SELECT set_config('idle_in_transaction_session_timeout', $1, true)
 FROM (SELECT current_setting('idle_in_transaction_session_timeout')::interval AS now) AS s
 WHERE now = interval '0' OR now > $1::text::interval;
 
+-- name: limit_idle
+SELECT set_config('idle_in_transaction_session_timeout', $1, true);
+
 -- name: limit_lock
 SELECT set_config('lock_timeout', $1, true);
 
@@ -337,3 +340,17 @@ WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclas
 SELECT c.relname::text, pg_total_relation_size(c.oid) FROM pg_class AS c
 WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
     AND c.relkind = 'r' AND c.relname LIKE 'oncelog\_%' ORDER BY c.relname COLLATE "C";
+
+-- name: waits_for_standby
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep');
+
+-- name: own_transaction
+SELECT pg_current_xact_id()::text;
+
+-- name: is_behind_all
+-- Whether nobody can see any more what a transaction has replaced: so that VACUUM has removed it.
+SELECT NOT EXISTS (
+    SELECT FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+    AND (datname = current_database() OR datname IS NULL) AND age(backend_xmin) >= age($1::text::xid)
+) AND NOT EXISTS (SELECT FROM pg_prepared_xacts WHERE age(transaction) >= age($1::text::xid))
+AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE xmin IS NOT NULL AND age(xmin) >= age($1::text::xid));

@@ -1,0 +1,384 @@
+"""A server whose COMMITs wait for a standby that does not come: nobody is told anything that only one server has."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+import oncelog
+from gateways.gateway_stores import WAIT_S, event, fetched, limits, place, positions, run, until
+from oncelog.core.values import Item, Replayed, Verdict
+from oncelog.engine.log import Log, open_log
+from oncelog.errors import StoreUnavailableError
+from oncelog.testing.postgres import fresh_schema, postgres_server
+from oncelog.testing.postgres_proxy import PostgresProxy
+
+COMMIT_MS = 300
+PATIENCE_MS = 400
+LONG_MS = 20_000
+"""More patience than it takes to have the standby back."""
+BOUND_S = 10
+"""Who is told that the store is not available is told so by then, on a busy machine too."""
+COMMAND_S = 0.3
+SESSIONS_MAX = 3
+GATEWAY = "oncelog"
+PROBE = "probe"
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = $1"
+WRITE = "SELECT pg_logical_emit_message(true, 'probe', '')"
+"""Its commit waits as every other."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server of our own: it is told for whom to wait."""
+    directory = Path(tempfile.mkdtemp(prefix="oncelog-standby-"))
+    try:
+        with postgres_server(directory, is_own=True) as found:
+            yield found.address
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def address(server: str) -> str:
+    """Of a log that is there, so that nobody in a hurry has to make it."""
+
+    async def made() -> str:
+        found = await fresh_schema(server)
+        async with open_log(found):
+            return found
+
+    return str(run(made()))
+
+
+@asynccontextmanager
+async def connected(address: str, name: str, **settings: Any) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(address, server_settings={"application_name": name}, **settings)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+class Operator:
+    """Who looks after the server. Its own session waits for nobody."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def set_standbys(self, names: str) -> None:
+        await self._connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        await self._connection.execute("SELECT pg_reload_conf()")
+
+    async def waiting(self, name: str = GATEWAY) -> list[int]:
+        """The sessions whose COMMIT waits for the standby."""
+        return [pid for (pid,) in await self._connection.fetch(WAITING, name)]
+
+    async def waiting_one(self, name: str = GATEWAY) -> int:
+        (pid,) = await until(lambda: self.waiting(name))
+        return int(pid)
+
+    async def cancel(self, pid: int) -> None:
+        """As if by mistake: what it has done, the server then shows to everybody."""
+        await self._connection.execute("SELECT pg_cancel_backend($1)", pid)
+
+    async def end_sessions(self) -> None:
+        """All of all gateways, and returns when they are gone."""
+        ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1"
+        await until(lambda: self._is_zero(ended))
+
+    async def _is_zero(self, statement: str) -> bool:
+        return bool(await self._connection.fetchval(statement, GATEWAY) == 0)
+
+    async def commits_wait(self, probe: Any) -> "asyncio.Task[Any] | None":
+        """A COMMIT that waits; None if it did not."""
+        written = asyncio.create_task(probe.execute(WRITE))
+        while not written.done():
+            if await self.waiting(PROBE):
+                return written
+        await written
+        return None
+
+
+@asynccontextmanager
+async def standby_away(address: str) -> AsyncIterator[Operator]:
+    """Inside, no COMMIT returns. At the end the server waits for nobody any more, as if the standby were back."""
+    waits_for_nobody = {"synchronous_commit": "local"}
+    connection = await asyncpg.connect(address, server_settings=waits_for_nobody)
+    operator = Operator(connection)
+    try:
+        async with connected(address, PROBE) as probe:
+            try:
+                await operator.set_standbys("ghost")
+                written = await until(lambda: operator.commits_wait(probe))
+                try:
+                    yield operator
+                finally:
+                    await operator.set_standbys("")
+                    await written  # now COMMITs return
+            finally:
+                await operator.set_standbys("")
+    finally:
+        connection.terminate()
+
+
+def hurried(address: str, **changed: int) -> Log:
+    chosen = {"postgres_commit_ms": COMMIT_MS, "postgres_patience_ms": PATIENCE_MS, **changed}
+    return open_log(address, limits=limits(**chosen))
+
+
+async def unavailable(call: Awaitable[Any]) -> None:
+    """It ends, and as an error that can be retried."""
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(StoreUnavailableError):
+            await call
+
+
+async def answered(log: Log, item: Item) -> Verdict:
+    """As a client does it: again under the same identity, until there is an answer."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await log.submit(item)
+            except StoreUnavailableError:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.rule("CO-11", "CO-16")
+def test_what_waits_for_a_standby_is_not_acknowledged(address: str) -> None:
+    async def main() -> None:
+        async with hurried(address) as log:
+            async with standby_away(address) as operator:
+                submitted = asyncio.create_task(log.submit(event(1)))
+                await operator.waiting_one()
+                await unavailable(submitted)
+                await unavailable(log.submit(event(1)))
+                assert await positions(address) == {}
+            first = await answered(log, event(1))
+            assert place(first) == 1
+            assert place(await log.submit(event(1))) == 1
+            assert place(await answered(log, event(2))) == 2
+        assert await positions(address) == {1: [1], 2: [2]}
+
+    run(main())
+
+
+@pytest.mark.rule("CO-11", "CO-16")
+def test_a_commit_whose_waiting_was_cancelled_is_not_acknowledged(address: str) -> None:
+    """The server says COMMIT, and shows it; that it is on no standby is in a warning."""
+
+    async def main() -> None:
+        async with hurried(address) as log:
+            async with standby_away(address) as operator:
+                submitted = asyncio.create_task(log.submit(event(1)))
+                await operator.cancel(await operator.waiting_one())
+                await until(lambda: positions(address))
+                await unavailable(submitted)
+                await unavailable(log.submit(event(1)))
+            assert place(await answered(log, event(1))) == 1
+            assert place(await answered(log, event(2))) == 2
+        assert await positions(address) == {1: [1], 2: [2]}
+
+    run(main())
+
+
+@pytest.mark.rule("CO-11", "CO-16")
+def test_an_operator_who_cancels_all_that_waits_makes_nobody_believe_it(address: str) -> None:
+    """Also what is asked in order to find out, and the barrier of each new session, is cancelled."""
+
+    async def main() -> None:
+        async with hurried(address) as log:
+            async with standby_away(address) as operator:
+                submitted = asyncio.create_task(log.submit(event(1)))
+                cancelled = set()
+                async with asyncio.timeout(BOUND_S):
+                    while not submitted.done():
+                        for pid in await operator.waiting():
+                            await operator.cancel(pid)
+                            cancelled.add(pid)
+                assert cancelled
+                await unavailable(submitted)
+            assert place(await answered(log, event(1))) == 1
+        assert await positions(address) == {1: [1]}
+
+    run(main())
+
+
+@pytest.mark.rule("CO-11", "CO-16")
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["left", "cancelled"])
+def test_who_still_waits_when_the_standby_is_back_is_answered(address: str, is_cancelled: bool) -> None:
+    async def main() -> None:
+        async with hurried(address, postgres_patience_ms=LONG_MS) as log:
+            async with standby_away(address) as operator:
+                submitted = asyncio.create_task(log.submit(event(1)))
+                first = await operator.waiting_one()
+                if is_cancelled:
+                    await operator.cancel(first)
+                    await until(lambda: positions(address))
+                # What became of it is being asked, and that waits as well.
+                await until(lambda: is_another_waiting(operator, first, submitted))
+                assert not submitted.done()
+            async with asyncio.timeout(WAIT_S):
+                assert place(await submitted) == 1
+            assert place(await answered(log, event(1))) == 1
+        assert await positions(address) == {1: [1]}
+
+    run(main())
+
+
+async def is_another_waiting(operator: Operator, first: int, submitted: "asyncio.Task[Verdict]") -> bool:
+    return submitted.done() or bool(set(await operator.waiting()) - {first})
+
+
+@pytest.mark.rule("CO-11")
+def test_a_new_session_does_not_tell_what_is_on_no_standby(address: str) -> None:
+    """A commit is there for all to see, since nobody waits for its standby any more."""
+
+    async def main() -> None:
+        async with hurried(address) as log:
+            async with standby_away(address) as operator:
+                submitted = asyncio.create_task(log.submit(event(1)))
+                await operator.waiting_one()
+                await operator.end_sessions()
+                assert await positions(address) == {1: [1]}
+                await unavailable(submitted)
+                await unavailable(log.read())
+                await unavailable(log.submit(event(1)))
+                await unavailable(opened_and_read(address))
+            records = await opened_and_read(address, postgres_patience_ms=LONG_MS)
+            assert [record.position for record in records] == [1]
+            async with hurried(address, postgres_patience_ms=LONG_MS) as other:
+                assert isinstance(await other.submit(event(1)), Replayed)
+            assert place(await answered(log, event(1))) == 1
+        assert await positions(address) == {1: [1]}
+
+    run(main())
+
+
+async def opened_and_read(address: str, **changed: int) -> list[Any]:
+    async with hurried(address, **changed) as other:
+        return list((await other.read()).records)
+
+
+@pytest.mark.rule("CO-11")
+def test_a_gateway_that_tries_again_and_again_has_few_sessions_that_wait(address: str) -> None:
+    async def main() -> None:
+        async with hurried(address, postgres_commit_ms=100, postgres_patience_ms=100) as log:
+            most = 0
+            async with standby_away(address) as operator:
+                first = asyncio.create_task(log.submit(event(1)))
+                await operator.waiting_one()
+                await unavailable(first)
+                for number in range(1, 13):
+                    submitted = asyncio.create_task(log.submit(event(1 + number % 4)))
+                    async with asyncio.timeout(BOUND_S):
+                        while not submitted.done():
+                            most = max(most, len(await operator.waiting()))
+                    await unavailable(submitted)
+                most = max(most, len(await operator.waiting()))
+            for number in range(1, 5):
+                await answered(log, event(number))
+            assert 1 <= most <= SESSIONS_MAX
+        found = await positions(address)
+        assert sorted(found) == [1, 2, 3, 4]
+        assert sorted(found.values()) == [[1], [2], [3], [4]]
+
+    run(main())
+
+
+# --- in one transaction with the caller's own rows
+
+Lend = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+@asynccontextmanager
+async def alone(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
+    """One connection, which its owner keeps whatever becomes of a call."""
+    async with connected(address, GATEWAY, command_timeout=command_timeout) as connection:
+        yield lambda: nullcontext(connection)
+
+
+@asynccontextmanager
+async def of_a_pool(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
+    """A connection for each call, which is given back behind it."""
+    settings = {"application_name": GATEWAY}
+    pool = await asyncpg.create_pool(
+        address, min_size=1, max_size=1, command_timeout=command_timeout, server_settings=settings
+    )
+    try:
+        yield pool.acquire
+    finally:
+        pool.terminate()
+
+
+class Bookings:
+    """A function of the caller's with rows of its own, which counts how often it runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def book(self, lend: Lend, key: str = "a") -> int:
+        async with lend() as connection:
+
+            @oncelog.once(oncelog.share(connection), key=lambda: key, name="booking")
+            async def book() -> int:
+                self.runs += 1
+                await connection.execute("INSERT INTO bookings VALUES ($1)", self.runs)
+                return self.runs
+
+            return await book()
+
+
+async def shown(address: str) -> list[tuple[int, int]]:
+    """How many rows of the caller's and of the log's are there for all to see."""
+    statement = "SELECT (SELECT count(*) FROM bookings), (SELECT count(*) FROM oncelog_records)"
+    return [(int(bookings), int(records)) for bookings, records in await fetched(address, statement)]
+
+
+@pytest.mark.rule("CO-11")
+@pytest.mark.parametrize("lending", [alone, of_a_pool])
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "command_timeout"])
+def test_a_shared_transaction_that_waits_for_a_standby_is_not_cancelled_on_the_server(
+    address: str, lending: Callable[..., AbstractAsyncContextManager[Lend]], is_cancelled: bool
+) -> None:
+    async def main() -> None:
+        bookings = Bookings()
+        await fetched(address, "CREATE TABLE bookings (number int)")
+        async with PostgresProxy(address) as proxy, lending(proxy.address, None) as other:
+            # The policy is declared, which is a commit of its own.
+            assert await bookings.book(other, "before") == 1
+            async with lending(proxy.address, None if is_cancelled else COMMAND_S) as lend:
+                async with standby_away(address) as operator:
+                    called = asyncio.create_task(bookings.book(lend))
+                    pid = await operator.waiting_one()
+                    if is_cancelled:
+                        called.cancel()
+                        await ended(called)
+                    else:  # the time that the connection gives a command, and more
+                        await asyncio.wait([called], timeout=3 * COMMAND_S)
+                    # A request to cancel would have come to the proxy before this session does.
+                    assert await shown(proxy.address) == [(1, 1)]
+                    assert proxy.cancel_requests == 0
+                    assert await operator.waiting() == [pid]
+                outcome = await ended(called)
+                if not is_cancelled:
+                    assert outcome == 2 or isinstance(outcome, StoreUnavailableError)
+            assert await bookings.book(other) == 2
+            assert bookings.runs == 2
+            assert proxy.cancel_requests == 0
+        assert await shown(address) == [(2, 2)]
+
+    run(main())
+
+
+async def ended(task: "asyncio.Task[int]") -> int | BaseException:
+    """What came of it."""
+    async with asyncio.timeout(BOUND_S):
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    return outcome
