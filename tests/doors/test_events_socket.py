@@ -162,6 +162,25 @@ def test_a_reader_that_stopped_reading_is_closed_comes_back_and_misses_nothing(t
     run(main())
 
 
+@pytest.mark.rule("EV-13")
+def test_a_reader_that_comes_from_another_server_is_not_sent_again_what_it_has_read(tmp_path: Path) -> None:
+    """Nobody wakes the second server, and it does not look by itself for an hour: its broadcasts are behind."""
+
+    async def main() -> None:
+        async with serving(tmp_path, poll_ms=3_600_000) as one, serving(tmp_path, poll_ms=3_600_000) as two:
+            assert await one.commit(item(1), item(2)) == [1, 2]
+            reader = await two.connected("reader")
+            assert (await reader.sync("a", since=2))["events"] == []
+            assert two.server.hub.position == 0
+            assert await one.commit(item(3)) == [3]
+            assert await two.commit(item(4)) == [4]
+            received = [(await soon(reader.receive()))["payload"]["committed_id"] for _ in range(2)]
+            assert received == [3, 4]
+
+    run(main())
+
+
+
 async def _raw_reader(url: str, partition: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A WebSocket whose client syncs and then does not read: its bytes stay in the kernel, and then at the server."""
     host, port = url.removeprefix("http://").split(":")

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from asyncpg.protocol.protocol import Protocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,6 @@ import oncelog
 from cli.sample import HOUR_MS, NOTES, START_MS, SetClock, batches, full_event, make_log, note, opened
 from core.writes import key
 from databases import address_of, query
-from gateways.stores import WAIT_S, run, until
 from oncelog.core.policy import BUILT_IN, EVENTS
 from oncelog.core.values import Claim, Item, Replayed, Request, Settings, Verdict
 from oncelog.errors import CorruptError, MovedError, StoreError, StoreUnavailableError
@@ -31,7 +31,6 @@ from oncelog.idempotency.sharing import share
 from oncelog.stores.address import shown
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.moving import demand_possible, move, mover
-from oncelog.stores.moving.limiting import LimitedConnection
 from oncelog.stores.moving.source import Source
 from oncelog.stores.moving.target import Target
 from oncelog.stores.moving.values import Outcome
@@ -444,6 +443,8 @@ def test_a_copy_from_before_is_marked_only_if_it_is_whole(log: Path, database: s
 # --- cut off ---------------------------------------------------------------------------------------------
 
 WITHOUT_LIMIT = 3_600_000
+WAIT_S = 30
+"""Nothing takes that long."""
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, *, call_ms: int = WITHOUT_LIMIT, locked_ms: int = WITHOUT_LIMIT) -> None:
@@ -479,8 +480,10 @@ def goes_on(path: Path, address: str) -> None:
     demand_alike(path, address)
 
 
-@pytest.mark.parametrize("statement", ["BEGIN", "DELETE FROM oncelog_leases", "COPY", "COMMIT"])
-@pytest.mark.parametrize("is_query", [False, True])
+@pytest.mark.parametrize(
+    ("statement", "is_query"),
+    [("BEGIN", False), ("DELETE FROM oncelog_leases", False), ("COPY", True), ("COMMIT", True), ("COMMIT", False)],
+)
 def test_who_gets_no_answer_while_the_file_is_locked_lets_it_go(
     log: Path, database: str, monkeypatch: pytest.MonkeyPatch, statement: str, is_query: bool
 ) -> None:
@@ -501,7 +504,7 @@ def test_who_gets_no_answer_while_the_file_is_locked_lets_it_go(
             await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 0.3 s")
             assert not is_locked(log)
 
-    run(main())
+    asyncio.run(main())
     monkeypatch.undo()
     goes_on(log, database)
 
@@ -527,7 +530,7 @@ def test_who_hears_nothing_more_while_the_file_is_locked_lets_it_go(
             monkeypatch.setattr(Target, method, stalled)
             await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 0.3 s")
 
-    run(main())
+    asyncio.run(main())
     assert stalls == 1
     monkeypatch.undo()
     goes_on(log, database)
@@ -552,7 +555,7 @@ def test_who_is_cut_off_while_the_file_is_in_use_goes_on_later(
             await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), says)
             assert proxy.done[fate] == 1
 
-    run(main())
+    asyncio.run(main())
     monkeypatch.undo()
     goes_on(log, database)
 
@@ -562,34 +565,34 @@ def test_a_long_copy_ends_with_its_session(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_cut: bool
 ) -> None:
     """When asyncpg waits for a socket that takes no more: it would wait for ever."""
-    path, copy = tmp_path / "log.db", LimitedConnection.copy
+    path, pause = tmp_path / "log.db", Protocol.pause_writing
     with writing_to(path) as session:
         assert are_new(commit(session, 1, 2, 3))
-        long = [oncelog.event(UUID(int=900_000 + n), {"type": "long", "text": "x" * 900_000}, ["a"]) for n in range(16)]
-        for one in long:
-            session.commit([Request((one,))])
+        for number in range(900_000, 900_016):
+            long = oncelog.event(UUID(int=number), {"type": "long", "text": "x" * 900_000}, ["a"])
+            assert are_new(session.commit([Request((long,))], None).verdicts[0])
     limit(monkeypatch, call_ms=WITHOUT_LIMIT if is_cut else 1_000)
     monkeypatch.setattr("oncelog.stores.moving.source.SLICE_ROWS", 100)
 
     async def main() -> None:
         async with PostgresProxy(database) as proxy:
+            held, is_paused = proxy.hold("COPY", is_query=True), asyncio.Event()
 
-            async def stopped(connection: LimitedConnection, *arguments: Any) -> None:
-                held = proxy.hold("COPY", is_query=True)
-                copying = asyncio.create_task(copy(connection, *arguments))
-                await held.reached()
-                protocol = connection._connection._protocol
-                await until(lambda: protocol.transport.get_write_buffer_size() > 0)
-                if is_cut:
-                    proxy.cut_all()
-                await copying
+            def paused(protocol: Any) -> None:
+                pause(protocol)
+                is_paused.set()
 
-            monkeypatch.setattr(LimitedConnection, "copy", stopped)
+            monkeypatch.setattr(Protocol, "pause_writing", paused)
             moving = asyncio.create_task(mover._move(str(path), proxy.address, silent))
+            async with asyncio.timeout(WAIT_S):
+                await held.reached()
+                await is_paused.wait()
+            if is_cut:
+                proxy.cut_all()
             await ends(moving, "lost in the middle of COPY" if is_cut else "no answer within 1 s")
             assert proxy.cancel_requests == 0
 
-    run(main())
+    asyncio.run(main())
     gc.collect()
     assert caplog.records == []
     monkeypatch.undo()
