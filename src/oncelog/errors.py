@@ -98,7 +98,7 @@ class ClockJumpedError(OncelogError):
     def __init__(self, ahead_ms: int, limit_ms: int) -> None:
         super().__init__(
             f"the clock jumped {ahead_ms} ms forward (at most {limit_ms} are believed), and remembered identities "
-            "would be forgotten too early. Set the clock right, or confirm it: oncelog clock FILE --confirm"
+            "would be forgotten too early. Set the clock right, or confirm it: oncelog clock LOG --confirm"
         )
         self.ahead_ms = ahead_ms
         self.limit_ms = limit_ms

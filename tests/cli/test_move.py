@@ -1,5 +1,6 @@
 """`oncelog move`: what it says, what it refuses, how it ends, and what the other commands make of a file afterwards."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,9 @@ from typer.testing import CliRunner, Result
 from cli.sample import make_log
 from databases import address_of, query
 from oncelog.cli import app
+from oncelog.stores.address import shown
 from oncelog.stores.sqlite.files import SCHEMA_VERSION
+from oncelog.testing.postgres_proxy import PostgresProxy
 from stores.sessions import make_older
 
 RUNNER = CliRunner()
@@ -25,6 +28,17 @@ from stores.move_worker import small_slices, stop_by
 small_slices()
 stop_by("target.take.after", 3, sys.argv.pop(1))
 import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from oncelog.cli import main
+main()
+"""
+
+HURRIED = """
+import signal
+import sys
+from oncelog.stores.moving import target
+target.LOCKED_CALL_MS = int(sys.argv.pop(1))
+target.RECORD_US = 0
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from oncelog.cli import main
 main()
@@ -40,10 +54,6 @@ def log(tmp_path: Path) -> Path:
 
 def moved(log: Path | str, address: Path | str) -> Result:
     return RUNNER.invoke(app, ["move", str(log), str(address)])
-
-
-def shown(address: str) -> str:
-    return address.partition("?")[0]
 
 
 def test_it_says_what_was_moved_and_where_to(log: Path, database: str) -> None:
@@ -104,6 +114,45 @@ def test_an_interrupt_says_how_to_go_on(log: Path, database: str, how: str) -> N
     assert done.stderr == "oncelog: interrupted. Run the same command again, and it goes on.\n"
     assert done.stdout == ""
     assert 0 < query(database, "SELECT count(*) FROM oncelog_records")[0][0] < 40
+    assert moved(log, database).exit_code == 0
+
+
+async def stalled(log: Path, database: str, limit_ms: int, number: int | None = None) -> tuple[int | None, str]:
+    """The exit status, and what was said, of a command that gets no more answers once it has locked the file.
+
+    It may be told to end by a signal.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    async with PostgresProxy(database) as proxy, asyncio.timeout(60):
+        held = proxy.hold("DELETE FROM oncelog_leases")
+        command = [sys.executable, "-c", HURRIED, str(limit_ms), "move", str(log), proxy.address]
+        moving = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
+        await held.reached()
+        if number is not None:
+            moving.send_signal(number)
+        _, said = await moving.communicate()
+        return moving.returncode, said.decode().replace(shown(proxy.address), "DATABASE")
+
+
+def demand_unlocked(log: Path) -> None:
+    with closing(sqlite3.connect(log, timeout=0, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+
+
+def test_a_database_that_does_not_answer_does_not_keep_the_file_locked(log: Path, database: str) -> None:
+    status, said = asyncio.run(stalled(log, database, limit_ms=1_000))
+    assert status == 2
+    assert said == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again, and it goes on.\n"
+    demand_unlocked(log)
+    assert moved(log, database).exit_code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_does_not_wait_for_an_answer(log: Path, database: str, number: int) -> None:
+    status, said = asyncio.run(stalled(log, database, limit_ms=3_600_000, number=number))
+    assert status == 128 + signal.SIGINT
+    assert said == "oncelog: interrupted. Run the same command again, and it goes on.\n"
+    demand_unlocked(log)
     assert moved(log, database).exit_code == 0
 
 

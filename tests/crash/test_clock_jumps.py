@@ -43,7 +43,7 @@ async def made(path: Path, clock: ManualClock) -> list[Receipt]:
 
 
 async def demand_jumped(attempt: Coroutine[Any, Any, Verdict]) -> ClockJumpedError:
-    with pytest.raises(ClockJumpedError, match="oncelog clock FILE --confirm") as caught:
+    with pytest.raises(ClockJumpedError, match="oncelog clock LOG --confirm") as caught:
         await attempt
     return caught.value
 

@@ -180,7 +180,6 @@ def test_a_reader_that_comes_from_another_server_is_not_sent_again_what_it_has_r
     run(main())
 
 
-
 async def _raw_reader(url: str, partition: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A WebSocket whose client syncs and then does not read: its bytes stay in the kernel, and then at the server."""
     host, port = url.removeprefix("http://").split(":")

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from doors.serving import item
-from gateways.running import Gateway, gateways
 from gateways.gateway_stores import WAIT_S, fetched, positions, run, until
+from gateways.running import Gateway, gateways
 from oncelog.testing.postgres_proxy import PostgresProxy
 
 LANE_MS = 1_500
@@ -21,7 +21,7 @@ IN_TRANSACTION = """
     WHERE a.state = 'idle in transaction' AND l.relation = 'oncelog_lanes'::regclass AND l.mode = 'RowShareLock'
 """
 LARGE = 40
-"""Events in one request: so many that they are sent in another way than a few."""
+"""Events in one request."""
 HOLDS = {
     "when it has got the lane": ("BEGIN", False),
     "when it has written everything": ("COMMIT", True),

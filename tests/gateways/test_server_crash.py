@@ -13,8 +13,8 @@ import pytest
 
 from crash.observing import say
 from doors.serving import SocketClient, item
-from gateways.running import Gateway, gateways
 from gateways.gateway_stores import WAIT_S, fetched, limits, positions, until
+from gateways.running import Gateway, gateways
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX
 from oncelog.testing.postgres import DURABLE, Server, fresh_schema, postgres_server

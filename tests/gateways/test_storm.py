@@ -15,8 +15,8 @@ from crash.observing import say
 from crash.processes import started
 from gateways import storm_worker
 from gateways.checker import COMMITTED, UNKNOWN, History, violations
-from gateways.running import Gateway, gateways
 from gateways.gateway_stores import fetched
+from gateways.running import Gateway, gateways
 from gateways.storm_worker import planned
 from oncelog.testing.postgres_proxy import Fate, Incident, PostgresFaults, PostgresProxy
 

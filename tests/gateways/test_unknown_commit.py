@@ -239,7 +239,7 @@ def test_what_became_of_a_commit_is_found_out_behind_whoever_holds_its_lane(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first looks come to nothing: they wait for the lane in vain, and leave nothing behind them."""
-    caplog.set_level(logging.INFO, "oncelog.postgres")
+    caplog.set_level(logging.DEBUG, "oncelog.postgres")
 
     async def main() -> None:
         async with proxied(database, postgres_lane_ms=100) as (proxy, log):

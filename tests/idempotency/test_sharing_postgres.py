@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -18,6 +18,7 @@ from oncelog import (
     NotALogError,
     ResultError,
     SettingsError,
+    StoreUnavailableError,
     TransactionError,
     once,
     share,
@@ -310,6 +311,50 @@ async def _undone(connection: Any) -> None:
 
 async def _two() -> int:
     return 2
+
+
+@pytest.mark.rule("RU-12")
+class TestWhatTheFunctionDoesToItsSession:
+    def test_it_cannot_have_its_commit_told_before_it_is_synced(self, accounts: str) -> None:
+        async def test(connection: Any) -> None:
+            await connection.execute(
+                """
+                CREATE TABLE seen (value text);
+                CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
+                CREATE CONSTRAINT TRIGGER at_commit AFTER UPDATE ON accounts DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION look();
+                """
+            )
+
+            @once(share(connection), name="hasty")
+            async def hasty() -> int:
+                await connection.execute("SET LOCAL synchronous_commit = off")
+                await connection.execute("UPDATE accounts SET cents = 1 WHERE name = 'ada'")
+                return 1
+
+            assert await hasty() == 1
+            assert await connection.fetchval("SELECT value FROM seen") == "on"
+
+        run(test, accounts)
+
+    @pytest.mark.parametrize("is_pooled", [False, True])
+    def test_a_session_that_is_lost_is_told_in_our_words(self, accounts: str, is_pooled: bool) -> None:
+        async def lose(connection: Any) -> None:
+            @once(share(connection), name="lost")
+            async def lost() -> int:
+                with suppress(asyncpg.PostgresError):
+                    await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+                return 1
+
+            with pytest.raises(StoreUnavailableError):
+                await lost()
+
+        async def pooled(_: Any) -> None:
+            async with asyncpg.create_pool(accounts, min_size=1, max_size=1) as pool, pool.acquire() as connection:
+                await lose(connection)
+
+        run(pooled if is_pooled else lose, accounts)
 
 
 class TestWhatCannotBeShared:

@@ -447,10 +447,16 @@ WAIT_S = 30
 """Nothing takes that long."""
 
 
-def limit(monkeypatch: pytest.MonkeyPatch, *, call_ms: int = WITHOUT_LIMIT, locked_ms: int = WITHOUT_LIMIT) -> None:
+def limit(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    call_ms: int = WITHOUT_LIMIT,
+    locked_ms: int = WITHOUT_LIMIT,
+    record_us: int = 0,
+) -> None:
     monkeypatch.setattr("oncelog.stores.moving.target.CALL_MS", call_ms)
     monkeypatch.setattr("oncelog.stores.moving.target.LOCKED_CALL_MS", locked_ms)
-    monkeypatch.setattr("oncelog.stores.moving.target.RECORD_US", 0)
+    monkeypatch.setattr("oncelog.stores.moving.target.RECORD_US", record_us)
 
 
 def is_locked(path: Path) -> bool:
@@ -487,7 +493,7 @@ def goes_on(path: Path, address: str) -> None:
 def test_who_gets_no_answer_while_the_file_is_locked_lets_it_go(
     log: Path, database: str, monkeypatch: pytest.MonkeyPatch, statement: str, is_query: bool
 ) -> None:
-    limit(monkeypatch, locked_ms=300)
+    limit(monkeypatch, locked_ms=1_000)
     replace = Target.replace
 
     async def main() -> None:
@@ -501,7 +507,7 @@ def test_who_gets_no_answer_while_the_file_is_locked_lets_it_go(
                 await replacing
 
             monkeypatch.setattr(Target, "replace", stalled)
-            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 0.3 s")
+            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 1 s")
             assert not is_locked(log)
 
     asyncio.run(main())
@@ -513,7 +519,7 @@ def test_who_gets_no_answer_while_the_file_is_locked_lets_it_go(
 def test_who_hears_nothing_more_while_the_file_is_locked_lets_it_go(
     log: Path, database: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    limit(monkeypatch, locked_ms=300)
+    limit(monkeypatch, locked_ms=1_000)
     original = getattr(Target, method)
     stalls = 0
 
@@ -528,10 +534,31 @@ def test_who_hears_nothing_more_while_the_file_is_locked_lets_it_go(
                 return await original(target, *arguments)
 
             monkeypatch.setattr(Target, method, stalled)
-            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 0.3 s")
+            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 1 s")
 
     asyncio.run(main())
     assert stalls == 1
+    monkeypatch.undo()
+    goes_on(log, database)
+
+
+def test_what_looks_at_every_record_may_take_longer(log: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = len(rows_of_file(log)["records"])
+    limit(monkeypatch, locked_ms=1_000, record_us=500_000 // records)
+    counts = Target.counts
+
+    async def main() -> None:
+        async with PostgresProxy(database) as proxy:
+
+            async def stalled(target: Target, number: int) -> dict[str, int]:
+                assert number == records
+                proxy.stall_all()
+                return await counts(target, number)
+
+            monkeypatch.setattr(Target, "counts", stalled)
+            await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), "no answer within 1.5 s")
+
+    asyncio.run(main())
     monkeypatch.undo()
     goes_on(log, database)
 
@@ -540,7 +567,7 @@ def test_who_hears_nothing_more_while_the_file_is_locked_lets_it_go(
 def test_who_is_cut_off_while_the_file_is_in_use_goes_on_later(
     log: Path, database: str, monkeypatch: pytest.MonkeyPatch, fate: Fate
 ) -> None:
-    limit(monkeypatch, call_ms=300)
+    limit(monkeypatch, call_ms=2_000)
     take = Target.take
 
     async def main() -> None:
@@ -551,7 +578,7 @@ def test_who_is_cut_off_while_the_file_is_in_use_goes_on_later(
                 await take(target, part)
 
             monkeypatch.setattr(Target, "take", cut)
-            says = "no answer within 0.3 s" if fate is Fate.STALLED else "connection"
+            says = "no answer within 2 s" if fate is Fate.STALLED else "connection"
             await ends(asyncio.create_task(mover._move(str(log), proxy.address, silent)), says)
             assert proxy.done[fate] == 1
 
@@ -571,7 +598,7 @@ def test_a_long_copy_ends_with_its_session(
         for number in range(900_000, 900_016):
             long = oncelog.event(UUID(int=number), {"type": "long", "text": "x" * 900_000}, ["a"])
             assert are_new(session.commit([Request((long,))], None).verdicts[0])
-    limit(monkeypatch, call_ms=WITHOUT_LIMIT if is_cut else 1_000)
+    limit(monkeypatch, call_ms=WITHOUT_LIMIT if is_cut else 2_000)
     monkeypatch.setattr("oncelog.stores.moving.source.SLICE_ROWS", 100)
 
     async def main() -> None:
@@ -589,7 +616,7 @@ def test_a_long_copy_ends_with_its_session(
                 await is_paused.wait()
             if is_cut:
                 proxy.cut_all()
-            await ends(moving, "lost in the middle of COPY" if is_cut else "no answer within 1 s")
+            await ends(moving, "lost in the middle of COPY" if is_cut else "no answer within 2 s")
             assert proxy.cancel_requests == 0
 
     asyncio.run(main())

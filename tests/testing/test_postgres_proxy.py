@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateways.stores import WAIT_S, fetched, run, until
+from gateways.gateway_stores import WAIT_S, fetched, run, until
 from oncelog.testing.postgres_proxy import Fate, Incident, Messages, PostgresFaults, PostgresProxy
 
 MADE = "CREATE TABLE made (number integer)"

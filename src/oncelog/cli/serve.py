@@ -36,7 +36,10 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 def serve(
     config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings, in TOML.")] = None,
-    store: Annotated[str | None, typer.Option(metavar="FILE", help="The log; made if it is not there.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="LOG", help="The log: a file, or postgresql://… of a database; made if it is not there."),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 unless told otherwise.")] = None,
     port: Annotated[int | None, typer.Option(help="Where to listen; 7171 unless told otherwise, 0 is any.")] = None,
     development: Annotated[
@@ -58,6 +61,8 @@ def serve(
     Examples:
 
       oncelog serve --development --store app.db
+
+      oncelog serve --config /etc/oncelog.toml --store postgresql://oncelog@db.example.org/app
 
       oncelog serve --config /etc/oncelog.toml --set log.format=json
     """

@@ -18,7 +18,7 @@ from oncelog.core.identity import lane_of
 from oncelog.core.values import Changes, Record
 from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
-from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError
+from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError, StoreError
 from oncelog.stores.protocol import Query, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
@@ -260,7 +260,12 @@ class Tailer:
             self._fail(error)
         except Exception as error:  # the next wake tries again
             if self._error is None and not self._looks_in_vain:
-                logger.warning("lane %d could not be read for its subscribers", self.lane, exc_info=True)
+                logger.warning(
+                    "lane %d could not be read for its subscribers: %s",
+                    self.lane,
+                    error,
+                    exc_info=not isinstance(error, StoreError),
+                )
             self._error = error
         finally:
             self._running = None
@@ -414,7 +419,11 @@ class Tailers:
                 heads = await self._store.heads()
             except Exception as error:  # the store may be back at the next look
                 if not is_in_vain:
-                    logger.warning("the log could not be looked at for its subscribers", exc_info=True)
+                    logger.warning(
+                        "the log could not be looked at for its subscribers: %s",
+                        error,
+                        exc_info=not isinstance(error, StoreError),
+                    )
                 is_in_vain = True
                 for tailer in self._tailers.values():
                     tailer.looked_in_vain(error)

@@ -23,7 +23,7 @@ POSTGRES_TIMEOUTS: Final = ("connect_ms", "lane_ms", "commit_ms", "patience_ms")
 
 def is_address(store: str) -> bool:
     """Whether it names a database, not a file."""
-    return store.startswith(_SCHEMES)
+    return store.lower().startswith(_SCHEMES)
 
 
 def shown(store: str) -> str:

@@ -31,7 +31,7 @@ from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
 from oncelog.doors.rates import Rates
 from oncelog.engine.log import Log
-from oncelog.errors import AuthError, ClockJumpedError, ClosedError, HistoryChangedError, OncelogError
+from oncelog.errors import AuthError, ClockJumpedError, ClosedError, HistoryChangedError, MovedError, OncelogError
 from oncelog.stores.clock import Clock
 from oncelog.stores.protocol import BriefPage
 
@@ -238,6 +238,10 @@ def error_of(error: BaseException) -> DoorError:
     if isinstance(error, ClockJumpedError):
         return DoorError(
             SERVER_BUSY, "the server's clock is in doubt; no new events for now", retry_after_ms=RETRY_AFTER_MS
+        )
+    if isinstance(error, MovedError):
+        return DoorError(
+            SERVER_ERROR, "the log has been moved; nothing was written here", retry_after_ms=RETRY_AFTER_MS
         )
     if isinstance(error, ClosedError):
         return DoorError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)

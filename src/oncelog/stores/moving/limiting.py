@@ -122,4 +122,4 @@ class LimitedConnection:
 
 
 def _too_late(limit_ms: int) -> TimeoutError:
-    return TimeoutError(f"no answer within {limit_ms / 1000:g} seconds")
+    return TimeoutError(f"no answer within {round(limit_ms / 1000, 1):g} seconds")

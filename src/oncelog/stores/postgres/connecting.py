@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 from msgspec import Struct
 
 from oncelog.errors import SettingsError
 from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.postgres.troubles import OF_POSTGRES
 
 WEAK: Final = ("off", "local", "remote_write")
 _TRANSACTION_TIMEOUT_SINCE: Final = 17
@@ -49,14 +50,45 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
 
 async def connect(address: str, timeouts: Timeouts) -> Connection:
-    """A session with the server that can be written to, of those that the address names."""
+    """A session with the server that can be written to, the first of those that the address names.
+
+    Each is waited for as long as one may take: one that says nothing must not keep us from the next.
+    """
+    *others, last = addresses_of(address)
+    for one in others:
+        with suppress(*OF_POSTGRES):
+            return await _connect(one, timeouts)
+    return await _connect(last, timeouts)
+
+
+def addresses_of(address: str) -> list[str]:
+    """One for each host that the address names, in their order."""
+    parts = urlsplit(address)
+    user, at, hosts = parts.netloc.rpartition("@")
+    if "," in hosts:
+        return [urlunsplit(parts._replace(netloc=user + at + host)) for host in hosts.split(",")]
+    parameters = dict(parse_qsl(parts.query))
+    named, ports = parameters.get("host", "").split(","), parameters.get("port", "").split(",")
+    if len(named) == 1:
+        return [address]
+    ports = ports if len(ports) == len(named) else ports[:1] * len(named)
+    each = [parameters | {"host": host, "port": port} for host, port in zip(named, ports, strict=True)]
+    return [urlunsplit(parts._replace(query=urlencode({k: v for k, v in one.items() if v}))) for one in each]
+
+
+async def _connect(address: str, timeouts: Timeouts) -> Connection:
     parameters = parse_qs(urlsplit(address).query)
-    connection = await asyncpg.connect(
-        address,
-        timeout=timeouts.connect_ms / 1000,
-        server_settings=_settings(timeouts),
-        target_session_attrs=None if "target_session_attrs" in parameters else "read-write",
-    )
+    try:
+        connection = await asyncpg.connect(
+            address,
+            timeout=timeouts.connect_ms / 1000,
+            server_settings=_settings(timeouts),
+            target_session_attrs=None if "target_session_attrs" in parameters else "read-write",
+        )
+    except TimeoutError as error:
+        raise TimeoutError(f"the server does not answer within {timeouts.connect_ms} ms") from error
+    except asyncpg.UndefinedObjectError as error:
+        raise SettingsError(f"the server does not know a parameter of the address: {error}") from error
     try:
         with abandoning(connection, timeouts.connect_ms):
             await _be_durable(connection)
@@ -83,7 +115,32 @@ async def pass_barrier(connection: Connection) -> None:
     any more. If it were told, and the server lost, it would be gone. Once a later write has been made durable it is
     durable as well.
     """
-    await connection.execute(SQL["barrier"])
+    with warnings_of(connection) as warnings:
+        await connection.execute(SQL["barrier"])
+        await asyncio.sleep(0)
+    if warnings:
+        raise ConnectionAbortedError(f"the barrier was not waited for: {warnings[0]}")
+
+
+@contextmanager
+def warnings_of(connection: Connection) -> Iterator[list[str]]:
+    """What the server warns of meanwhile. asyncpg hands it over in the turn of the loop after the statement's end.
+
+    A COMMIT whose wait for a standby an operator has ended is answered like any other, but for a warning: it can be
+    seen by all, and may be on this server alone.
+    """
+    warnings: list[str] = []
+
+    def warned(_: Connection, message: Any) -> None:
+        if message.severity_en == "WARNING":
+            warnings.append(str(message))
+
+    connection.add_log_listener(warned)
+    try:
+        yield warnings
+    finally:
+        with suppress(asyncpg.InterfaceError):  # it has been closed, or a pool has taken it back
+            connection.remove_log_listener(warned)
 
 
 def _settings(timeouts: Timeouts) -> dict[str, str]:

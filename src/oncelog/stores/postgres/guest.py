@@ -19,7 +19,7 @@ from oncelog.core.values import KeyIdentity, Receipt, Record, Request, Submissio
 from oncelog.errors import ClosedError, InFlightError, SettingsError, StoreUnavailableError, TransactionError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
 from oncelog.stores.postgres import reading
-from oncelog.stores.postgres.connecting import WEAK, Connection
+from oncelog.stores.postgres.connecting import WEAK, Connection, warnings_of
 from oncelog.stores.postgres.database import look
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.timing import DatabaseTime
@@ -80,7 +80,7 @@ class Guest:
             async with _translating():
                 await _committed(connection)
         except BaseException:
-            if not connection.is_closed() and connection.is_in_transaction():
+            if not _is_closed(connection) and connection.is_in_transaction():
                 with suppress(*OF_POSTGRES):
                     await transaction.rollback()
             raise
@@ -144,6 +144,8 @@ class Guest:
         needs = self._writing.footprint(batch)
         async with _translating():
             if not submission.retry_after_ms:
+                # The function may have set it for its transaction, and what is told must be on the disk.
+                await self._connection.execute(SQL["be_durable"])
                 await self._connection.execute(SQL["limit_idle"], LANE_LIMIT)
                 await self._connection.execute(SQL["limit_lock"], LANE_LIMIT)
                 await self._connection.execute(SQL["lock_lanes"], sorted(needs.lanes))
@@ -188,7 +190,7 @@ class Guest:
     async def _demand_transaction(self, error: BaseException | None) -> None:
         """The caller's statements may have ended it, and begun another: then our row is not in it."""
         connection = self._connection
-        if connection.is_closed():
+        if _is_closed(connection):
             raise StoreUnavailableError(f"the session was lost while the function ran{_HINT}") from error
         if connection.is_in_transaction():
             try:
@@ -201,35 +203,35 @@ class Guest:
         ) from error
 
 
+def _is_closed(connection: Connection) -> bool:
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:  # a pool takes a connection back when its session is lost
+        return True
+
+
 async def _committed(connection: Connection) -> None:
     """Ends the transaction. The COMMIT is never cancelled, whatever becomes of its caller.
 
     A server that waits for a standby would stop waiting, and show the commit to everybody as if a standby had it.
     """
-    warnings: list[str] = []
-
-    def warned(_: Connection, message: Any) -> None:
-        if message.severity_en == "WARNING":
-            warnings.append(str(message))
-
-    connection.add_log_listener(warned)
     commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=COMMIT_LIMIT_S))
-    try:
-        said = await asyncio.shield(commit)
-        await asyncio.sleep(0)  # asyncpg hands warnings over in the loop's next turn
-    except asyncio.CancelledError:
-        await asyncio.wait([commit], timeout=CANCELLED_WAIT_S)
-        if not commit.done():
-            connection.terminate()
-            await asyncio.wait([commit])
-            commit.exception()
-        raise
-    finally:
-        if not connection.is_closed():
-            connection.remove_log_listener(warned)
-            # The transaction was begun through asyncpg, which offers no way to end it with a limit of ours.
-            own: Any = getattr(connection, "_con", connection)
-            own._top_xact = None  # noqa: SLF001
+    with warnings_of(connection) as warnings:
+        try:
+            said = await asyncio.shield(commit)
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await asyncio.wait([commit], timeout=CANCELLED_WAIT_S)
+            if not commit.done():
+                connection.terminate()
+                await asyncio.wait([commit])
+                commit.exception()
+            raise
+        finally:
+            if not _is_closed(connection):
+                # The transaction was begun through asyncpg, which offers no way to end it with a limit of ours.
+                own: Any = getattr(connection, "_con", connection)
+                own._top_xact = None  # noqa: SLF001
     if said != "COMMIT" or warnings:
         raise StoreUnavailableError(f"COMMIT was answered with {said}: {'; '.join(warnings)}{_HINT}")
 

@@ -9,11 +9,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from oncelog.core.proof import Block
 from oncelog.errors import StoreUnavailableError
-from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning
+from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, warnings_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.troubles import OF_POSTGRES, is_lost, is_transient, translated
 from oncelog.stores.postgres.writing import begin
@@ -41,8 +41,6 @@ class Writer:
         self._name = name
         self._timeouts = timeouts
         self._connection: Connection | None = None
-        self._warning = ""
-        """What the server had to say to the newest COMMIT."""
         self.turn = asyncio.Lock()
 
     async def transact(self, lanes: Iterable[int], work: Work[T], blocks: Blocks[T]) -> T:
@@ -109,7 +107,6 @@ class Writer:
     async def _session(self) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connected()
-            self._connection.add_log_listener(self._warned)
         try:
             yield self._connection
         except BaseException as error:
@@ -133,23 +130,18 @@ class Writer:
             await self._commit(connection)
 
     async def _commit(self, connection: Connection) -> None:
-        self._warning = ""
-        try:
-            said = await self._within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
-        except OF_POSTGRES as error:
-            if is_lost(error):
-                raise _UnknownOutcomeError(str(error)) from error
-            raise
-        await asyncio.sleep(0)  # asyncpg hands warnings over in the loop's next turn
-        if self._warning:
-            # An operator has ended the wait for the standby: the commit can be seen, and may be on this server alone.
-            raise _UnknownOutcomeError(self._warning)
+        with warnings_of(connection) as warnings:
+            try:
+                said = await self._within(connection, self._timeouts.commit_ms, connection.execute("COMMIT"))
+            except OF_POSTGRES as error:
+                if is_lost(error):
+                    raise _UnknownOutcomeError(str(error)) from error
+                raise
+            await asyncio.sleep(0)
+        if warnings:
+            raise _UnknownOutcomeError(warnings[0])
         if said != "COMMIT":
             raise StoreUnavailableError(f"{self._name}: COMMIT was answered with {said}{HINT}")
-
-    def _warned(self, _connection: Connection, message: Any) -> None:
-        if message.severity_en == "WARNING":
-            self._warning = str(message)
 
     async def _roll_back(self, connection: Connection) -> None:
         if connection.is_closed():
@@ -184,6 +176,6 @@ class Patience:
             self._deadline = now_s + self._limit_s
         if now_s + self._pause_s > self._deadline:
             raise translated(error, self._name, self._hint) from error
-        logger.info("it is tried again on another session: %s: %s", type(error).__name__, error)
+        logger.debug("it is tried again on another session: %s: %s", type(error).__name__, error)
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(max(PAUSE_S_MIN, 2 * self._pause_s), PAUSE_S_MAX)

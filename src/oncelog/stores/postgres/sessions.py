@@ -6,12 +6,15 @@ use up the server's connections.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.troubles import OF_POSTGRES
+
+logger: Final = logging.getLogger("oncelog.postgres")
 
 
 class Sessions:
@@ -24,20 +27,37 @@ class Sessions:
         self._turn = asyncio.Lock()
         self._making: asyncio.Task[Connection] | None = None
         self._at_barrier: Connection | None = None
+        self._is_away = False
+        """Whether the last one could not be made: it is logged when that begins, and when it is over."""
 
     async def new(self) -> Connection:
         """One more. Raises TimeoutError where the server does not commit."""
         async with self._turn:
-            if self._making is None:
-                self._making = asyncio.get_running_loop().create_task(self._made())
-                self._making.add_done_callback(_look_at)
-            await asyncio.wait([self._making], timeout=self._timeouts.commit_ms / 1000)
-            if not self._making.done():
-                if not await self._is_waiting_for_standby():
-                    self._abandon()
-                raise TimeoutError("the server does not commit: it may wait for a standby that is away")
-            made, self._making = self._making, None
-            return made.result()
+            try:
+                made = await self._next()
+            except Exception as error:
+                if not self._is_away:
+                    logger.warning(
+                        "no session can be had, which is tried again: %s", str(error) or type(error).__name__
+                    )
+                self._is_away = True
+                raise
+            if self._is_away:
+                logger.warning("sessions can be had again")
+                self._is_away = False
+            return made
+
+    async def _next(self) -> Connection:
+        if self._making is None:
+            self._making = asyncio.get_running_loop().create_task(self._made())
+            self._making.add_done_callback(_look_at)
+        await asyncio.wait([self._making], timeout=self._timeouts.commit_ms / 1000)
+        if not self._making.done():
+            if not await self._is_waiting_for_standby():
+                self._abandon()
+            raise TimeoutError("the server does not commit: it may wait for a standby that is away")
+        made, self._making = self._making, None
+        return made.result()
 
     def close(self) -> None:
         """Lets go of one that is being made."""

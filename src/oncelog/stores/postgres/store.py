@@ -101,7 +101,7 @@ class PostgresStore:
                 raise SettingsError(BAD_ADDRESS) from error
             except OF_POSTGRES as error:
                 # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
-                if not is_lost(error) or isinstance(error, ConnectionRefusedError | socket.gaierror):
+                if not is_lost(error) or _is_refused(error):
                     raise translated(error, self._name) from error
                 await patience.wait_for_another(error)
         about = self._writing.about
@@ -327,6 +327,11 @@ class PostgresStore:
                 await patience.wait_for_another(error)
             except (UnicodeError, msgspec.MsgspecError) as error:
                 raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Nobody listens there, or there is no such host, or it does not speak TLS (a plain ConnectionError)."""
+    return isinstance(error, ConnectionRefusedError | socket.gaierror) or type(error) is ConnectionError
 
 
 async def _left_as_it_is(_connection: Connection) -> None:

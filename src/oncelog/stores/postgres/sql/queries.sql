@@ -227,6 +227,10 @@ SELECT set_config('idle_in_transaction_session_timeout', $1, true)
 FROM (SELECT current_setting('idle_in_transaction_session_timeout')::interval AS now) AS s
 WHERE now = interval '0' OR now > $1::text::interval;
 
+-- name: be_durable
+SELECT set_config('synchronous_commit', 'on', true)
+WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write');
+
 -- name: limit_idle
 SELECT set_config('idle_in_transaction_session_timeout', $1, true);
 
