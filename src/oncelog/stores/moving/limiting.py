@@ -101,6 +101,14 @@ class LimitedConnection:
             raise asyncpg.ConnectionDoesNotExistError("connection was lost in the middle of COPY")
         raise _too_late(limit_ms)
 
+    def add_log_listener(self, listener: Any) -> None:
+        """As asyncpg's."""
+        self._connection.add_log_listener(listener)
+
+    def remove_log_listener(self, listener: Any) -> None:
+        """As asyncpg's."""
+        self._connection.remove_log_listener(listener)
+
     def terminate(self) -> None:
         """Lets the session go as it is."""
         self._connection.terminate()
