@@ -117,19 +117,14 @@ def test_an_interrupt_says_how_to_go_on(log: Path, database: str, how: str) -> N
     assert moved(log, database).exit_code == 0
 
 
-async def stalled(log: Path, database: str, limit_ms: int, number: int | None = None) -> tuple[int | None, str]:
-    """The exit status, and what was said, of a command that gets no more answers once it has locked the file.
-
-    It may be told to end by a signal.
-    """
+async def stalled(log: Path, database: str, limit_ms: int) -> tuple[int | None, str]:
+    """The exit status, and what was said, of a command that gets no more answers once it has locked the file."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     async with PostgresProxy(database) as proxy, asyncio.timeout(60):
         held = proxy.hold("DELETE FROM oncelog_leases")
         command = [sys.executable, "-c", HURRIED, str(limit_ms), "move", str(log), proxy.address]
         moving = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
         await held.reached()
-        if number is not None:
-            moving.send_signal(number)
         _, said = await moving.communicate()
         return moving.returncode, said.decode().replace(shown(proxy.address), "DATABASE")
 
@@ -143,15 +138,6 @@ def test_a_database_that_does_not_answer_does_not_keep_the_file_locked(log: Path
     status, said = asyncio.run(stalled(log, database, limit_ms=1_000))
     assert status == 2
     assert said == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again, and it goes on.\n"
-    demand_unlocked(log)
-    assert moved(log, database).exit_code == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_does_not_wait_for_an_answer(log: Path, database: str, number: int) -> None:
-    status, said = asyncio.run(stalled(log, database, limit_ms=3_600_000, number=number))
-    assert status == 128 + signal.SIGINT
-    assert said == "oncelog: interrupted. Run the same command again, and it goes on.\n"
     demand_unlocked(log)
     assert moved(log, database).exit_code == 0
 
