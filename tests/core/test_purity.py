@@ -10,6 +10,7 @@ BELOW = ("errors", "codes", "cursor")
 """What the core stands on."""
 
 ALLOWED = {
+    "base64",
     "bisect",
     "collections",
     "decimal",

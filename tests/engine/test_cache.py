@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 import oncelog
 from databases import BOTH_STORES, log_at
@@ -121,13 +122,16 @@ def test_an_answer_is_complete_and_its_proof_verifies() -> None:
         decided = await store.commit([Request((item,)) for item in items])
         cache.put_all(decided)
         for record, salt, item in zip(decided.changes.records, decided.salts, items, strict=True):
-            found = cache.complete(item.policy, key_identity(item), START_MS)
+            remembered = cache.get(item.policy, key_identity(item), START_MS)
+            assert remembered is not None
+            assert remembered.receipt == record.receipt
+            found = cache.attested(record.receipt)
             assert found is not None
-            assert found.remembered.receipt == record.receipt
-            assert verify(record, salt, found.proof, found.block)
-        cache.put(identity(event(9)), answer(9))
-        assert cache.complete(EVENTS, identity(event(9)), START_MS) is None  # it came from the store, without its block
-        assert cache.complete(EVENTS, identity(event(10)), START_MS) is None
+            assert found.salt == salt
+            assert verify(record, found.salt, found.proof, found.block)
+        assert cache.attested(replace(decided.changes.records[0].receipt, height=9)) is None
+        cache.clear()  # something was erased: no salt of it may stay
+        assert cache.attested(decided.changes.records[0].receipt) is None
 
     run(main())
 
@@ -141,12 +145,14 @@ def test_what_proofs_are_made_from_is_bounded_too() -> None:
         store = MemoryStore(clock=ManualClock())
         await store.open()
         cache = AnswerCache(entries_max=6, ttl_ms=DAY_MS)
+        receipts = []
         for first in (1, 5, 9):
             items = [event(number) for number in range(first, first + 4)]
-            cache.put_all(await store.commit([Request((item,)) for item in items]))
+            decided = await store.commit([Request((item,)) for item in items])
+            cache.put_all(decided)
+            receipts += [record.receipt for record in decided.changes.records]
         assert len(cache) == 6
-        complete = [cache.complete(EVENTS, identity(event(number)), START_MS) is not None for number in range(1, 13)]
-        assert complete == [False] * 8 + [True] * 4
+        assert [cache.attested(receipt) is not None for receipt in receipts] == [False] * 8 + [True] * 4
 
     run(main())
 

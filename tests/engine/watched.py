@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
@@ -11,7 +12,22 @@ from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, Remembered,
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
 from oncelog.stores.memory import MemoryStore
-from oncelog.stores.protocol import BriefPage, Consumer, Decided, Evidence, Page, Query, Show, Standing, Store
+from oncelog.stores.protocol import (
+    BriefPage,
+    Consumer,
+    Decided,
+    EntityPage,
+    Evidence,
+    Page,
+    Query,
+    RelationshipPage,
+    RelationshipQuery,
+    ScopedBlock,
+    Show,
+    SideState,
+    Standing,
+    Store,
+)
 from oncelog.testing.clock import ManualClock
 
 T = TypeVar("T")
@@ -126,6 +142,18 @@ class WatchedStore:
 
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
         return await self.inner.block(lane, height)
+
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        return await self.inner.blocks(lane, after, limit, scope)
+
+    async def side_state(self, needs: Footprint) -> SideState:
+        return await self.inner.side_state(needs)
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        return await self.inner.entities(scope, prefix, after, limit, bytes_max)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        return await self.inner.relationships(query)
 
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         return await self.inner.erase(lane, positions)

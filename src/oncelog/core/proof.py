@@ -140,25 +140,30 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return begun.digest()
 
 
+Tree = Sequence[Sequence[bytes]]
+"""All levels of a Merkle tree, leaves first, the root alone in the last."""
+
+
 def root_of(leaves: Sequence[bytes]) -> bytes:
     """The Merkle root over one leaf or more."""
-    return _levels(leaves)[-1][0]
+    return tree_of(leaves)[-1][0]
 
 
 def prove(leaves: Sequence[bytes], index: int) -> Proof:
     """The inclusion proof of one leaf."""
-    if not 0 <= index < len(leaves):
-        raise IndexError(f"no leaf {index} among {len(leaves)}")
-    return _proof(_levels(leaves), index)
+    return prove_in(tree_of(leaves), index)
 
 
 def prove_all(leaves: Sequence[bytes]) -> list[Proof]:
     """The inclusion proofs of all leaves, from one tree."""
-    levels = _levels(leaves)
-    return [_proof(levels, index) for index in range(len(leaves))]
+    tree = tree_of(leaves)
+    return [prove_in(tree, index) for index in range(len(leaves))]
 
 
-def _proof(levels: list[Sequence[bytes]], index: int) -> Proof:
+def prove_in(levels: Tree, index: int) -> Proof:
+    """The inclusion proof of one leaf of a tree: nothing is hashed for it."""
+    if not 0 <= index < len(levels[0]):
+        raise IndexError(f"no leaf {index} among {len(levels[0])}")
     path = []
     place = index
     for level in levels[:-1]:
@@ -219,8 +224,8 @@ class Sealed(Struct, frozen=True):
     """The blocks that close a batch, one a lane, and the lanes' heads with their hashes."""
 
     blocks: list[Block]
-    leaves: dict[int, list[bytes]]
-    """Those of each lane's block, in order: what its proofs are made from."""
+    trees: dict[int, Tree]
+    """That of each lane's block: what its proofs are made from."""
     heads: dict[int, LaneHead]
 
 
@@ -235,28 +240,30 @@ def seal(changes: Changes, salts: Sequence[bytes]) -> Sealed:
     leaves: defaultdict[int, list[bytes]] = defaultdict(list)
     for record, salt in zip(changes.records, salts, strict=True):
         leaves[record.lane].append(leaf_hash(record_header(record), body_hash(salt, record.body)))
-    blocks = [_block(lane, changes.heads[lane], lane_leaves) for lane, lane_leaves in leaves.items()]
+    trees = {lane: tree_of(lane_leaves) for lane, lane_leaves in leaves.items()}
+    blocks = [_block(lane, changes.heads[lane], tree) for lane, tree in trees.items()]
     hashes = {block.lane: block.hash for block in blocks}
     heads = {
         lane: replace(head, block_hash=hashes[lane]) if lane in hashes else head for lane, head in changes.heads.items()
     }
-    return Sealed(blocks, leaves, heads)
+    return Sealed(blocks, trees, heads)
 
 
-def _block(lane: int, head: LaneHead, leaves: Sequence[bytes]) -> Block:
+def _block(lane: int, head: LaneHead, tree: Tree) -> Block:
+    count = len(tree[0])
     return Block(
         lane=lane,
         height=head.height,
-        first_position=head.position - len(leaves) + 1,
-        count=len(leaves),
+        first_position=head.position - count + 1,
+        count=count,
         log_time_ms=head.log_time_ms,
         previous=head.block_hash,
-        root=root_of(leaves),
+        root=tree[-1][0],
     )
 
 
-def _levels(leaves: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """All levels of the tree, leaves first. A node without a sibling moves up as it is.
+def tree_of(leaves: Sequence[bytes]) -> Tree:
+    """The tree over one leaf or more. A node without a sibling moves up as it is.
 
     This is the tree that RFC 9162 defines from the top down by powers of two, built from the bottom up.
     """

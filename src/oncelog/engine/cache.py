@@ -5,23 +5,29 @@ say that the identity has been forgotten: by age alone, which is stricter than a
 from is kept beside it, block by block; the proof is made when it is asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from msgspec import Struct
 
 from oncelog.core.policy import Forget, Policy
-from oncelog.core.proof import Block, Proof, prove
-from oncelog.core.values import KeyIdentity, Remembered
+from oncelog.core.proof import Block, Proof, Tree, prove_in
+from oncelog.core.values import KeyIdentity, Receipt, Remembered
 from oncelog.stores.protocol import Decided
 
 
-class CompleteAnswer(Struct, frozen=True):
-    """What was answered, with the block it stands in and the proof of it."""
+class Attested(Struct, frozen=True):
+    """The block that a record stands in, the proof of it, and the salt of its body."""
 
-    remembered: Remembered
     block: Block
     proof: Proof
+    salt: bytes
+
+
+class _Kept(Struct, frozen=True):
+    block: Block
+    tree: Tree
+    salts: Sequence[bytes]
 
 
 class AnswerCache:
@@ -31,7 +37,7 @@ class AnswerCache:
         self._entries_max = entries_max
         self._ttl_ms = ttl_ms
         self._answers: dict[KeyIdentity, Remembered] = {}
-        self._blocks: dict[tuple[int, int], tuple[Block, Sequence[bytes]]] = {}
+        self._blocks: dict[tuple[int, int], _Kept] = {}
         self._leaves = 0
         self.log_time_ms = 0
         """The newest that is known. A clock that was set back does not make what the log has forgotten known again."""
@@ -56,16 +62,13 @@ class AnswerCache:
         self._answers[identity] = remembered  # at the end: the most recently used
         return remembered
 
-    def complete(self, policy: Policy, identity: KeyIdentity, now_ms: int) -> CompleteAnswer | None:
-        """The same with its proof, if its block was committed here and is not too long ago."""
-        remembered = self.get(policy, identity, now_ms)
-        if remembered is None:
+    def attested(self, receipt: Receipt) -> Attested | None:
+        """What proves a record, if its block was committed here, not too long ago, and nothing was erased since."""
+        kept = self._blocks.get((receipt.lane, receipt.height))
+        if kept is None:
             return None
-        receipt = remembered.receipt
-        block, leaves = self._blocks.get((receipt.lane, receipt.height), (None, ()))
-        if block is None:
-            return None
-        return CompleteAnswer(remembered, block, prove(leaves, receipt.position - block.first_position))
+        index = receipt.position - kept.block.first_position
+        return Attested(kept.block, prove_in(kept.tree, index), kept.salts[index])
 
     def put(self, identity: KeyIdentity, remembered: Remembered) -> None:
         """Keeps an answer whose write is durable."""
@@ -80,19 +83,32 @@ class AnswerCache:
         if not self._entries_max or decided.erasures < self.erasures:
             return  # what was decided before an erasure may have been erased by it
         self._answers.update(decided.changes.keys)
+        salts = _by_lane(decided)
         for block in decided.sealed.blocks:
-            self._blocks[block.lane, block.height] = (block, decided.sealed.leaves[block.lane])
+            self._blocks[block.lane, block.height] = _Kept(block, decided.sealed.trees[block.lane], salts[block.lane])
             self._leaves += block.count
         self._shrink()
 
     def clear(self) -> None:
         """Forgets all of them: something has been erased."""
         self._answers.clear()
+        self._blocks.clear()  # with the salts, of which nothing may be left either
+        self._leaves = 0
 
     def _shrink(self) -> None:
         too_many = len(self._answers) - self._entries_max
         for identity in list(islice(self._answers, too_many)) if too_many > 0 else ():
             del self._answers[identity]
         while self._leaves > self._entries_max and len(self._blocks) > 1:
-            block, _ = self._blocks.pop(next(iter(self._blocks)))
-            self._leaves -= block.count
+            self._leaves -= self._blocks.pop(next(iter(self._blocks))).block.count
+
+
+def _by_lane(decided: Decided) -> Mapping[int, Sequence[bytes]]:
+    """The salts of each lane's records, in order."""
+    blocks = decided.sealed.blocks
+    if len(blocks) == 1:
+        return {blocks[0].lane: decided.salts}
+    salts: dict[int, list[bytes]] = {block.lane: [] for block in blocks}
+    for record, salt in zip(decided.changes.records, decided.salts, strict=True):
+        salts[record.lane].append(salt)
+    return salts

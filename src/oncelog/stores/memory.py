@@ -6,11 +6,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
+from operator import itemgetter
 from threading import Lock
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
@@ -33,18 +35,24 @@ from oncelog.stores.protocol import (
     Consumer,
     Decided,
     Draw,
+    EntityPage,
     Evidence,
     Page,
     Query,
+    RelationshipPage,
+    RelationshipQuery,
+    ScopedBlock,
     Show,
+    SideState,
     Standing,
     brief_of,
     close_blocks,
     decide,
     newly_declared,
 )
+from oncelog.stores.side_state import TABLES
 
-_TABLES: Final = tuple(name for name in Changes.__struct_fields__ if name != "records")
+_CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name != "records")
 _EPOCH_BYTES: Final = 8
 
 
@@ -79,7 +87,7 @@ class MemoryLog:
         self.blocks.extend(decided.sealed.blocks)
         self.records.extend(decided.changes.records)
         self.salts.extend(decided.salts)
-        for name in _TABLES:
+        for name in _CHANGED:
             table = self._table(name)
             for key, value in getattr(decided.changes, name).items():
                 if value is None:
@@ -236,6 +244,56 @@ class MemoryStore:
             raise LookupError(f"lane {lane} has no block of height {height}")
         return block, [self._evidence(lane, block.first_position + index) for index in range(block.count)]
 
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        """As `Store` says."""
+        log = self._demand_open()
+        found = []
+        for height in range(after + 1, after + limit + 1):
+            block = self._where.blocks.get((lane, height))
+            if block is None:
+                break
+            positions = range(block.first_position, block.first_position + block.count)
+            indexes = [(position, self._where.lanes[lane][position - 1]) for position in positions]
+            of_scope = tuple(position for position, index in indexes if log.records[index].scope == scope)
+            found.append(ScopedBlock(block, of_scope))
+        return found
+
+    async def side_state(self, needs: Footprint) -> SideState:
+        """As `Store` says."""
+        snapshot = self._demand_open().snapshot
+        found = Snapshot(settings=self.settings)
+        found.heads = {lane: snapshot.heads.get(lane) or LaneHead() for lane in needs.lanes}
+        for table in TABLES:
+            values = getattr(snapshot, table.name)
+            setattr(found, table.name, {key: values[key] for key in getattr(needs, table.name) if key in values})
+        mark, jumped = self._mark.proposed(self._clock, self._jump_ms_max)
+        return SideState(found, mark.time_ms if jumped is None else 0)
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        """As `Store` says."""
+        lane = lane_of(scope, self.settings.lanes)
+        time_ms = (await self.side_state(Footprint(lanes={lane}))).time_of(lane)
+        wanted = [
+            (key, entity)
+            for (where, key), entity in self._log.snapshot.entities.items()
+            if where == scope and key.startswith(prefix) and key > after and entity.is_live(time_ms)
+        ]
+        wanted.sort(key=itemgetter(0))
+        return EntityPage.of(wanted, limit, bytes_max)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """As `Store` says."""
+        asked = (query.resource, query.relation, query.subject)
+        after = (*query.after[:2], query.subject or query.after[2])
+        found = sorted(
+            (resource, relation, subject, version)
+            for (scope, resource, relation, subject), version in self._demand_open().snapshot.relationships.items()
+            if scope == query.scope
+            and (resource, relation, subject) > after
+            and all(map(_is_any_or, asked, (resource, relation, subject)))
+        )
+        return RelationshipPage(found[: query.limit], len(found) > query.limit)
+
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         """As `Store` says."""
         log = self._demand_open()
@@ -350,6 +408,10 @@ class _Where:
         """Of the record at a position; None if there is none."""
         indexes = self.lanes.get(lane, [])
         return indexes[position - 1] if 1 <= position <= len(indexes) else None
+
+
+def _is_any_or(asked: str, name: str) -> bool:
+    return asked in ("", name)
 
 
 def _between(positions: Sequence[int], after: int, upto: int) -> Iterator[int]:

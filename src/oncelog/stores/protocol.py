@@ -12,6 +12,8 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncelog.core.footprint import Footprint
+from oncelog.core.operations import Entity
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
 from oncelog.core.proof import SALT_BYTES, Block, Sealed, seal
@@ -196,6 +198,71 @@ class Standing(Struct, frozen=True):
         return None if self.record is None else self.record.remembered
 
 
+class SideState(Struct, frozen=True):
+    """Side state that was asked for, all of one moment, and by what it is to be judged."""
+
+    snapshot: Snapshot
+    """With the heads of the lanes that were named."""
+    time_ms: int
+    """At which a write would be decided now, if its lane's time were not ahead of that. 0 while the clock is in doubt:
+    then time stands still, for readers too."""
+
+    def time_of(self, lane: int) -> int:
+        """At which a write to the lane would be decided."""
+        head = self.snapshot.heads.get(lane)
+        return self.time_ms if head is None else max(self.time_ms, head.log_time_ms)
+
+
+class EntityPage(Struct, frozen=True):
+    """Some entities of a scope in the order of their keys, none of them expired."""
+
+    entities: list[tuple[str, Entity]]
+    has_more: bool
+
+    @classmethod
+    def of(cls, entities: Sequence[tuple[str, Entity]], limit: int, bytes_max: int) -> "EntityPage":
+        """As many of them as a page holds: never none, if there is one."""
+        size = 0
+        for count, (_, entity) in enumerate(entities):
+            size += len(entity.value)
+            if count == limit or (count and size > bytes_max):
+                return cls(list(entities[:count]), has_more=True)
+        return cls(list(entities), has_more=False)
+
+
+class RelationshipQuery(Struct, frozen=True, kw_only=True):
+    """Which relationships of a scope. What is empty is any; the relation alone is not enough to find one by."""
+
+    scope: str
+    resource: str = ""
+    relation: str = ""
+    subject: str = ""
+    after: tuple[str, str, str] = ("", "", "")
+    """Only those that come after it: resource, relation, subject (where one is asked for, that one)."""
+    limit: int = 500
+
+    @property
+    def found_by(self) -> str:
+        """What they are found by: subject, relation (of a resource), resource; "" where all are asked for."""
+        if self.subject:
+            return "subject"
+        return "relation" if self.resource and self.relation else "resource" if self.resource else ""
+
+
+class RelationshipPage(Struct, frozen=True):
+    """Some relationships in the order of resource, relation and subject, each with the version that made it."""
+
+    relationships: list[tuple[str, str, str, int]]
+    has_more: bool
+
+
+class ScopedBlock(Struct, frozen=True):
+    """A block, and which of its records are of one scope."""
+
+    block: Block
+    positions: tuple[int, ...]
+
+
 class Store(Protocol):
     """One log. Opened once, closed once, used by one event loop.
 
@@ -242,6 +309,18 @@ class Store(Protocol):
 
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
         """A block and its records. Raises LookupError where there is none."""
+
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        """Blocks of a lane above a height, in order, at most so many."""
+
+    async def side_state(self, needs: Footprint) -> SideState:
+        """The side state that a footprint names, as of now. Keys and sequences are not looked for."""
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        """Entities whose keys begin with the prefix and come after a key. A page ends early when it is that large."""
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """A page of relationships."""
 
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         """Erases the bodies of records and gives how many had one. The bytes may lie about until `scrub` is done."""

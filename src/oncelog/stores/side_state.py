@@ -1,5 +1,6 @@
 """Side state as rows: how each mapping of a snapshot lies in a table of its own, the same in every database."""
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from operator import itemgetter
@@ -12,6 +13,8 @@ from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.values import Bucket, ClientEntry, Lease
 
+_FIRST_SURROGATE: Final = 0xD800
+_FIRST_AFTER_SURROGATES: Final = 0xE000
 _ROW: Final = msgspec.msgpack.Decoder(Row)
 _lane_of: Final = lru_cache(maxsize=8192)(lane_of)
 
@@ -118,3 +121,13 @@ TABLES: Final = (
 def lane_of_scope(scope: str, lanes: int) -> int:
     """The lane of a stream, or lane 0 where none is named (consumers of the whole log, rates of its writers)."""
     return _lane_of(scope, lanes) if scope else 0
+
+
+def behind_prefix(prefix: str) -> str:
+    """The first text, in the order of code points, behind all that begin with the prefix; "" if there is none."""
+    while prefix:
+        last = ord(prefix[-1]) + 1
+        if last <= sys.maxunicode:
+            return prefix[:-1] + chr(_FIRST_AFTER_SURROGATES if last == _FIRST_SURROGATE else last)
+        prefix = prefix[:-1]
+    return ""

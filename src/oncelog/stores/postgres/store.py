@@ -20,7 +20,7 @@ from oncelog.errors import ClosedError, CorruptError, OncelogError, SettingsErro
 from oncelog.stores.about import About
 from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
-from oncelog.stores.postgres import reading
+from oncelog.stores.postgres import ledger_reading, reading
 from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
 from oncelog.stores.postgres.database import look, make_or_open
 from oncelog.stores.postgres.news import News
@@ -31,7 +31,23 @@ from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.timing import KEEP_MS, DatabaseTime
 from oncelog.stores.postgres.troubles import OF_POSTGRES, is_lost, translated
 from oncelog.stores.postgres.writing import Writing
-from oncelog.stores.protocol import BriefPage, Consumer, Decided, Draw, Evidence, Page, Query, Show, Standing, decide
+from oncelog.stores.protocol import (
+    BriefPage,
+    Consumer,
+    Decided,
+    Draw,
+    EntityPage,
+    Evidence,
+    Page,
+    Query,
+    RelationshipPage,
+    RelationshipQuery,
+    ScopedBlock,
+    Show,
+    SideState,
+    Standing,
+    decide,
+)
 
 logger: Final = logging.getLogger("oncelog.postgres")
 
@@ -239,6 +255,23 @@ class PostgresStore:
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
         """As `Store` says."""
         return await self._read(reading.block, lane, height)
+
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        """As `Store` says."""
+        return await self._read(ledger_reading.blocks, lane, after, limit, scope)
+
+    async def side_state(self, needs: Footprint) -> SideState:
+        """As `Store` says."""
+        return await self._read(ledger_reading.side_state, needs, self.settings, self._time)
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        """As `Store` says."""
+        bounds = (scope, prefix, after, limit, bytes_max)
+        return await self._read(ledger_reading.entities, bounds, self.settings, self._time)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """As `Store` says."""
+        return await self._read(ledger_reading.relationships, query, self.settings)
 
     async def erasures(self) -> int:
         """As `Store` says."""

@@ -118,6 +118,11 @@ class Session:
             standing = standing_of(connection, self.index, identity, state.heads, self.file.settings.lanes)
             return msgspec.structs.replace(standing, time_ms=mark.time_ms)
 
+    def time_of(self, mark: ClockMark) -> int:
+        """At which a write would be decided now, after a commit with that clock; 0 while the clock is in doubt."""
+        proposed, jumped = mark.proposed(self._clock, self._jump_ms_max)
+        return proposed.time_ms if jumped is None else 0
+
     def erase(self, lane: int, positions: Sequence[int]) -> int:
         """In one transaction. The bytes are overwritten in the file when `scrub` has moved it there."""
         with self._translating():

@@ -11,14 +11,30 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings
 from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
-from oncelog.stores.protocol import BriefPage, Consumer, Decided, Draw, Evidence, Page, Query, Show, Standing
-from oncelog.stores.sqlite import reading
+from oncelog.stores.protocol import (
+    BriefPage,
+    Consumer,
+    Decided,
+    Draw,
+    EntityPage,
+    Evidence,
+    Page,
+    Query,
+    RelationshipPage,
+    RelationshipQuery,
+    ScopedBlock,
+    Show,
+    SideState,
+    Standing,
+)
+from oncelog.stores.sqlite import ledger_reading, reading
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.session import Session
@@ -149,6 +165,23 @@ class SqliteStore:
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
         """As `Store` says."""
         return await self._read(reading.block, lane, height)
+
+    async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
+        """As `Store` says."""
+        return await self._read(ledger_reading.blocks, lane, after, limit, scope)
+
+    async def side_state(self, needs: Footprint) -> SideState:
+        """As `Store` says."""
+        return await self._read(ledger_reading.side_state, needs, self.settings, self._session.time_of)
+
+    async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
+        """As `Store` says."""
+        bounds = (scope, prefix, after, limit, bytes_max)
+        return await self._read(ledger_reading.entities, bounds, self.settings, self._session.time_of)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """As `Store` says."""
+        return await self._read(ledger_reading.relationships, query, self.settings)
 
     async def erasures(self) -> int:
         """As `Store` says."""

@@ -199,6 +199,43 @@ FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
 SELECT position, salt, body FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
 
+-- name: blocks
+-- The blocks of a lane above a height, in order.
+SELECT lane, height, first_position, count, log_time_ms, previous, root FROM oncelog_blocks
+WHERE lane = $1 AND height > $2 ORDER BY height LIMIT $3;
+
+-- name: scoped_positions
+-- Which of the records between two positions are of a scope.
+SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND scope = $4 ORDER BY position;
+
+-- name: entity_page
+-- Entities of a scope by key, without those that have expired.
+SELECT key, value, version, expires_at_ms FROM oncelog_entities
+WHERE lane = $1 AND scope = $2 AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
+    AND (expires_at_ms IS NULL OR expires_at_ms > $6)
+ORDER BY key LIMIT $7;
+
+-- name: relationship_page
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE lane = $1 AND scope = $2 AND (resource, relation, subject) > ($3, $4, $5)
+ORDER BY resource, relation, subject LIMIT $6;
+
+-- name: relationship_page_of_resource
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE lane = $1 AND scope = $2 AND resource = $7 AND (resource, relation, subject) > ($3, $4, $5)
+ORDER BY resource, relation, subject LIMIT $6;
+
+-- name: relationship_page_of_relation
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE lane = $1 AND scope = $2 AND resource = $7 AND relation = $8 AND (resource, relation, subject) > ($3, $4, $5)
+ORDER BY resource, relation, subject LIMIT $6;
+
+-- name: relationship_page_of_subject
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE lane = $1 AND scope = $2 AND subject = $5 AND (resource, relation) > ($3, $4)
+    AND ($7 = '' OR resource = $7) AND ($8 = '' OR relation = $8)
+ORDER BY resource, relation LIMIT $6;
+
 -- name: erase
 UPDATE oncelog_records AS r SET body_hash = n.body_hash, salt = NULL, body = NULL
 FROM unnest($2::bigint[], $3::bytea[]) AS n (position, body_hash) WHERE r.lane = $1 AND r.position = n.position;

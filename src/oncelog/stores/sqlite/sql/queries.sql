@@ -142,6 +142,43 @@ SELECT sequence FROM oncelog_streams WHERE lane = ? AND scope = ?;
 SELECT place, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body, salt, body_hash
 FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place;
 
+-- name: scoped_positions
+-- Which of the records between two places are of a scope.
+SELECT place & 281474976710655 FROM oncelog_records WHERE place > ? AND place <= ? AND scope = ? ORDER BY place;
+
+-- name: entity_page
+-- Entities of a scope by key, without those that have expired. An empty bound is none.
+SELECT key, value, version, expires_at_ms FROM oncelog_entities
+WHERE lane = ? AND scope = ? AND key > ? AND key >= ? AND key < ? AND (expires_at_ms IS NULL OR expires_at_ms > ?)
+ORDER BY key;
+
+-- name: entity_page_to_the_end
+SELECT key, value, version, expires_at_ms FROM oncelog_entities
+WHERE lane = ? AND scope = ? AND key > ? AND key >= ? AND (expires_at_ms IS NULL OR expires_at_ms > ?) ORDER BY key;
+
+-- name: relationship_page
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE lane = :lane AND scope = :scope AND (resource, relation, subject) > (:after_resource, :after_relation, :after_subject)
+ORDER BY resource, relation, subject LIMIT :limit;
+
+-- name: relationship_page_of_resource
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE lane = :lane AND scope = :scope AND resource = :resource
+    AND (resource, relation, subject) > (:after_resource, :after_relation, :after_subject)
+ORDER BY resource, relation, subject LIMIT :limit;
+
+-- name: relationship_page_of_relation
+SELECT resource, relation, subject, version FROM oncelog_relationships
+WHERE lane = :lane AND scope = :scope AND resource = :resource AND relation = :relation
+    AND (resource, relation, subject) > (:after_resource, :after_relation, :after_subject)
+ORDER BY resource, relation, subject LIMIT :limit;
+
+-- name: relationship_page_of_subject
+SELECT resource, relation, subject, version FROM oncelog_relationships INDEXED BY oncelog_relationships_subject
+WHERE lane = :lane AND scope = :scope AND subject = :subject AND (resource, relation) > (:after_resource, :after_relation)
+    AND :resource IN ('', resource) AND :relation IN ('', relation)
+ORDER BY resource, relation LIMIT :limit;
+
 -- name: erase
 -- Only the hash of the body stays, and as many zeros as keep the row at its size.
 UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,

@@ -1,0 +1,260 @@
+"""Transactions of a ledger: their scope, their id, and the one spelling of their operations.
+
+The body of a record is the canonical JSON of its operations, so that whoever sent them can make it again, byte by byte,
+and check the proof of it without asking anybody. It is also how operations come over a wire of JSON.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical
+from oncelog.core.identity import request_hash, scope_of
+from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
+from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.policy import LEDGER
+from oncelog.core.values import Rate, Record, Submission
+from oncelog.errors import CanonicalError
+
+TX_ID_DIGITS: Final = 16
+SCOPE_PREFIX: Final = "ledger"
+_POSITION_BITS: Final = 48
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
+
+
+def ledger_scope(organization: str, vault: str = "") -> str:
+    """The stream of an organization, or of one of its vaults: `ledger/acme`, `ledger/acme/main`."""
+    return scope_of(SCOPE_PREFIX, organization, vault) if vault else scope_of(SCOPE_PREFIX, organization)
+
+
+def tx_id_of(lane: int, position: int) -> str:
+    """A transaction's id: where it stands, in hexadecimal. Never given again."""
+    return f"{lane << _POSITION_BITS | position:0{TX_ID_DIGITS}x}"
+
+
+def place_of(tx_id: str) -> tuple[int, int] | None:
+    """Lane and position of a transaction; None for a text that is no id."""
+    if len(tx_id) != TX_ID_DIGITS or not _HEXADECIMAL.issuperset(tx_id):
+        return None
+    place = int(tx_id, 16)
+    return place >> _POSITION_BITS, place & (1 << _POSITION_BITS) - 1
+
+
+def transaction(
+    scope: str,
+    client: str,
+    sequence: int,
+    operations: Sequence[Operation],
+    *,
+    key: bytes = b"",
+    actor: str = "",
+    rate: Rate | None = None,
+) -> Submission:
+    """A transaction under the policy LEDGER. Without a key it is known by its client's sequence alone.
+
+    Raises CanonicalError with the path of what cannot be: its operations have been checked (`check_operations`).
+    """
+    operations = tuple(operations)
+    return Submission(
+        policy=LEDGER,
+        scope=scope,
+        key=key,
+        fingerprint=request_hash(operations),
+        body=transaction_body(operations),
+        actor=actor,
+        client=client,
+        client_sequence=sequence,
+        operations=operations,
+        rate=rate,
+    )
+
+
+def check_operations(operations: Sequence[Operation], value_bytes_max: int, path: str = "operations") -> None:
+    """Raises CanonicalError with the path of the first that cannot be taken, and the limit that it breaks."""
+    if not operations:
+        raise CanonicalError(path, "must hold at least one")
+    if len(operations) > OPERATIONS_MAX:
+        raise CanonicalError(path, f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
+    for index, operation in enumerate(operations):
+        match operation:
+            case SetEntity():
+                _check_setting(operation, value_bytes_max, f"{path}[{index}].set_entity")
+            case DeleteEntity(key):
+                _check_text(key, f"{path}[{index}].delete_entity.key")
+            case Relate() | Unrelate():
+                kind = "create_relationship" if isinstance(operation, Relate) else "delete_relationship"
+                for name in ("resource", "relation", "subject"):
+                    _check_text(getattr(operation, name), f"{path}[{index}].{kind}.{name}")
+
+
+def _check_setting(operation: SetEntity, value_bytes_max: int, path: str) -> None:
+    _check_text(operation.key, f"{path}.key")
+    _check_value(operation.value, value_bytes_max, f"{path}.value")
+    if operation.expires_at_ms is not None:
+        _check_number(operation.expires_at_ms, f"{path}.expires_at_ms")
+    if operation.condition is not None:
+        _check_number(operation.condition.version, f"{path}.condition.version_is")
+        _check_value(operation.condition.value, value_bytes_max, f"{path}.condition.value_equals")
+
+
+def _check_text(text: str, path: str) -> None:
+    if not 1 <= len(text) <= ENTITY_KEY_CHARACTERS_MAX:
+        raise CanonicalError(path, f"must have 1 to {ENTITY_KEY_CHARACTERS_MAX} characters, not {len(text)}")
+    if "\0" in text:
+        raise CanonicalError(path, "must not have U+0000")
+
+
+def _check_value(value: bytes, bytes_max: int, path: str) -> None:
+    if len(value) > bytes_max:
+        raise CanonicalError(path, f"must have at most {bytes_max} bytes, not {len(value)}")
+
+
+def _check_number(number: int, path: str) -> None:
+    if not 0 <= number <= INTEGER_MAX:
+        raise CanonicalError(path, f"must be from 0 to {INTEGER_MAX}, not {number}")
+
+
+# --- operations as JSON ------------------------------------------------------------------------------
+
+
+class ConditionJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A condition as a wire of JSON has it. One that is misspelt must not be none."""
+
+    must_not_exist: bool | None = None
+    must_exist: bool | None = None
+    version_is: int | None = None
+    value_equals: bytes | None = None
+
+
+class SetEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The same of setting an entity. Values are base64."""
+
+    key: str
+    value: bytes = b""
+    expires_at_ms: int | None = None
+    condition: ConditionJson | None = None
+
+
+class DeleteEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The same of deleting one."""
+
+    key: str
+
+
+class RelationshipJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The same of a relationship."""
+
+    resource: str
+    relation: str
+    subject: str
+
+
+class OperationJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The same of an operation: exactly one of them."""
+
+    set_entity: SetEntityJson | None = None
+    delete_entity: DeleteEntityJson | None = None
+    create_relationship: RelationshipJson | None = None
+    delete_relationship: RelationshipJson | None = None
+
+
+class _BodyJson(Struct, frozen=True):
+    operations: tuple[OperationJson, ...]
+
+
+ONE_OPERATION: Final = "must have exactly one of set_entity, delete_entity, create_relationship and delete_relationship"
+ONE_CONDITION: Final = "must have exactly one of must_not_exist, must_exist, version_is and value_equals"
+ONLY_TRUE: Final = "must be true"
+_BODY: Final = msgspec.json.Decoder(_BodyJson)
+
+
+def transaction_body(operations: Sequence[Operation]) -> bytes:
+    """What a record of these operations has as its body. Raises CanonicalError for numbers beyond 2^53−1."""
+    return canonical({"operations": [operation_json(operation) for operation in operations]})
+
+
+def operations_of(record: Record) -> tuple[Operation, ...]:
+    """The operations of a record; none of an erased one. Raises CanonicalError for a body that is none of ours."""
+    if record.erased:
+        return ()
+    try:
+        return operations_of_json(_BODY.decode(record.body).operations)
+    except msgspec.MsgspecError as error:
+        raise CanonicalError("body", f"is no transaction: {error}") from error
+
+
+def operations_of_json(given: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:
+    """Operations as they came over a wire of JSON. Raises CanonicalError with the path of one that is none."""
+    return tuple([_operation(one, path, index) for index, one in enumerate(given)])
+
+
+def _operation(given: OperationJson, path: str, index: int) -> Operation:
+    named = [name for name in OperationJson.__struct_fields__ if getattr(given, name) is not None]
+    if len(named) != 1:
+        raise CanonicalError(f"{path}[{index}]", ONE_OPERATION)
+    setting, deleting, related = given.set_entity, given.delete_entity, given.create_relationship
+    if setting is not None:
+        condition = None
+        if setting.condition is not None:
+            condition = _condition(setting.condition, f"{path}[{index}].set_entity.condition")
+        return SetEntity(setting.key, setting.value, setting.expires_at_ms, condition)
+    if deleting is not None:
+        return DeleteEntity(deleting.key)
+    if related is not None:
+        return Relate(related.resource, related.relation, related.subject)
+    unrelated = given.delete_relationship
+    assert unrelated is not None  # noqa: S101 - it is one of the four
+    return Unrelate(unrelated.resource, unrelated.relation, unrelated.subject)
+
+
+def _condition(given: ConditionJson, path: str) -> Condition:
+    must_not_exist, must_exist = given.must_not_exist, given.must_exist
+    if sum(one is not None for one in (must_not_exist, must_exist, given.version_is, given.value_equals)) != 1:
+        raise CanonicalError(path, ONE_CONDITION)
+    for name, value in (("must_not_exist", must_not_exist), ("must_exist", must_exist)):
+        if value is False:
+            raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
+    if must_not_exist:
+        return Condition(Must.NOT_EXIST)
+    if must_exist:
+        return Condition(Must.EXIST)
+    if given.version_is is not None:
+        return Condition(Must.HAVE_VERSION, version=given.version_is)
+    return Condition(Must.HAVE_VALUE, value=given.value_equals or b"")
+
+
+def operation_json(operation: Operation) -> dict[str, JsonValue]:
+    """An operation as a wire of JSON has it."""
+    match operation:
+        case SetEntity(key, value, expires_at_ms, condition):
+            members: dict[str, JsonValue] = {"key": key, "value": b64encode(value).decode()}
+            if expires_at_ms is not None:
+                members["expires_at_ms"] = expires_at_ms
+            if condition is not None:
+                members["condition"] = _condition_json(condition)
+            return {"set_entity": members}
+        case DeleteEntity(key):
+            return {"delete_entity": {"key": key}}
+        case Relate():
+            return {"create_relationship": _relationship_json(operation)}
+        case Unrelate():
+            return {"delete_relationship": _relationship_json(operation)}
+
+
+def _relationship_json(operation: Relate | Unrelate) -> dict[str, Any]:
+    return {"resource": operation.resource, "relation": operation.relation, "subject": operation.subject}
+
+
+def _condition_json(condition: Condition) -> dict[str, JsonValue]:
+    match condition.must:
+        case Must.NOT_EXIST:
+            return {"must_not_exist": True}
+        case Must.EXIST:
+            return {"must_exist": True}
+        case Must.HAVE_VERSION:
+            return {"version_is": condition.version}
+        case Must.HAVE_VALUE:
+            return {"value_equals": b64encode(condition.value).decode()}

@@ -1,0 +1,166 @@
+"""The contract of what a ledger's readers ask for: side state as it is, entities and relationships by page, blocks."""
+
+# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise, product
+from pathlib import Path
+
+from oncelog.core.footprint import Footprint
+from oncelog.core.operations import DeleteEntity, Entity, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.values import ClientEntry, Settings
+from oncelog.stores.protocol import RelationshipQuery
+from oncelog.testing.contract.driven import Contract, DrivenStore
+from oncelog.testing.contract.writes import ORGANISATION, event, key, transaction
+
+OTHER = "org/2"
+KEYS = ("a", "a/1", "a/2", "a0", "b", "\ud7ff", "\ud7ff1", "\ue000", "\uffff", "\U0010ffff", "\U0010ffff1")
+
+
+class LedgerContract(Contract):
+    """How a ledger is read."""
+
+    @contextmanager
+    def written(self, tmp_path: Path, *operations: Operation) -> Iterator[DrivenStore]:
+        """A log with one transaction of these operations, and another scope's in the same lane."""
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log(transaction(1, 1, SetEntity("a", b"other"), Relate("doc", "owner", "other"), scope=OTHER))
+            log(transaction(1, 1, *operations))
+            yield log
+
+    def test_side_state_is_what_was_written_and_nothing_else(self, tmp_path: Path) -> None:
+        with self.written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
+            log(transaction(2, 2, SetEntity("a", b"2", expires_at_ms=log.clock.wall_ms() + 10), DeleteEntity("b")))
+            needs = Footprint(
+                lanes={1},
+                streams={ORGANISATION},
+                entities={(ORGANISATION, "a"), (ORGANISATION, "b"), (OTHER, "b")},
+                relationships={(ORGANISATION, "doc", "owner", "ann"), (ORGANISATION, "doc", "owner", "other")},
+                clients={("ledger", ORGANISATION, "c1"), ("ledger", ORGANISATION, "c2")},
+            )
+            for _ in range(2):
+                found = log.run(log.store.side_state(needs))
+                snapshot = found.snapshot
+                expires_at_ms = log.clock.wall_ms() + 10
+                assert snapshot.entities == {(ORGANISATION, "a"): Entity(b"2", 2, expires_at_ms)}
+                assert snapshot.relationships == {(ORGANISATION, "doc", "owner", "ann"): 1}
+                assert snapshot.streams == {ORGANISATION: 2}
+                entry = ClientEntry(2, log.clock.wall_ms(), key(2), b"x")
+                assert snapshot.clients == {("ledger", ORGANISATION, "c1"): entry}
+                assert snapshot.heads == log.heads()
+                assert found.time_ms == log.clock.wall_ms() == found.time_of(1)
+                log.reopen()
+
+    def test_side_state_of_nothing_is_empty_and_has_a_time(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            found = log.run(log.store.side_state(Footprint(lanes={1}, entities={("nowhere", "a")})))
+            assert (found.snapshot.entities, found.snapshot.heads[1].position) == ({}, 0)
+            assert found.time_of(1) == log.clock.wall_ms()
+
+    def test_time_stands_still_for_readers_while_the_clock_is_in_doubt(self, tmp_path: Path) -> None:
+        with self.written(tmp_path, SetEntity("a", b"1", expires_at_ms=2**50)) as log:
+            before = log.clock.wall_ms()
+            log.clock.jump(2**51)
+            assert log.run(log.store.side_state(Footprint(lanes={1}))).time_of(1) == before
+            assert [name for name, _ in log.run(log.store.entities(ORGANISATION, "", "", 9, 99)).entities] == ["a"]
+
+    def test_entities_come_in_the_order_of_their_keys(self, tmp_path: Path) -> None:
+        with self.written(tmp_path, *(SetEntity(name, name.encode()) for name in reversed(KEYS))) as log:
+            for limit in (1, 3, len(KEYS), 100):
+                assert self._names(log, "", limit) == list(KEYS)
+            page = log.run(log.store.entities(ORGANISATION, "", "a", 2, 99))
+            assert page.entities == [("a/1", Entity(b"a/1", 1)), ("a/2", Entity(b"a/2", 1))]
+            assert page.has_more
+            assert log.run(log.store.entities("nowhere", "", "", 9, 99)).entities == []
+
+    def test_a_prefix_is_a_prefix_whatever_its_last_character(self, tmp_path: Path) -> None:
+        with self.written(tmp_path, *(SetEntity(name, b"") for name in KEYS)) as log:
+            for prefix in (*KEYS, "a/", "none"):
+                wanted = [name for name in KEYS if name.startswith(prefix)]
+                assert self._names(log, prefix, 2) == wanted, prefix
+
+    def _names(self, log: DrivenStore, prefix: str, limit: int) -> list[str]:
+        names: list[str] = []
+        while True:
+            page = log.run(log.store.entities(ORGANISATION, prefix, names[-1] if names else "", limit, 10**6))
+            names += [name for name, _ in page.entities]
+            if not page.has_more:
+                return names
+
+    def test_many_bytes_end_a_page_of_entities_early_but_never_empty(self, tmp_path: Path) -> None:
+        with self.written(tmp_path, *(SetEntity(f"k{number:03}", bytes(10)) for number in range(200))) as log:
+            for bytes_max, expected in ((0, 1), (9, 1), (10, 1), (19, 1), (20, 2), (25, 2), (1500, 150), (2000, 200)):
+                page = log.run(log.store.entities(ORGANISATION, "", "", 500, bytes_max))
+                assert (len(page.entities), page.has_more) == (expected, expected < 200)
+
+    def test_expired_entities_are_not_there(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            now_ms = log.clock.wall_ms()
+            operations = [SetEntity(f"k{number}", b"", expires_at_ms=now_ms + number) for number in range(5)]
+            log(transaction(1, 1, *operations, SetEntity("stays", b"")))
+            for passed in range(6):
+                page = log.run(log.store.entities(ORGANISATION, "", "", 99, 99))
+                assert [name for name, _ in page.entities] == [*(f"k{one}" for one in range(passed + 1, 5)), "stays"]
+                log.clock.advance(1)
+
+    def test_relationships_are_found_by_whatever_is_named(self, tmp_path: Path) -> None:
+        everything = sorted(product(("doc", "doc1", "é"), ("owner", "reader"), ("ann", "bob", "\uffff", "\U0001f600")))
+        with self.written(tmp_path, *(Relate(*names) for names in reversed(everything))) as log:
+            log(transaction(2, 2, Unrelate("doc", "owner", "ann"), Relate("doc", "owner", "bob")))
+            everything.remove(("doc", "owner", "ann"))
+            for resource, relation, subject in product(("", "doc", "é"), ("", "reader"), ("", "ann", "\uffff")):
+                if relation and not (resource or subject):
+                    continue
+                wanted = [
+                    names
+                    for names in everything
+                    if all(
+                        asked in ("", name) for asked, name in zip((resource, relation, subject), names, strict=True)
+                    )
+                ]
+                for limit in (1, 2, 100):
+                    query = RelationshipQuery(
+                        scope=ORGANISATION, resource=resource, relation=relation, subject=subject, limit=limit
+                    )
+                    assert self._related(log, query) == wanted, query
+
+    def _related(self, log: DrivenStore, query: RelationshipQuery) -> list[tuple[str, str, str]]:
+        names: list[tuple[str, str, str]] = []
+        while True:
+            after = names[-1] if names else ("", "", "")
+            asked = {name: getattr(query, name) for name in ("scope", "resource", "relation", "subject", "limit")}
+            page = log.run(log.store.relationships(RelationshipQuery(**asked, after=after)))
+            assert len(page.relationships) <= query.limit
+            assert {version for *_, version in page.relationships} <= {1}
+            names += [(resource, relation, subject) for resource, relation, subject, _ in page.relationships]
+            if not page.has_more:
+                return names
+
+    def test_names_that_no_store_can_hold_are_nowhere(self, tmp_path: Path) -> None:
+        with self.written(tmp_path, SetEntity("a", b"1"), Relate("doc", "owner", "ann")) as log:
+            store = log.store
+            assert log.run(store.entities("a\0b", "", "", 9, 99)).entities == []
+            assert log.run(store.entities(ORGANISATION, "a\0", "", 9, 99)).entities == []
+            assert log.run(store.relationships(RelationshipQuery(scope="a\0b"))).relationships == []
+            query = RelationshipQuery(scope=ORGANISATION, subject="\0")
+            assert log.run(store.relationships(query)).relationships == []
+            assert [one.positions for one in log.run(store.blocks(1, 0, 9, "a\0b"))] == [(), ()]
+
+    def test_blocks_come_by_height_with_the_records_of_a_scope(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            for number in range(1, 8):
+                scopes = (ORGANISATION, OTHER, ORGANISATION)[: number % 3 + 1]
+                log.together(
+                    *(transaction(0, number, scope=scope, client=f"c{place}") for place, scope in enumerate(scopes))
+                )
+                log(event(number))
+            found = log.run(log.store.blocks(1, 0, 100, ORGANISATION))
+            assert [one.block.height for one in found] == [*range(1, log.heads()[1].height + 1)]
+            for one, following in pairwise(found):
+                assert following.block.previous == one.block.hash
+            records = {record.position: record.height for record in log.read(lane=1) if record.scope == ORGANISATION}
+            assert {position: one.block.height for one in found for position in one.positions} == records
+            for after, limit in product(range(9), (1, 2, 99)):
+                assert log.run(log.store.blocks(1, after, limit, ORGANISATION)) == found[after : after + limit]
+            assert [one.positions for one in log.run(log.store.blocks(0, 0, 9, ORGANISATION))] == [()] * 7
