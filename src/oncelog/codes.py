@@ -1,4 +1,4 @@
-"""The codes of the events door, which both its ends say: the server (`doors.events`) and its client (`client`)."""
+"""The codes that both ends say: the server (`doors`) and its clients (`client`)."""
 
 from typing import Final
 
@@ -6,6 +6,7 @@ PROTOCOL_VERSION: Final = "1.0"
 
 BAD_REQUEST: Final = "bad_request"
 FORBIDDEN: Final = "forbidden"
+NOT_FOUND: Final = "not_found"
 VALIDATION_FAILED: Final = "validation_failed"
 SERVER_BUSY: Final = "server_busy"
 HISTORY_CHANGED: Final = "history_changed"

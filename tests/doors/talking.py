@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import orjson
 
 from engine.watched import TIMEOUT_SECONDS, WatchedLog
+from oncelog.doors.entrance import Entrance
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.session import Session
@@ -197,15 +198,8 @@ class House:
         self.log = log
         self.counts = Counts()
         self.hub = Hub(log.clock.wall_ms, self.counts, self.fail)
-        self.door = EventsDoor(
-            log,
-            self.hub,
-            authenticator,
-            limits=DoorLimits(**limits),
-            counts=self.counts,
-            clock=log.clock,
-            auth_failures=Rates(1, 3, 100, log.clock.elapsed_ms),
-        )
+        entrance = Entrance(authenticator, self.counts, log.clock, Rates(1, 3, 100, log.clock.elapsed_ms))
+        self.door = EventsDoor(log, self.hub, entrance, limits=DoorLimits(**limits), counts=self.counts)
         self.talks: list[Talk] = []
 
     def fail(self, error: Exception) -> None:

@@ -142,7 +142,7 @@ def test_what_means_nothing_to_a_stream_is_refused(tmp_path: Path) -> None:
                 assert answer.error["details"] == {"field": "Last-Event-ID"}
             head = await served.request("HEAD", f"{STREAM}?partition=a")
             assert (head.status, head.content_type) == (200, "text/event-stream")
-            assert len(served.server.http) == 0
+            assert len(served.server.http.streams) == 0
 
     run(main())
 
@@ -237,9 +237,9 @@ def test_a_stream_whose_reader_goes_is_forgotten(tmp_path: Path) -> None:
         async with serving(tmp_path, heartbeat_ms=20) as served:
             stream = await served.stream("a")
             await stream.connected()
-            assert served.server.counts.sse_connections == len(served.server.http) == 1
+            assert served.server.counts.sse_connections == len(served.server.http.streams) == 1
             stream.close()
-            await until(lambda: not len(served.server.http))
+            await until(lambda: not len(served.server.http.streams))
             assert served.server.counts.sse_connections == 0
 
     run(main())
@@ -284,11 +284,11 @@ def test_one_who_does_not_read_costs_the_others_nothing_and_is_cut_off(tmp_path:
             with deaf(served):
                 reader = await served.stream("a")
                 await reader.connected()
-                await until(lambda: len(served.server.http) == 2)
+                await until(lambda: len(served.server.http.streams) == 2)
                 for number in range(1, 61):
                     await served.commit(large(number))
                     assert numbers(await reader.events(1)) == [number]
-                await until(lambda: len(served.server.http) == 1)
+                await until(lambda: len(served.server.http.streams) == 1)
                 assert served.server.counts.slow_readers_closed == 1
                 runner = served.server._runner
                 assert runner is not None
@@ -319,7 +319,7 @@ def test_the_server_stops_though_somebody_does_not_read(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
             with deaf(served):
-                await until(lambda: len(served.server.http) == 1)
+                await until(lambda: len(served.server.http.streams) == 1)
                 await asyncio.gather(*(served.commit(large(number)) for number in range(1, 61)))
                 await soon(served.server.stop())
 

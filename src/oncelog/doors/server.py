@@ -15,11 +15,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from oncelog import codes
 from oncelog.doors.arrivals import Arrivals
-from oncelog.doors.events.door import EventsDoor, stopping
-from oncelog.doors.events.http import EventsHttp, error_response
+from oncelog.doors.entrance import Entrance
+from oncelog.doors.events.door import EventsDoor
+from oncelog.doors.events.http import EventsHttp
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.socket import Sockets
-from oncelog.doors.events.words import DoorError
+from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.metrics import Counts, Metrics
 from oncelog.doors.openapi import description
 from oncelog.doors.origins import (
@@ -31,6 +32,7 @@ from oncelog.doors.origins import (
     scheme_of,
 )
 from oncelog.doors.rates import Rates
+from oncelog.doors.requests import error_response
 from oncelog.doors.settings import ServerSettings, authenticator_of
 from oncelog.doors.validating import validate_of
 from oncelog.engine.log import open_log
@@ -70,14 +72,15 @@ class Server:
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
         self.hub = Hub(self._clock.wall_ms, self.counts, self._cannot_read)
-        self._door = self._events_door()
+        self._entrance = self._new_entrance()
+        self._door = EventsDoor(self.log, self.hub, self._entrance, limits=settings.door_limits, counts=self.counts)
         self.sockets = Sockets(self._door)
         self.http = EventsHttp(self._door)
         self.metrics = Metrics(
             self.counts,
             queue_items=lambda: self.log.queued,
             last_position=lambda: self.hub.position,
-            subscribers=lambda: len(self.sockets) + len(self.http),
+            subscribers=lambda: len(self.sockets) + len(self.http.streams),
         )
         self.log.watch_commits(self.metrics.observe_commit)
         self._networks = settings.trusted_networks
@@ -93,18 +96,10 @@ class Server:
         self.urls: list[str] = []
         """Where it listens."""
 
-    def _events_door(self) -> EventsDoor:
-        limits = self.settings.door_limits
-        per_minute = limits.auth_failures_per_minute_max
-        return EventsDoor(
-            self.log,
-            self.hub,
-            self._authenticator,
-            limits=limits,
-            counts=self.counts,
-            clock=self._clock,
-            auth_failures=Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms),
-        )
+    def _new_entrance(self) -> Entrance:
+        per_minute = self.settings.door_limits.auth_failures_per_minute_max
+        auth_failures = Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms)
+        return Entrance(self._authenticator, self.counts, self._clock, auth_failures)
 
     # --- from start to stop
 
@@ -139,7 +134,9 @@ class Server:
         self._is_ready = False
         self._door.is_closing = True
         runner, self._runner = self._runner, None
-        logger.info("stopping", extra={"connections": len(self.sockets) + len(self.http), "queued": self.log.queued})
+        logger.info(
+            "stopping", extra={"connections": len(self.sockets) + len(self.http.streams), "queued": self.log.queued}
+        )
         if self._listener is not None:
             self._listener.close()
         for task in (self._renewing, self._listening):
@@ -151,7 +148,7 @@ class Server:
         except TimeoutError:
             logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queued})
         self.sockets.finish()
-        self.http.finish()
+        self.http.streams.finish()
         await runner.cleanup()
         await self.log.close()
         logger.info("stopped")
@@ -267,7 +264,7 @@ class Server:
     def _renew(self) -> None:
         self._arrivals.sweep()
         self.sockets.renew()
-        self.http.renew()
+        self.http.streams.renew()
 
     # --- every request
 
@@ -324,7 +321,7 @@ class Server:
 
     def _demand_room(self) -> None:
         connections_max = self.settings.door_limits.connections_max
-        if len(self.sockets) + len(self.http) >= connections_max:
+        if len(self.sockets) + len(self.http.streams) >= connections_max:
             message = f"connections_max is {connections_max}, and that many are there already"
             raise DoorError(codes.SERVER_BUSY, message, retry_after_ms=1000)
         if self._door.is_closing:

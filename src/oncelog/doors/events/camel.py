@@ -33,7 +33,8 @@ from oncelog.doors.events.fields import (
 )
 from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, Project, project_of
 from oncelog.doors.events.reading import BadMessageError, Connect, Message, Spelling, Submit, Sync, read_message
-from oncelog.doors.events.words import DoorError, Rejected, Result, json_text
+from oncelog.doors.events.words import Rejected, Result, json_text
+from oncelog.doors.faults import DoorError
 from oncelog.errors import CanonicalError
 from oncelog.stores.protocol import Brief, BriefPage, brief_of
 

@@ -22,7 +22,8 @@ from oncelog.doors.events.reading import (
     read_submit,
     read_sync,
 )
-from oncelog.doors.events.words import DoorError, Result
+from oncelog.doors.events.words import Result
+from oncelog.doors.faults import DoorError
 from oncelog.stores.protocol import Brief, BriefPage
 
 

@@ -4,43 +4,29 @@ The order is that of CO-18: shape (`reading`), authorization (here), and only th
 a partition gets one and the same answer for every id, and nothing has been looked up for it (CO-22).
 """
 
-import logging
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
 from msgspec.structs import replace
 
-from oncelog.codes import (
-    AUTH_FAILED,
-    FORBIDDEN,
-    HISTORY_CHANGED,
-    RATE_LIMITED,
-    SERVER_BUSY,
-    SERVER_ERROR,
-    VALIDATION_FAILED,
-)
+from oncelog.codes import FORBIDDEN, HISTORY_CHANGED, VALIDATION_FAILED
 from oncelog.core.values import Committed, Mode, Rate, Reason, Refused, Replayed, Submission, Verdict
+from oncelog.doors.entrance import Entrance
 from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.reading import Submit, Sync
-from oncelog.doors.events.words import DoorError, Rejected, Result, reason_of
-from oncelog.doors.identity import Authenticates
+from oncelog.doors.events.words import Rejected, Result, reason_of
+from oncelog.doors.faults import DoorError, error_of
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
-from oncelog.doors.rates import Rates
 from oncelog.engine.log import Log
-from oncelog.errors import AuthError, ClockJumpedError, ClosedError, HistoryChangedError, MovedError, OncelogError
-from oncelog.stores.clock import Clock
+from oncelog.errors import HistoryChangedError, OncelogError
 from oncelog.stores.protocol import BriefPage
-
-logger: Final = logging.getLogger("oncelog.doors")
 
 KNOWN_PARTITIONS_MAX: Final = 1000
 """Of one connection, so that grants need not be asked for each event."""
-RETRY_AFTER_MS: Final = 1000
-"""What a client is told that comes while the log cannot take new writes."""
 
 
 class EventsDoor:
@@ -50,45 +36,20 @@ class EventsDoor:
         self,
         log: Log,
         hub: Hub,
-        authenticator: Authenticates,
+        entrance: Entrance,
         *,
         limits: DoorLimits,
         counts: Counts,
-        clock: Clock,
-        auth_failures: Rates,
     ) -> None:
         self.log = log
         self.hub = hub
-        self.authenticator = authenticator
+        self.entrance = entrance
         self.limits = limits
         self.counts = counts
-        self.clock = clock
-        self._auth_failures = auth_failures
+        self.clock = entrance.clock
         per_second = limits.new_events_per_second_max
         self._rate = Rate(per_second, burst=per_second) if per_second else None
         self.is_closing = False
-
-    # --- who
-
-    def authenticate(self, credential: str | None, address: str) -> Principal:
-        """Who that is. Raises DoorError: whoever guesses gets one text for all, and not many tries (CO-21)."""
-        if not self._auth_failures.allows(address):
-            retry_after_ms = self._auth_failures.retry_after_ms(address)
-            raise DoorError(RATE_LIMITED, "too many failed attempts to authenticate", retry_after_ms=retry_after_ms)
-        try:
-            return self.authenticator.authenticate(credential)
-        except AuthError as error:
-            self._auth_failures.take(address, 1)
-            self.counts.auth_failures += 1
-            logger.warning("authentication failed", extra={"address": address, "reason": error.reason})
-            raise DoorError(AUTH_FAILED, str(error)) from None
-
-    def refuse_client(self, address: str, client_id: str) -> DoorError:
-        """For a token of another client: as wrong as a wrong token (EV-1)."""
-        self._auth_failures.take(address, 1)
-        self.counts.auth_failures += 1
-        logger.warning("authentication failed", extra={"address": address, "reason": f"not the client {client_id!r}"})
-        return DoorError(AUTH_FAILED, "authentication failed")
 
     # --- submit
 
@@ -188,11 +149,6 @@ class EventsDoor:
 _NOT_WRITABLE: Final = Rejected(FORBIDDEN, "partitions", "not all of them may be written")
 
 
-def stopping() -> DoorError:
-    """What new events are told by a server that is about to end."""
-    return DoorError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
-
-
 def to_ask(items: Sequence[Submission | Rejected], mode: Mode = Mode.EACH) -> list[Submission]:
     """Those that the log is to be asked about: none that the door refuses, and none behind it if that is the end."""
     if mode is Mode.UNTIL_REFUSED:
@@ -229,23 +185,3 @@ def highest(results: Sequence[Result]) -> int:
         result.receipt.position for result in results if isinstance(result, Committed | Replayed) and result.receipt
     ]
     return max(numbers, default=0)
-
-
-def error_of(error: BaseException) -> DoorError:
-    """What a client is told when the log could not do what it was asked. Never success, never failure: try again."""
-    if isinstance(error, DoorError):
-        return error
-    if isinstance(error, ClockJumpedError):
-        return DoorError(
-            SERVER_BUSY, "the server's clock is in doubt; no new events for now", retry_after_ms=RETRY_AFTER_MS
-        )
-    if isinstance(error, MovedError):
-        return DoorError(
-            SERVER_ERROR, "the log has been moved; nothing was written here", retry_after_ms=RETRY_AFTER_MS
-        )
-    if isinstance(error, ClosedError):
-        return DoorError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
-    logger.error("the log could not do what it was asked: %s", error)
-    return DoorError(
-        SERVER_ERROR, "the outcome is not known; send it again under the same id", retry_after_ms=RETRY_AFTER_MS
-    )

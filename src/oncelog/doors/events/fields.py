@@ -5,7 +5,7 @@ from typing import Final
 
 from oncelog.codes import BAD_REQUEST
 from oncelog.core.canonical import INTEGER_MAX, JsonValue, Unreadable, parse_parts
-from oncelog.doors.events.words import DoorError
+from oncelog.doors.faults import DoorError
 from oncelog.doors.principal import client_id_of
 from oncelog.errors import CanonicalError
 

@@ -32,7 +32,8 @@ from oncelog.doors.events.fields import (
     wrong_type,
 )
 from oncelog.doors.events.projects import Project
-from oncelog.doors.events.words import DoorError, Rejected
+from oncelog.doors.events.words import Rejected
+from oncelog.doors.faults import DoorError
 from oncelog.errors import CanonicalError
 
 MSG_ID_CHARACTERS_MAX: Final = 256

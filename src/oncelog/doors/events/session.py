@@ -15,12 +15,13 @@ from oncelog.core.values import Committed, Mode, Submission, Verdict
 from oncelog.doors.events import words
 from oncelog.doors.events.camel import spoken
 from oncelog.doors.events.dialect import FIRST, Dialect
-from oncelog.doors.events.door import EventsDoor, error_of, highest, merged, stopping, to_ask
+from oncelog.doors.events.door import EventsDoor, highest, merged, to_ask
 from oncelog.doors.events.hub import Flight, flight_key
 from oncelog.doors.events.outbox import Outbox, Wire
 from oncelog.doors.events.reading import BadMessageError, Message, Submit
 from oncelog.doors.events.subscriber import Reads, Subscriber
-from oncelog.doors.events.words import DoorError, Rejected
+from oncelog.doors.events.words import Rejected
+from oncelog.doors.faults import DoorError, error_json, error_of, stopping
 from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
 from oncelog.errors import OncelogError
@@ -186,9 +187,9 @@ class Session:
 
     def _connect(self, message: Message) -> None:
         asked = self.dialect.read_connect(message.payload)
-        principal = self.door.authenticate(asked.token, self.address)
+        principal = self.door.entrance.authenticate(asked.token, self.address)
         if not principal.may_connect_as(asked.client_id):
-            raise self.door.refuse_client(self.address, asked.client_id)
+            raise self.door.entrance.refuse_client(self.address, asked.client_id)
         if asked.project is not None:
             self.door.demand_entry(asked.project.partition, principal)
         self.principal, self.client_id = principal, asked.client_id
@@ -282,7 +283,7 @@ class Session:
         """Nobody can tell what became of it, or nothing was decided."""
         self.door.counts.requests["events", "websocket", error.code] += 1
         told = self.dialect.error(error)
-        pending.frame = self._framed(b"error", words.error_json(told), pending.msg_id)
+        pending.frame = self._framed(b"error", error_json(told), pending.msg_id)
         pending.number = 0
         self.door.hub.answered(pending)
         self._end_if(error, told)
@@ -301,7 +302,7 @@ class Session:
             return
         self.door.counts.requests["events", "websocket", error.code] += 1
         told = self.dialect.error(error)
-        self._send(b"error", words.error_json(told), msg_id)
+        self._send(b"error", error_json(told), msg_id)
         self._end_if(error, told)
 
     def _end_if(self, error: DoorError, told: DoorError) -> None:

@@ -92,11 +92,11 @@ class Sockets:
 
     def renew(self) -> None:
         """Looks at the rights of all: expired ones end (CO-23), changed ones are those of now."""
-        authenticator, now_ms = self._door.authenticator, self._door.clock.wall_ms()
+        entrance = self._door.entrance
         for session in list(self._sessions):
             principal = session.principal
             if principal is not None:
-                current = authenticator.current(principal, now_ms)
+                current = entrance.current(principal)
                 if current is not principal:
                     session.renew(current)
 

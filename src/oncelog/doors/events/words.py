@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from oncelog.codes import AUTH_FAILED, RATE_LIMITED, SERVER_BUSY, SERVER_ERROR, VALIDATION_FAILED, VERSION_UNSUPPORTED
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Verdict
+from oncelog.doors.faults import DoorError
 from oncelog.stores.protocol import Brief, brief_of
 
 PRIOR_ITEM_FAILED: Final = "prior_item_failed"
@@ -40,16 +41,6 @@ _CLOSE: Final = 0x88
 _REASON_BYTES_MAX: Final = 123
 _LENGTH_16: Final = Packing("!BBH").pack
 _LENGTH_64: Final = Packing("!BBQ").pack
-
-
-class DoorError(Exception):
-    """A request that gets an error in place of an answer. `message` is for the client: it must hold no secret."""
-
-    def __init__(self, code: str, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.details = details
 
 
 class Rejected(Struct, frozen=True, gc=False):
@@ -184,11 +175,6 @@ def page_parts(
 def connected_json(client_id: str, last_committed_id: int, epoch: str) -> bytes:
     """The payload of the answer to `connect`."""
     return orjson.dumps({"client_id": client_id, "server_last_committed_id": last_committed_id, "epoch": epoch})
-
-
-def error_json(error: DoorError) -> bytes:
-    """The payload of an error."""
-    return orjson.dumps({"code": error.code, "message": error.message, "details": error.details})
 
 
 # --- envelopes and frames ------------------------------------------------------------------------------

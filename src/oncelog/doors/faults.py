@@ -1,0 +1,54 @@
+"""What a client is told in place of an answer, the same over every door and every wire."""
+
+import logging
+from typing import Any, Final
+
+import orjson
+
+from oncelog.codes import SERVER_BUSY, SERVER_ERROR
+from oncelog.errors import ClockJumpedError, ClosedError, MovedError
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+RETRY_AFTER_MS: Final = 1000
+"""What a client is told that comes while the log cannot take new writes."""
+
+
+class DoorError(Exception):
+    """A request that gets an error in place of an answer. `message` is for the client: it must hold no secret."""
+
+    def __init__(self, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+def error_json(error: DoorError) -> bytes:
+    """An error on a wire of JSON."""
+    return orjson.dumps({"code": error.code, "message": error.message, "details": error.details})
+
+
+def stopping() -> DoorError:
+    """What new writes are told by a server that is about to end."""
+    return DoorError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
+
+
+def error_of(error: BaseException) -> DoorError:
+    """What a client is told when the log could not do what it was asked. Never success, never failure: try again."""
+    if isinstance(error, DoorError):
+        return error
+    if isinstance(error, ClockJumpedError):
+        return DoorError(
+            SERVER_BUSY, "the server's clock is in doubt; no new events for now", retry_after_ms=RETRY_AFTER_MS
+        )
+    if isinstance(error, MovedError):
+        return DoorError(
+            SERVER_ERROR, "the log has been moved; nothing was written here", retry_after_ms=RETRY_AFTER_MS
+        )
+    if isinstance(error, ClosedError):
+        return DoorError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
+    logger.error("the log could not do what it was asked: %s", error)
+    return DoorError(
+        SERVER_ERROR, "the outcome is not known; send it again under the same id", retry_after_ms=RETRY_AFTER_MS
+    )

@@ -1,0 +1,98 @@
+"""Requests and answers over plain HTTP, as every door has them."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+
+from oncelog import codes
+from oncelog.doors.faults import DoorError, error_json
+
+JSON: Final = "application/json"
+ENCODINGS: Final = ("identity", "gzip", "deflate")
+BODY_S: Final = 60
+"""How long the body of a request may take to come."""
+STATUS: Final = {
+    codes.BAD_REQUEST: 400,
+    codes.AUTH_FAILED: 401,
+    codes.FORBIDDEN: 403,
+    codes.NOT_FOUND: 404,
+    codes.HISTORY_CHANGED: 409,
+    codes.RATE_LIMITED: 429,
+    codes.SERVER_BUSY: 503,
+    codes.SERVER_ERROR: 500,
+}
+"""The one table from the door's errors to HTTP's."""
+_DIGITS_MAX: Final = 16
+_FIELDS_MAX: Final = 1000
+"""Of a query. One that is shorter than its line may be can have no more that mean anything."""
+
+
+def credential_of(request: web.Request) -> str | None:
+    """What the client shows, if anything."""
+    kind, _, credential = request.headers.get("Authorization", "").partition(" ")
+    return credential.strip() if kind.lower() == "bearer" else None
+
+
+def demand_json(request: web.Request) -> None:
+    """Raises DoorError. A page of another origin can send a form without asking, but not this (CO-24)."""
+    if request.content_type != JSON:
+        raise DoorError(codes.BAD_REQUEST, f"Content-Type: must be {JSON}", field="Content-Type", status=415)
+
+
+async def body_of(request: web.Request) -> bytes:
+    """Raises DoorError for one that is not what its headers say: half of a chunk, no gzip."""
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        message = f"Content-Encoding: must be one of {', '.join(ENCODINGS)}"
+        raise DoorError(codes.BAD_REQUEST, message, field="Content-Encoding", status=415)
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        message = f"body: must be there within {BODY_S} seconds"
+        raise DoorError(codes.BAD_REQUEST, message, field="body", status=408) from None
+    except web.RequestPayloadError:
+        raise DoorError(codes.BAD_REQUEST, "body: is not what the headers say that it is", field="body") from None
+
+
+def query_of(request: web.Request) -> list[tuple[str, str]]:
+    """As it was sent. aiohttp's own puts another character in place of what is not UTF-8, and so another partition."""
+    try:
+        return parse_qsl(
+            request.rel_url.raw_query_string, keep_blank_values=True, errors="strict", max_num_fields=_FIELDS_MAX
+        )
+    except ValueError as error:
+        is_text = isinstance(error, UnicodeDecodeError)
+        message = "the query must be UTF-8" if is_text else f"the query must have at most {_FIELDS_MAX} parameters"
+        raise DoorError(codes.BAD_REQUEST, message, field="query") from None
+
+
+def number_of(text: str, name: str) -> int:
+    """A number of a query. Raises DoorError."""
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) >= 2**53:
+        raise DoorError(codes.BAD_REQUEST, f"{name}: must be a whole number from 0 to 2^53−1", field=name)
+    return int(text)
+
+
+def error_response(error: DoorError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An error as HTTP has it: the same words as on the WebSocket, in the body. `status` is told by HTTP itself."""
+    headers = dict(headers or {})
+    details = dict(error.details)
+    status = details.pop("status", STATUS[error.code])
+    retry_after_ms = details.get("retry_after_ms")
+    if retry_after_ms is not None:
+        headers["Retry-After"] = str(-(-retry_after_ms // 1000))
+    if error.code == codes.AUTH_FAILED:
+        headers["WWW-Authenticate"] = "Bearer"
+    response = web.Response(
+        body=b'{"error":%b}' % error_json(DoorError(error.code, error.message, **details)),
+        status=status,
+        content_type=JSON,
+        headers=headers,
+    )
+    if details.get("field") == "body":
+        response.force_close()  # what is left of it was not read, and is in the way of a next request
+    return response
