@@ -1,12 +1,14 @@
 """What a client is told in place of an answer, the same over every door and every wire."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
 
 from oncelog.codes import SERVER_BUSY, SERVER_ERROR
-from oncelog.errors import ClockJumpedError, ClosedError, MovedError
+from oncelog.errors import ClockJumpedError, ClosedError, MovedError, OncelogError
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -52,3 +54,12 @@ def error_of(error: BaseException) -> DoorError:
     return DoorError(
         SERVER_ERROR, "the outcome is not known; send it again under the same id", retry_after_ms=RETRY_AFTER_MS
     )
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """What the log cannot do becomes what a client is told."""
+    try:
+        yield
+    except OncelogError as error:
+        raise error_of(error) from error

@@ -67,6 +67,8 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     """Frames that wait for one reader. At half of it the reader is warned, beyond it closed."""
     outbox_bytes_max: int = 8 * _MIB
     """Bytes that wait for one reader. At half of it the reader is warned, beyond it closed."""
+    entity_value_bytes_max: int = _MIB
+    """Of the value of one entity of a ledger."""
     connect_timeout_ms: int = 10_000
     """Until a connection must have sent its first request, and a WebSocket have said who it is."""
     heartbeat_ms: int = 30_000

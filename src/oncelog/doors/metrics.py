@@ -28,6 +28,7 @@ class Counts:
         "events_rejected",
         "events_replayed",
         "frames_received",
+        "ledger_writes",
         "requests",
         "slow_readers_closed",
         "slow_readers_warned",
@@ -45,6 +46,8 @@ class Counts:
         """By reason, a word of the door's table and never one of a client's."""
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """By door, kind and outcome. As with reasons: whatever a client could make up would be kept for ever."""
+        self.ledger_writes: defaultdict[str, int] = defaultdict(int)
+        """By what became of them: new, answered from memory or from the store, or an error's code."""
         self.deliveries = 0
         self.bytes_sent = 0
         self.slow_readers_warned = 0
@@ -109,6 +112,7 @@ class _Counted(Collector):
         yield _counter("frames_received", "WebSocket frames that clients have sent.", counts.frames_received)
         yield _requests(counts.requests)
         yield _counter_by("events", "Submitted events by what became of them.", "outcome", _outcomes(counts))
+        yield _counter_by("ledger_writes", "Ledger writes by what became of them.", "outcome", counts.ledger_writes)
         yield _counter("deliveries", "Events that were sent to readers.", counts.deliveries)
         yield _counter("sent_bytes", "Bytes of frames and bodies that were sent.", counts.bytes_sent)
         steps = {"warned": counts.slow_readers_warned, "closed": counts.slow_readers_closed}

@@ -21,6 +21,9 @@ from oncelog.doors.events.http import EventsHttp
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.socket import Sockets
 from oncelog.doors.faults import DoorError, stopping
+from oncelog.doors.ledger.door import LedgerDoor
+from oncelog.doors.ledger.http import Handler as LedgerHandler
+from oncelog.doors.ledger.http import LedgerHttp
 from oncelog.doors.metrics import Counts, Metrics
 from oncelog.doors.openapi import description
 from oncelog.doors.origins import (
@@ -76,11 +79,13 @@ class Server:
         self._door = EventsDoor(self.log, self.hub, self._entrance, limits=settings.door_limits, counts=self.counts)
         self.sockets = Sockets(self._door)
         self.http = EventsHttp(self._door)
+        ledger_door = LedgerDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts)
+        self.ledger = LedgerHttp(ledger_door)
         self.metrics = Metrics(
             self.counts,
             queue_items=lambda: self.log.queued,
             last_position=lambda: self.hub.position,
-            subscribers=lambda: len(self.sockets) + len(self.http.streams),
+            subscribers=lambda: self._readers,
         )
         self.log.watch_commits(self.metrics.observe_commit)
         self._networks = settings.trusted_networks
@@ -100,6 +105,11 @@ class Server:
         per_minute = self.settings.door_limits.auth_failures_per_minute_max
         auth_failures = Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms)
         return Entrance(self._authenticator, self.counts, self._clock, auth_failures)
+
+    @property
+    def _readers(self) -> int:
+        """Who is connected to stay."""
+        return len(self.sockets) + len(self.http.streams) + len(self.ledger.streams)
 
     # --- from start to stop
 
@@ -132,11 +142,9 @@ class Server:
         if self._runner is None:
             return
         self._is_ready = False
-        self._door.is_closing = True
+        self._door.is_closing = self.ledger.is_closing = True
         runner, self._runner = self._runner, None
-        logger.info(
-            "stopping", extra={"connections": len(self.sockets) + len(self.http.streams), "queued": self.log.queued}
-        )
+        logger.info("stopping", extra={"connections": self._readers, "queued": self.log.queued})
         if self._listener is not None:
             self._listener.close()
         for task in (self._renewing, self._listening):
@@ -149,6 +157,7 @@ class Server:
             logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queued})
         self.sockets.finish()
         self.http.streams.finish()
+        self.ledger.streams.finish()
         await runner.cleanup()
         await self.log.close()
         logger.info("stopped")
@@ -223,6 +232,8 @@ class Server:
         app.router.add_get("/v1/events", self._events)
         app.router.add_post("/v1/events", self._submit)
         app.router.add_get("/v1/events/stream", self._stream)
+        for path, (method, handler) in self.ledger.routes().items():
+            app.router.add_route(method, f"/v1/ledger/{path}", partial(self._handle_ledger, handler))
 
     def reload(self) -> None:
         """Takes keys, grants and certificates anew, and looks at everybody who is connected.
@@ -265,6 +276,7 @@ class Server:
         self._arrivals.sweep()
         self.sockets.renew()
         self.http.streams.renew()
+        self.ledger.streams.renew()
 
     # --- every request
 
@@ -278,7 +290,7 @@ class Server:
                 return web.Response(status=204, headers=PREFLIGHT)
             return await handler(request)
         except DoorError as error:
-            self.counts.requests["events", "http", error.code] += 1
+            self.counts.requests[_door_of(request.path), "http", error.code] += 1
             return error_response(error)
         except web.HTTPRequestEntityTooLarge:
             size = self.settings.door_limits.frame_bytes_max
@@ -321,7 +333,7 @@ class Server:
 
     def _demand_room(self) -> None:
         connections_max = self.settings.door_limits.connections_max
-        if len(self.sockets) + len(self.http.streams) >= connections_max:
+        if self._readers >= connections_max:
             message = f"connections_max is {connections_max}, and that many are there already"
             raise DoorError(codes.SERVER_BUSY, message, retry_after_ms=1000)
         if self._door.is_closing:
@@ -342,10 +354,17 @@ class Server:
         self._demand_room()
         return await self.http.stream(request, self._address(request))
 
+    async def _handle_ledger(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/stream"):
+            self._demand_room()
+        return await handler(request, self._address(request))
+
     # --- for operators
 
     async def _hello(self, _: web.Request) -> web.Response:
-        return web.json_response({"oncelog": codes.PROTOCOL_VERSION, "events": "/v1/events", "health": "/readyz"})
+        return web.json_response(
+            {"oncelog": codes.PROTOCOL_VERSION, "events": "/v1/events", "ledger": "/v1/ledger", "health": "/readyz"}
+        )
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """The process lives."""
@@ -391,6 +410,10 @@ def _http_logger() -> logging.Logger:
     if not found.filters:
         found.addFilter(_Unquoted())
     return found
+
+
+def _door_of(path: str) -> str:
+    return "ledger" if path.startswith("/v1/ledger/") else "events"
 
 
 def _place(address: tuple[str, int] | str) -> str:

@@ -5,7 +5,7 @@ say that the identity has been forgotten: by age alone, which is stricter than a
 from is kept beside it, block by block; the proof is made when it is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -17,17 +17,19 @@ from oncelog.stores.protocol import Decided
 
 
 class Attested(Struct, frozen=True):
-    """The block that a record stands in, the proof of it, and the salt of its body."""
+    """The block that a record stands in, the proof of it, the salt of its body, and who wrote it."""
 
     block: Block
     proof: Proof
     salt: bytes
+    actor: str
 
 
 class _Kept(Struct, frozen=True):
     block: Block
     tree: Tree
     salts: Sequence[bytes]
+    actors: Sequence[str]
 
 
 class AnswerCache:
@@ -68,7 +70,7 @@ class AnswerCache:
         if kept is None:
             return None
         index = receipt.position - kept.block.first_position
-        return Attested(kept.block, prove_in(kept.tree, index), kept.salts[index])
+        return Attested(kept.block, prove_in(kept.tree, index), kept.salts[index], kept.actors[index])
 
     def put(self, identity: KeyIdentity, remembered: Remembered) -> None:
         """Keeps an answer whose write is durable."""
@@ -83,9 +85,8 @@ class AnswerCache:
         if not self._entries_max or decided.erasures < self.erasures:
             return  # what was decided before an erasure may have been erased by it
         self._answers.update(decided.changes.keys)
-        salts = _by_lane(decided)
-        for block in decided.sealed.blocks:
-            self._blocks[block.lane, block.height] = _Kept(block, decided.sealed.trees[block.lane], salts[block.lane])
+        for block, salts, actors in _attestations(decided):
+            self._blocks[block.lane, block.height] = _Kept(block, decided.sealed.trees[block.lane], salts, actors)
             self._leaves += block.count
         self._shrink()
 
@@ -103,12 +104,15 @@ class AnswerCache:
             self._leaves -= self._blocks.pop(next(iter(self._blocks))).block.count
 
 
-def _by_lane(decided: Decided) -> Mapping[int, Sequence[bytes]]:
-    """The salts of each lane's records, in order."""
-    blocks = decided.sealed.blocks
+def _attestations(decided: Decided) -> Iterator[tuple[Block, Sequence[bytes], Sequence[str]]]:
+    """Of each block the salts and actors of its records, in order."""
+    blocks, records = decided.sealed.blocks, decided.changes.records
     if len(blocks) == 1:
-        return {blocks[0].lane: decided.salts}
+        yield blocks[0], decided.salts, [record.actor for record in records]
+        return
     salts: dict[int, list[bytes]] = {block.lane: [] for block in blocks}
-    for record, salt in zip(decided.changes.records, decided.salts, strict=True):
+    actors: dict[int, list[str]] = {block.lane: [] for block in blocks}
+    for record, salt in zip(records, decided.salts, strict=True):
         salts[record.lane].append(salt)
-    return salts
+        actors[record.lane].append(record.actor)
+    yield from ((block, salts[block.lane], actors[block.lane]) for block in blocks)

@@ -36,6 +36,7 @@ from oncelog.core.values import (
     Settings,
     Verdict,
 )
+from oncelog.engine.books import Books
 from oncelog.engine.cache import AnswerCache
 from oncelog.engine.committer import Committer, Receiver
 from oncelog.engine.cursors import Cursor, Proven, Reading, order_of
@@ -86,6 +87,7 @@ class Log:
         self._committer = Committer(store, self._cache, self._clock, self._limits, validate, self._committed)
         self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
         self._works = Works(self._submit_work, store, self._results, self._keep_result)
+        self._books = Books(store, self._cache, self._tailers, self._limits, self._demand_open)
         self._looking: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._is_open = False
@@ -154,6 +156,11 @@ class Log:
     def works(self) -> Works:
         """Work that is done once. `oncelog.once`, `Runs` and the middleware stand on it."""
         return self._works
+
+    @property
+    def books(self) -> Books:
+        """What the records have left: clients, entities, relationships, blocks."""
+        return self._books
 
     # --- writing
 

@@ -137,6 +137,9 @@ class Listener(Protocol):
     def fail(self, error: Exception) -> None:
         """Nothing more arrives, and that is why."""
 
+    def close(self) -> None:
+        """Nothing more arrives: the log is being closed."""
+
 
 class Tailer:
     """The one reader of a lane. Runs while there are subscriptions."""
@@ -244,7 +247,9 @@ class Tailer:
         """Ends all subscriptions."""
         for subscription in list(self._subscriptions):
             subscription.close()
-        self._listeners.clear()
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
         if self._running is not None:
             await asyncio.wait([self._running])
 

@@ -169,6 +169,9 @@ class Hub:
         self._flights.clear()
         self._on_fail(error)
 
+    def close(self) -> None:
+        """As `Listener` says: those who are connected have been told by the server."""
+
     def _broadcast(self, record: Record, origins: list[tuple[bytes, Flight]] | None) -> None:
         readers = self._concerned(record)
         in_project = self._live_in_project

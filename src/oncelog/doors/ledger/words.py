@@ -1,0 +1,271 @@
+"""The words of the ledger door over HTTP: what is read from JSON, and what its answers are in JSON.
+
+Hashes, salts and idempotency keys are hexadecimal, values of entities base64, numbers are numbers up to 2^53−1.
+"""
+
+from base64 import b64encode
+from typing import Any, Final, TypeVar
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from oncelog.codes import BAD_REQUEST
+from oncelog.core.canonical import INTEGER_MAX, canonical_text
+from oncelog.core.operations import Entity
+from oncelog.core.proof import Block
+from oncelog.core.transactions import OperationJson, operation_json, operations_of_json
+from oncelog.doors.faults import DoorError
+from oncelog.doors.ledger.door import bad_value
+from oncelog.doors.ledger.values import (
+    ClientState,
+    Entities,
+    Relationships,
+    ScopeBlock,
+    Transaction,
+    Write,
+    WriteAnswer,
+    WriteError,
+    WriteSuccess,
+)
+from oncelog.errors import CanonicalError
+
+_UUID_CHARACTERS: Final = 36
+_UUID_HYPHENS: Final = slice(8, 24, 5)
+
+# --- what comes in -----------------------------------------------------------------------------------
+
+
+class _WriteJson(Struct, frozen=True, gc=False):
+    organization: str
+    sequence: int
+    operations: list[OperationJson]
+    vault: str = ""
+    client_id: str = ""
+    idempotency_key: str = ""
+
+
+class _BatchedJson(Struct, frozen=True, gc=False):
+    operations: list[OperationJson]
+    organization: str = ""
+    vault: str = ""
+
+
+class _BatchJson(Struct, frozen=True, gc=False):
+    organization: str
+    sequence: int
+    writes: list[_BatchedJson]
+    vault: str = ""
+    client_id: str = ""
+    idempotency_key: str = ""
+
+
+T = TypeVar("T")
+_WRITE: Final = msgspec.json.Decoder(_WriteJson)
+_BATCH: Final = msgspec.json.Decoder(_BatchJson)
+
+
+def read_write(body: bytes) -> Write:
+    """The body of a write. Raises DoorError."""
+    given = _read(body, _WRITE)
+    return _write(given, tuple(given.operations), "operations")
+
+
+def read_batch(body: bytes) -> Write:
+    """The body of a batch: one write of all its operations. Raises DoorError."""
+    given = _read(body, _BATCH)
+    scopes = [(one.organization, one.vault) for one in given.writes]
+    demand_one_scope((given.organization, given.vault), scopes)
+    demand_operations([len(one.operations) for one in given.writes])
+    return _write(given, tuple(one for write in given.writes for one in write.operations), "operations")
+
+
+def demand_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> None:
+    """Raises DoorError for a write of a batch that names another scope than the batch (LG-17)."""
+    for index, other in enumerate(others):
+        if other not in (("", ""), scope):
+            message = f"writes[{index}]: must be of the batch's scope, or name none"
+            raise DoorError(BAD_REQUEST, message, field=f"writes[{index}]")
+
+
+def demand_operations(counts: list[int]) -> None:
+    """Raises DoorError for a batch, or a write of one, without operations."""
+    if not counts:
+        raise DoorError(BAD_REQUEST, "writes: must hold at least one", field="writes")
+    for index, count in enumerate(counts):
+        if not count:
+            field = f"writes[{index}].operations"
+            raise DoorError(BAD_REQUEST, f"{field}: must hold at least one", field=field)
+
+
+def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    # In canonical form first: then nothing is rounded, no key is there twice, and 1.0 is 1 (CO-1 to CO-3).
+    try:
+        return decoder.decode(canonical_text(body))
+    except CanonicalError as error:
+        raise bad_value(error) from error
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `")
+        field = path.rstrip("`").removeprefix("$").removeprefix(".") or "body"
+        raise DoorError(BAD_REQUEST, f"{field}: {reason}", field=field) from error
+
+
+def _write(given: _WriteJson | _BatchJson, operations: tuple[OperationJson, ...], path: str) -> Write:
+    if given.sequence > INTEGER_MAX:
+        raise DoorError(BAD_REQUEST, f"sequence: must be at most {INTEGER_MAX} in JSON", field="sequence")
+    try:
+        return Write(
+            given.organization,
+            given.vault,
+            given.client_id,
+            given.sequence,
+            _key(given.idempotency_key),
+            operations_of_json(operations, path),
+        )
+    except CanonicalError as error:
+        raise bad_value(error) from error
+
+
+def _key(text: str) -> bytes:
+    """Of a UUID, or of plain hexadecimal digits."""
+    digits = text
+    if len(text) == _UUID_CHARACTERS and text[_UUID_HYPHENS] == "----":
+        digits = text.replace("-", "")
+    try:
+        key = bytes.fromhex(digits)
+    except ValueError:
+        key = b""
+    if len(key) * 2 != len(digits):
+        raise CanonicalError("idempotency_key", "must be a UUID, or its 32 hexadecimal digits")
+    return key
+
+
+# --- what goes out -----------------------------------------------------------------------------------
+
+
+def answer_json(answer: WriteAnswer) -> bytes:
+    """What became of a write."""
+    if isinstance(answer, WriteSuccess):
+        return orjson.dumps(_success(answer))
+    return orjson.dumps({"error": _error(answer)})
+
+
+def _success(success: WriteSuccess) -> dict[str, Any]:
+    proof = success.proof
+    return {
+        "committed_tx_id": success.tx_id,
+        "assigned_sequence": success.assigned_sequence,
+        "version": success.version,
+        "timestamp_ms": success.timestamp_ms,
+        "actor": success.actor,
+        "block_height": success.block.height,
+        "block_header": header(success.block),
+        "transaction_proof": {
+            "index": proof.index,
+            "count": proof.count,
+            "path": [one.hex() for one in proof.path],
+            "salt": success.salt.hex(),
+        },
+    }
+
+
+def _error(error: WriteError) -> dict[str, Any]:
+    members: dict[str, Any] = {"code": error.code.name, "number": error.code.value, "message": error.message}
+    if error.key:
+        members["key"] = error.key
+    if error.operation_index is not None:
+        members["operation_index"] = error.operation_index
+    if error.current_version is not None:
+        members["current_version"] = error.current_version
+    if error.current_value is not None:
+        members["current_value"] = b64encode(error.current_value).decode()
+    if error.tx_id is not None:
+        members["committed_tx_id"] = error.tx_id
+    if error.block_height is not None:
+        members["block_height"] = error.block_height
+    if error.assigned_sequence is not None:
+        members["assigned_sequence"] = error.assigned_sequence
+    if error.erased:
+        members["erased"] = True
+    if error.last_committed_sequence is not None:
+        members["last_committed_sequence"] = error.last_committed_sequence
+    return members
+
+
+def header(block: Block) -> dict[str, Any]:
+    """A block's header."""
+    return {
+        "lane": block.lane,
+        "height": block.height,
+        "first_position": block.first_position,
+        "count": block.count,
+        "timestamp_ms": block.log_time_ms,
+        "previous_hash": block.previous.hex(),
+        "merkle_root": block.root.hex(),
+        "hash": block.hash.hex(),
+    }
+
+
+def client_state_json(state: ClientState) -> bytes:
+    """Where a client stands."""
+    return orjson.dumps(
+        {
+            "last_committed_sequence": state.last_committed_sequence,
+            "last_seen_ms": state.last_seen_ms,
+            "last_idempotency_key": state.last_key.hex(),
+            "last_request_hash": state.last_request_hash.hex(),
+        }
+    )
+
+
+def entity_json(found: tuple[str, Entity] | None) -> bytes:
+    """An entity, or null."""
+    return orjson.dumps({"entity": None if found is None else _entity(*found)})
+
+
+def _entity(key: str, entity: Entity) -> dict[str, Any]:
+    members = {"key": key, "value": b64encode(entity.value).decode(), "version": entity.version}
+    return members if entity.expires_at_ms is None else {**members, "expires_at_ms": entity.expires_at_ms}
+
+
+def entities_json(page: Entities) -> bytes:
+    """A page of entities."""
+    entities = [_entity(key, entity) for key, entity in page.entities]
+    return orjson.dumps({"entities": entities, "next_page_token": page.next_page_token})
+
+
+def relationships_json(page: Relationships) -> bytes:
+    """A page of relationships."""
+    names = ("resource", "relation", "subject", "version")
+    relationships = [dict(zip(names, one, strict=True)) for one in page.relationships]
+    return orjson.dumps({"relationships": relationships, "next_page_token": page.next_page_token})
+
+
+def relationship_json(version: int) -> bytes:
+    """Whether a relationship is there."""
+    return orjson.dumps({"exists": version > 0, "version": version})
+
+
+def transaction_json(transaction: Transaction) -> bytes:
+    """A transaction as it was committed."""
+    record = transaction.record
+    return orjson.dumps(
+        {
+            "tx_id": transaction.tx_id,
+            "client_id": record.client,
+            "sequence": record.client_sequence,
+            "idempotency_key": record.key.hex(),
+            "operations": [operation_json(one) for one in transaction.operations],
+            "timestamp_ms": record.log_time_ms,
+            "actor": record.actor,
+            "block_height": record.height,
+            "version": record.sequence,
+            "request_hash": record.fingerprint.hex(),
+            "erased": record.erased,
+        }
+    )
+
+
+def block_json(block: ScopeBlock) -> bytes:
+    """A block with the scope's own transactions."""
+    return orjson.dumps({"header": header(block.block), "tx_ids": block.tx_ids})

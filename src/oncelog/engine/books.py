@@ -1,0 +1,140 @@
+"""Reading what the records of a scope have left: clients, entities, relationships, and the blocks of its lane."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final
+
+from oncelog.core.footprint import Footprint
+from oncelog.core.identity import lane_of
+from oncelog.core.operations import Entity
+from oncelog.core.policy import LEDGER, Policy
+from oncelog.core.values import ClientEntry, Receipt, Record
+from oncelog.engine.cache import AnswerCache, Attested
+from oncelog.engine.limits import Limits
+from oncelog.engine.tailer import Tailers
+from oncelog.errors import ClosedError
+from oncelog.stores.protocol import EntityPage, Query, RelationshipPage, RelationshipQuery, ScopedBlock, Store
+
+BLOCKS: Final = 100
+"""Read at a time, for whoever follows them."""
+
+
+class Books:
+    """What `Log.books` gives. Every read sees what has been committed, by this process or another."""
+
+    def __init__(
+        self, store: Store, cache: AnswerCache, tailers: Tailers, limits: Limits, demand_open: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._cache = cache
+        self._tailers = tailers
+        self._limits = limits
+        self._demand_open = demand_open
+
+    def lane(self, scope: str) -> int:
+        """The lane of a scope's records and blocks."""
+        return lane_of(scope, self._store.settings.lanes)
+
+    async def client(self, scope: str, client: str, policy: Policy = LEDGER) -> ClientEntry | None:
+        """Where a client stands in a scope; None for one never seen, or evicted."""
+        self._demand_open()
+        lane, identity = self.lane(scope), (policy.name, scope, client)
+        found = await self._store.side_state(Footprint(lanes={lane}, clients={identity}))
+        entry, head = found.snapshot.clients.get(identity), found.snapshot.heads[lane]
+        if entry is None:
+            return None
+        is_known = policy.retention.remembers(entry.last_seen_ms, found.time_of(lane), head.eviction_time_ms)
+        return entry if is_known else None
+
+    async def entity(self, scope: str, key: str) -> Entity | None:
+        """An entity as it stands; None where there is none, or it has expired."""
+        self._demand_open()
+        lane = self.lane(scope)
+        found = await self._store.side_state(Footprint(lanes={lane}, entities={(scope, key)}))
+        entity = found.snapshot.entities.get((scope, key))
+        return entity if entity is not None and entity.is_live(found.time_of(lane)) else None
+
+    async def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
+        """Entities by key: those that begin with the prefix and come after a key."""
+        self._demand_open()
+        return await self._store.entities(scope, prefix, after, self._page(limit), self._limits.page_bytes_max)
+
+    async def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
+        """The version that made a relationship; None where there is none."""
+        self._demand_open()
+        identity = (scope, resource, relation, subject)
+        needs = Footprint(lanes={self.lane(scope)}, relationships={identity})
+        return (await self._store.side_state(needs)).snapshot.relationships.get(identity)
+
+    async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """Relationships by resource, relation and subject."""
+        self._demand_open()
+        if query.relation and not (query.resource or query.subject):
+            raise ValueError("a relation alone finds nothing: name its resource or its subject")
+        return await self._store.relationships(query)
+
+    async def record(self, lane: int, position: int) -> Record | None:
+        """The record at a place; None where there is none."""
+        self._demand_open()
+        heads = await self._store.heads()
+        if lane not in heads or not 1 <= position <= heads[lane].position:
+            return None
+        page = await self._store.read(Query(lane=lane, after=position - 1, upto=position, limit=1))
+        return page.records[0]
+
+    def attested(self, receipt: Receipt) -> Attested | None:
+        """What proves a record, if its block is still in this process's memory."""
+        return self._cache.attested(receipt)
+
+    # --- blocks
+
+    async def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS) -> list[ScopedBlock]:
+        """Blocks of the scope's lane above a height, in order, each with the positions of the scope's records in it."""
+        self._demand_open()
+        return await self._store.blocks(self.lane(scope), after, limit, scope)
+
+    async def follow_blocks(self, scope: str, after: int = 0) -> AsyncGenerator[Sequence[ScopedBlock], None]:
+        """All of them, then those to come, each once and in order. Close it (`aclosing`)."""
+        self._demand_open()
+        lane = self.lane(scope)
+        news = _News()
+        await self._tailers.listen(lane, news)
+        try:
+            while True:
+                news.clear()
+                while blocks := await self.blocks(scope, after):
+                    after = blocks[-1].block.height
+                    yield blocks
+                await news.wait()
+        finally:
+            self._tailers.unlisten(lane, news)
+
+    def _page(self, limit: int) -> int:
+        return max(1, min(limit, self._limits.page_records_max))
+
+
+class _News:
+    """A listener who only wants to know that there is something."""
+
+    def __init__(self) -> None:
+        self._arrived = asyncio.Event()
+        self._error: Exception | None = None
+
+    def deliver(self, records: Sequence[Record]) -> None:  # noqa: ARG002 - they are read as blocks
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._arrived.set()
+
+    def close(self) -> None:
+        self.fail(ClosedError("the log is closed"))
+
+    def clear(self) -> None:
+        self._arrived.clear()
+
+    async def wait(self) -> None:
+        """Raises what keeps more from coming."""
+        await self._arrived.wait()
+        if self._error is not None:
+            raise self._error
