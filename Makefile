@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo test lint format bench peers soak pins conformance clean help new-venv node-and-browser
+.PHONY: run tour todo test lint format bench peers soak pins stubs conformance clean help new-venv node-and-browser
 
 PYTHON ?= python3
 VENV := .venv
@@ -68,6 +68,10 @@ pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
 	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
 	    --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done
+
+stubs: $(VENV)/.dev ## Compile the ledger's .proto anew, into the Python files beside it
+	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
+	  --plugin=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:src oncelog/ledger/v1/ledger.proto
 
 clean: ## Remove the environment and all caches
 	@rm -rf $(VENV) $(PEERS) $(NODE) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -8,6 +8,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -24,6 +25,7 @@ from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
+from oncelog.doors.ledger.rpc import LedgerRpc
 from oncelog.doors.metrics import Counts, Metrics
 from oncelog.doors.openapi import description
 from oncelog.doors.origins import (
@@ -81,6 +83,7 @@ class Server:
         self.http = EventsHttp(self._door)
         ledger_door = LedgerDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts)
         self.ledger = LedgerHttp(ledger_door)
+        self.rpc = self._new_rpc(ledger_door) if settings.grpc else None
         self.metrics = Metrics(
             self.counts,
             queue_items=lambda: self.log.queued,
@@ -101,6 +104,22 @@ class Server:
         self.urls: list[str] = []
         """Where it listens."""
 
+    def _new_rpc(self, door: LedgerDoor) -> LedgerRpc:
+        return LedgerRpc(
+            door,
+            host=self.settings.host,
+            port=self.settings.ledger_port,
+            with_reflection=self.settings.openapi,
+            certificate=self._certificate,
+            address_of=lambda remote, forwarded: client_network(client_address(remote, forwarded, self._networks)),
+        )
+
+    def _certificate(self) -> tuple[bytes, bytes] | None:
+        tls = self.settings.tls
+        if tls.certificate is None or tls.private_key is None:
+            return None
+        return Path(tls.private_key).read_bytes(), Path(tls.certificate).read_bytes()
+
     def _new_entrance(self) -> Entrance:
         per_minute = self.settings.door_limits.auth_failures_per_minute_max
         auth_failures = Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms)
@@ -109,7 +128,7 @@ class Server:
     @property
     def _readers(self) -> int:
         """Who is connected to stay."""
-        return len(self.sockets) + len(self.http.streams) + len(self.ledger.streams)
+        return len(self.sockets) + len(self.http.streams) + len(self.ledger.streams) + len(self.rpc or ())
 
     # --- from start to stop
 
@@ -128,7 +147,10 @@ class Server:
         try:
             self.hub.start(await self.log.listen(self.hub))
             await self._listen()
+            if self.rpc is not None:
+                await self.rpc.start()
         except BaseException:
+            await self._close_listener()
             await self.log.close()
             raise
         self._renewing = asyncio.get_running_loop().create_task(self._renew_all())
@@ -147,6 +169,7 @@ class Server:
         logger.info("stopping", extra={"connections": self._readers, "queued": self.log.queued})
         if self._listener is not None:
             self._listener.close()
+        calls = None if self.rpc is None else asyncio.ensure_future(self.rpc.stop(self.settings.shutdown_ms / 1000))
         for task in (self._renewing, self._listening):
             if task is not None:
                 task.cancel()
@@ -159,8 +182,18 @@ class Server:
         self.http.streams.finish()
         self.ledger.streams.finish()
         await runner.cleanup()
+        if calls is not None:
+            await calls
         await self.log.close()
         logger.info("stopped")
+
+    async def _close_listener(self) -> None:
+        """Of a server that could not be started as a whole."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
 
     async def _answered(self) -> None:
         """Returns when nothing is in flight and what was answered is on its way, but for those who do not read."""
@@ -277,6 +310,8 @@ class Server:
         self.sockets.renew()
         self.http.streams.renew()
         self.ledger.streams.renew()
+        if self.rpc is not None:
+            self.rpc.renew()
 
     # --- every request
 

@@ -28,6 +28,7 @@ from oncelog.doors.validating import VALIDATORS_GROUP
 from oncelog.engine.limits import Limits
 from oncelog.errors import SettingsError
 
+GRPC_PORT_ABOVE: Final = 100
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
 _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
 
@@ -41,6 +42,10 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """The address or name to listen on. `0.0.0.0` and `::` are all addresses of the machine."""
     port: int = 7171
     """The port to listen on. 0 is any free one."""
+    grpc: bool = True
+    """Whether the ledger is served over gRPC too, on a port of its own."""
+    grpc_port: int | None = None
+    """That port. 0 is any free one; without it the port that is 100 above `port`, or any free one where that is 0."""
     development: bool = False
     """Lets everybody do everything, without a credential. Only where `host` is a loopback address."""
     validate: str | None = None
@@ -60,6 +65,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         _demand(bool(self.store), "store must name a file or a database")
         _demand(_HOST.fullmatch(self.host) is not None, "host must be an IP address or the name of a host")
         _demand(0 <= self.port <= 65_535, f"port must be a whole number from 0 to 65535, not {self.port}")
+        is_port = self.grpc_port is None or 0 <= self.grpc_port <= 65_535
+        _demand(is_port, f"grpc_port must be a whole number from 0 to 65535, not {self.grpc_port}")
         is_validate = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
         _demand(
             is_validate,
@@ -69,6 +76,13 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         _demand_each_network(self.trusted_proxies)
         is_time = 0 <= self.shutdown_ms <= SETTING_NUMBER_MAX
         _demand(is_time, f"shutdown_ms must be a whole number from 0 on, not {self.shutdown_ms}")
+
+    @property
+    def ledger_port(self) -> int:
+        """Where the ledger is to be served over gRPC."""
+        if self.grpc_port is not None:
+            return self.grpc_port
+        return self.port + GRPC_PORT_ABOVE if 0 < self.port <= 65_535 - GRPC_PORT_ABOVE else 0
 
     @property
     def allowed_origins(self) -> frozenset[str]:

@@ -1,0 +1,261 @@
+"""The messages of the ledger's gRPC service: what is read from them, and what the door's answers are in them."""
+
+from collections.abc import Sequence
+
+from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.proof import Block
+from oncelog.core.transactions import ONE_CONDITION, ONE_OPERATION, ONLY_TRUE
+from oncelog.doors.ledger.door import bad_value
+from oncelog.doors.ledger.values import (
+    ClientState,
+    Entities,
+    Relationships,
+    ScopeBlock,
+    Transaction,
+    Write,
+    WriteAnswer,
+    WriteError,
+    WriteSuccess,
+)
+from oncelog.doors.ledger.words import demand_one_scope, demand_operations
+from oncelog.engine.cursors import Proven
+from oncelog.errors import CanonicalError
+from oncelog.ledger.v1 import ledger_pb2 as pb
+
+# --- what comes in -----------------------------------------------------------------------------------
+
+
+def read_write(message: pb.WriteRequest) -> Write:
+    """A write. Raises DoorError."""
+    return _write(message, message.operations)
+
+
+def read_batch(message: pb.BatchWriteRequest) -> Write:
+    """A batch: one write of all its operations. Raises DoorError."""
+    scopes = [(one.organization, one.vault) for one in message.writes]
+    demand_one_scope((message.organization, message.vault), scopes)
+    demand_operations([len(one.operations) for one in message.writes])
+    return _write(message, [one for write in message.writes for one in write.operations])
+
+
+def _write(message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence[pb.Operation]) -> Write:
+    try:
+        return Write(
+            message.organization,
+            message.vault,
+            message.client_id,
+            message.sequence,
+            message.idempotency_key,
+            tuple([_operation(one, index) for index, one in enumerate(operations)]),
+        )
+    except CanonicalError as error:
+        raise bad_value(error) from error
+
+
+def _operation(message: pb.Operation, index: int) -> Operation:
+    match message.WhichOneof("operation"):
+        case "set_entity":
+            setting = message.set_entity
+            condition = None
+            if setting.HasField("condition"):
+                condition = _condition(setting.condition, f"operations[{index}].set_entity.condition")
+            expires_at_ms = setting.expires_at_ms if setting.HasField("expires_at_ms") else None
+            return SetEntity(setting.key, setting.value, expires_at_ms, condition)
+        case "delete_entity":
+            return DeleteEntity(message.delete_entity.key)
+        case "create_relationship":
+            related = message.create_relationship
+            return Relate(related.resource, related.relation, related.subject)
+        case "delete_relationship":
+            related = message.delete_relationship
+            return Unrelate(related.resource, related.relation, related.subject)
+    raise CanonicalError(f"operations[{index}]", ONE_OPERATION)
+
+
+def _condition(message: pb.Condition, path: str) -> Condition:
+    match message.WhichOneof("condition"):
+        case "must_not_exist" as name:
+            if not message.must_not_exist:
+                raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
+            return Condition(Must.NOT_EXIST)
+        case "must_exist" as name:
+            if not message.must_exist:
+                raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
+            return Condition(Must.EXIST)
+        case "version_is":
+            return Condition(Must.HAVE_VERSION, version=message.version_is)
+        case "value_equals":
+            return Condition(Must.HAVE_VALUE, value=message.value_equals)
+    raise CanonicalError(path, ONE_CONDITION)
+
+
+# --- what goes out -----------------------------------------------------------------------------------
+
+
+def answer(given: WriteAnswer) -> pb.WriteResponse:
+    """What became of a write."""
+    if isinstance(given, WriteSuccess):
+        return pb.WriteResponse(success=_success(given))
+    return pb.WriteResponse(error=_error(given))
+
+
+def _success(success: WriteSuccess) -> pb.WriteSuccess:
+    proof = success.proof
+    return pb.WriteSuccess(
+        committed_tx_id=success.tx_id,
+        block_height=success.block.height,
+        block_header=header(success.block),
+        transaction_proof=pb.TransactionProof(index=proof.index, count=proof.count, path=proof.path, salt=success.salt),
+        assigned_sequence=success.assigned_sequence,
+        version=success.version,
+        timestamp_ms=success.timestamp_ms,
+        actor=success.actor,
+    )
+
+
+def _error(error: WriteError) -> pb.WriteError:
+    return pb.WriteError(
+        code=f"WRITE_ERROR_CODE_{error.code.name}",
+        message=error.message,
+        key=error.key,
+        current_version=error.current_version,
+        current_value=error.current_value,
+        operation_index=error.operation_index,
+        committed_tx_id=error.tx_id,
+        block_height=error.block_height,
+        assigned_sequence=error.assigned_sequence,
+        erased=error.erased,
+        last_committed_sequence=error.last_committed_sequence,
+    )
+
+
+def header(block: Block) -> pb.BlockHeader:
+    """A block's header."""
+    return pb.BlockHeader(
+        lane=block.lane,
+        height=block.height,
+        first_position=block.first_position,
+        count=block.count,
+        timestamp_ms=block.log_time_ms,
+        previous_hash=block.previous,
+        merkle_root=block.root,
+        hash=block.hash,
+    )
+
+
+def client_state(state: ClientState) -> pb.GetClientStateResponse:
+    """Where a client stands."""
+    return pb.GetClientStateResponse(
+        last_committed_sequence=state.last_committed_sequence,
+        last_seen_ms=state.last_seen_ms,
+        last_idempotency_key=state.last_key,
+        last_request_hash=state.last_request_hash,
+    )
+
+
+def entity(found: tuple[str, Entity] | None) -> pb.GetEntityResponse:
+    """An entity, or none."""
+    return pb.GetEntityResponse(entity=None if found is None else _entity(*found))
+
+
+def _entity(key: str, found: Entity) -> pb.Entity:
+    return pb.Entity(key=key, value=found.value, version=found.version, expires_at_ms=found.expires_at_ms)
+
+
+def entities(page: Entities) -> pb.ListEntitiesResponse:
+    """A page of entities."""
+    found = [_entity(key, one) for key, one in page.entities]
+    return pb.ListEntitiesResponse(entities=found, next_page_token=page.next_page_token)
+
+
+def relationships(page: Relationships) -> pb.ListRelationshipsResponse:
+    """A page of relationships."""
+    found = [
+        pb.StoredRelationship(resource=resource, relation=relation, subject=subject, version=version)
+        for resource, relation, subject, version in page.relationships
+    ]
+    return pb.ListRelationshipsResponse(relationships=found, next_page_token=page.next_page_token)
+
+
+def transaction(found: Transaction) -> pb.Transaction:
+    """A transaction as it was committed."""
+    record = found.record
+    return pb.Transaction(
+        tx_id=found.tx_id,
+        client_id=record.client,
+        sequence=record.client_sequence,
+        idempotency_key=record.key,
+        operations=[operation(one) for one in found.operations],
+        timestamp_ms=record.log_time_ms,
+        actor=record.actor,
+        block_height=record.height,
+        version=record.sequence,
+        request_hash=record.fingerprint,
+        erased=record.erased,
+    )
+
+
+def operation(given: Operation) -> pb.Operation:
+    """An operation."""
+    match given:
+        case SetEntity(key, value, expires_at_ms, condition):
+            setting = pb.SetEntity(key=key, value=value, expires_at_ms=expires_at_ms)
+            if condition is not None:
+                setting.condition.CopyFrom(_condition_message(condition))
+            return pb.Operation(set_entity=setting)
+        case DeleteEntity(key):
+            return pb.Operation(delete_entity=pb.DeleteEntity(key=key))
+        case Relate():
+            return pb.Operation(create_relationship=_relationship(given))
+        case Unrelate():
+            return pb.Operation(delete_relationship=_relationship(given))
+
+
+def _relationship(given: Relate | Unrelate) -> pb.Relationship:
+    return pb.Relationship(resource=given.resource, relation=given.relation, subject=given.subject)
+
+
+def _condition_message(condition: Condition) -> pb.Condition:
+    match condition.must:
+        case Must.NOT_EXIST:
+            return pb.Condition(must_not_exist=True)
+        case Must.EXIST:
+            return pb.Condition(must_exist=True)
+        case Must.HAVE_VERSION:
+            return pb.Condition(version_is=condition.version)
+        case Must.HAVE_VALUE:
+            return pb.Condition(value_equals=condition.value)
+
+
+def block(given: ScopeBlock) -> pb.Block:
+    """A block with the scope's own transactions."""
+    return pb.Block(header=header(given.block), tx_ids=given.tx_ids)
+
+
+def proof(proven: Proven) -> pb.ProofDocument:
+    """All that proves a record."""
+    record = proven.record
+    return pb.ProofDocument(
+        record=pb.RecordHeader(
+            lane=record.lane,
+            position=record.position,
+            sequence=record.sequence,
+            log_time_ms=record.log_time_ms,
+            height=record.height,
+            client_sequence=record.client_sequence,
+            policy=record.policy,
+            scope=record.scope,
+            key=record.key,
+            fingerprint=record.fingerprint,
+            actor=record.actor,
+            client=record.client,
+            partitions=record.partitions,
+        ),
+        salt=None if record.erased else proven.salt,
+        body=None if record.erased else record.body,
+        body_hash=proven.body_hash,
+        index=proven.proof.index,
+        count=proven.proof.count,
+        path=proven.proof.path,
+        block=header(proven.block),
+    )

@@ -1,0 +1,308 @@
+"""The ledger door over gRPC: the service `oncelog.ledger.v1.Ledger`, with health and reflection beside it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, NoReturn
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from oncelog import codes
+from oncelog.doors.entrance import has_ended
+from oncelog.doors.faults import DoorError, error_of, stopping
+from oncelog.doors.ledger import messages
+from oncelog.doors.ledger.door import LedgerDoor
+from oncelog.doors.principal import Principal
+from oncelog.errors import OncelogError, SettingsError
+from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.stores.protocol import RelationshipQuery
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+SERVICE: Final = "oncelog.ledger.v1.Ledger"
+STATUS: Final = {
+    codes.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    codes.AUTH_FAILED: grpc.StatusCode.UNAUTHENTICATED,
+    codes.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    codes.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    codes.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    codes.SERVER_BUSY: grpc.StatusCode.UNAVAILABLE,
+    codes.SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
+}
+"""The one table from the doors' errors to gRPC's."""
+CALLS_MAX: Final = 10_000
+"""At a time, on one connection."""
+Context = Any
+"""grpc.aio.ServicerContext: its types are only half there."""
+Certificate = Callable[[], tuple[bytes, bytes] | None]
+"""Key and chain, in PEM form, as they are now; None without TLS."""
+AddressOf = Callable[[str | None, str | None], str]
+"""What failed attempts are counted by: of the peer's address, and of what a proxy says about whom it speaks for."""
+
+
+class LedgerRpc:
+    """The service. Who comes is asked at every call."""
+
+    def __init__(
+        self,
+        door: LedgerDoor,
+        *,
+        host: str,
+        port: int,
+        with_reflection: bool,
+        certificate: Certificate,
+        address_of: AddressOf,
+    ) -> None:
+        self._door = door
+        self._host = host
+        self._wanted_port = port
+        self._with_reflection = with_reflection
+        self._certificate = certificate
+        self._address_of = address_of
+        self._server: Any = None
+        self._health: Any = None
+        self._watchers: dict[asyncio.Task[Any], tuple[Principal, str]] = {}
+        self._is_closing = False
+        self.port = 0
+        """Where it listens."""
+
+    def __len__(self) -> int:
+        """Readers who follow blocks."""
+        return len(self._watchers)
+
+    # --- from start to stop
+
+    async def start(self) -> None:
+        """Listens. Raises SettingsError."""
+        limits = self._door.limits
+        self._server = grpc.aio.server(
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, self._handlers())],
+            options=[
+                ("grpc.max_receive_message_length", limits.frame_bytes_max),
+                ("grpc.max_concurrent_streams", CALLS_MAX),
+                ("grpc.keepalive_time_ms", limits.heartbeat_ms),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+                ("grpc.so_reuseport", 0),
+            ],
+            maximum_concurrent_rpcs=limits.connections_max,
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if self._with_reflection:
+            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        await self.set_ready(is_ready=True)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        place = f"{host}:{self._wanted_port}"
+        try:
+            self.port = self._listen(place)
+            await self._server.start()
+        except RuntimeError as error:
+            raise SettingsError(f"cannot listen on {place} for gRPC: is it taken? Set grpc_port") from error
+
+    def _listen(self, place: str) -> int:
+        certificate = self._certificate()
+        if certificate is None:
+            return int(self._server.add_insecure_port(place))
+
+        def current() -> Any:
+            now = self._certificate()
+            return None if now is None else grpc.ssl_server_certificate_configuration([now])
+
+        initial = grpc.ssl_server_certificate_configuration([certificate])
+        return int(self._server.add_secure_port(place, grpc.dynamic_ssl_server_credentials(initial, current)))
+
+    async def set_ready(self, *, is_ready: bool) -> None:
+        """What those are told who ask for health."""
+        if self._health is not None:
+            status = health_pb2.HealthCheckResponse
+            now = status.SERVING if is_ready else status.NOT_SERVING
+            for name in ("", SERVICE):
+                await self._health.set(name, now)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more calls, and waits for those that are under way."""
+        self._is_closing = True
+        if self._server is None:
+            return
+        await self._health.enter_graceful_shutdown()
+        for task in list(self._watchers):
+            task.cancel()
+        await self._server.stop(grace_s)
+
+    def renew(self) -> None:
+        """Ends the streams of those whose rights have ended."""
+        for task, (principal, scope) in list(self._watchers.items()):
+            current = self._door.entrance.current(principal)
+            if current is None or not current.grants.may_read(scope):
+                task.cancel()
+
+    # --- calls
+
+    def _handlers(self) -> dict[str, Any]:
+        calls: dict[str, tuple[type[Message], Callable[[Any, Principal], Awaitable[Message]]]] = {
+            "Write": (pb.WriteRequest, self._write),
+            "BatchWrite": (pb.BatchWriteRequest, self._batch_write),
+            "GetClientState": (pb.GetClientStateRequest, self._client_state),
+            "GetEntity": (pb.GetEntityRequest, self._entity),
+            "ListEntities": (pb.ListEntitiesRequest, self._entities),
+            "ListRelationships": (pb.ListRelationshipsRequest, self._relationships),
+            "CheckRelationship": (pb.CheckRelationshipRequest, self._relationship),
+            "GetTransaction": (pb.GetTransactionRequest, self._transaction),
+            "GetBlock": (pb.GetBlockRequest, self._block),
+            "GetProof": (pb.GetProofRequest, self._proof),
+        }
+        # Without a deserializer: what cannot be read is told in the door's own words, and not as an accident of gRPC's.
+        unary: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(partial(self._call, kind, answer))
+            for name, (kind, answer) in calls.items()
+        }
+        return {**unary, "WatchBlocks": grpc.unary_stream_rpc_method_handler(self._watch)}
+
+    async def _call(
+        self,
+        kind: type[Message],
+        answer: Callable[[Any, Principal], Awaitable[Message]],
+        data: bytes,
+        context: Context,
+    ) -> bytes:
+        counts = self._door.counts
+        try:
+            principal = self._principal(context)
+            told = await answer(_read(kind, data), principal)
+        except DoorError as error:
+            await self._abort(context, error)
+        except Exception:  # asyncio.CancelledError is none: the caller has gone
+            logger.exception("a call failed")
+            await self._abort(context, DoorError(codes.SERVER_ERROR, "the server is at fault"))
+        counts.requests["ledger", "grpc", "ok"] += 1
+        return told.SerializeToString()
+
+    async def _abort(self, context: Context, error: DoorError) -> NoReturn:
+        """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
+        self._door.counts.requests["ledger", "grpc", error.code] += 1
+        told = {"oncelog-code": error.code}
+        for name in ("field", "limit", "retry_after_ms"):
+            if name in error.details:
+                told[name.replace("_", "-")] = _ascii(error.details[name])
+        await context.abort(STATUS[error.code], error.message, tuple(told.items()))
+        raise AssertionError("an aborted call goes no further")
+
+    def _principal(self, context: Context) -> Principal:
+        """Raises DoorError."""
+        credential = forwarded = None
+        for name, value in context.invocation_metadata() or ():
+            if name == "authorization":
+                kind, _, credential = value.partition(" ")
+                credential = credential.strip() if kind.lower() == "bearer" else None
+            elif name == "x-forwarded-for":
+                forwarded = value if forwarded is None else f"{forwarded},{value}"
+        return self._door.entrance.authenticate(credential, self._address_of(_address(context.peer()), forwarded))
+
+    async def _write(self, request: pb.WriteRequest, principal: Principal) -> pb.WriteResponse:
+        if self._is_closing:
+            raise stopping()
+        return messages.answer(await self._door.write(messages.read_write(request), principal))
+
+    async def _batch_write(self, request: pb.BatchWriteRequest, principal: Principal) -> pb.WriteResponse:
+        if self._is_closing:
+            raise stopping()
+        return messages.answer(await self._door.write(messages.read_batch(request), principal))
+
+    async def _client_state(self, request: pb.GetClientStateRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.client_id)
+        return messages.client_state(await self._door.client_state(*asked, principal))
+
+    async def _entity(self, request: pb.GetEntityRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.key)
+        return messages.entity(await self._door.entity(*asked, principal))
+
+    async def _entities(self, request: pb.ListEntitiesRequest, principal: Principal) -> Message:
+        page = await self._door.entities(
+            request.organization, request.vault, request.prefix, request.page_token, request.page_size, principal
+        )
+        return messages.entities(page)
+
+    async def _relationships(self, request: pb.ListRelationshipsRequest, principal: Principal) -> Message:
+        query = RelationshipQuery(
+            scope=request.organization,
+            resource=request.resource,
+            relation=request.relation,
+            subject=request.subject,
+            limit=request.page_size,
+        )
+        return messages.relationships(
+            await self._door.relationships(query, request.vault, request.page_token, principal)
+        )
+
+    async def _relationship(self, request: pb.CheckRelationshipRequest, principal: Principal) -> Message:
+        names = (request.resource, request.relation, request.subject)
+        version = await self._door.relationship(request.organization, request.vault, names, principal)
+        return pb.CheckRelationshipResponse(exists=version > 0, version=version)
+
+    async def _transaction(self, request: pb.GetTransactionRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.tx_id)
+        return messages.transaction(await self._door.transaction(*asked, principal))
+
+    async def _block(self, request: pb.GetBlockRequest, principal: Principal) -> Message:
+        return messages.block(await self._door.block(request.organization, request.vault, request.height, principal))
+
+    async def _proof(self, request: pb.GetProofRequest, principal: Principal) -> Message:
+        asked = (request.organization, request.vault, request.tx_id)
+        return messages.proof(await self._door.proof(*asked, principal))
+
+    # --- watching
+
+    async def _watch(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+        counts = self._door.counts
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs every call in one
+        try:
+            principal = self._principal(context)
+            request = _read(pb.WatchBlocksRequest, data)
+            if self._is_closing:
+                raise stopping()
+            scope = await self._door.demand_height(request.organization, request.vault, request.after_height, principal)
+            self._watchers[task] = (principal, scope.name)
+            counts.requests["ledger", "grpc", "ok"] += 1
+            async with aclosing(self._door.watch(scope, request.after_height)) as several:
+                async for blocks in several:
+                    for one in blocks:
+                        yield messages.block(one).SerializeToString()
+        except DoorError as error:
+            await self._abort(context, error)
+        except OncelogError as error:
+            await self._abort(context, error_of(error))
+        except asyncio.CancelledError:
+            # By us: the server stops, or the rights have ended. By gRPC: the reader has gone, and is told nothing.
+            task.uncancel()
+            await self._abort(context, stopping() if self._is_closing else has_ended())
+        finally:
+            self._watchers.pop(task, None)
+
+
+def _read(kind: type[Message], data: bytes) -> Any:
+    """Raises DoorError."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except (DecodeError, RecursionError, UnicodeDecodeError):
+        raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}") from None
+    return message
+
+
+def _address(peer: str) -> str | None:
+    """Of `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`, without the port; None for another kind of peer."""
+    kind, _, rest = peer.partition(":")
+    return unquote(rest.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else None
+
+
+def _ascii(value: object) -> str:
+    return str(value).encode("ascii", "backslashreplace").decode()
