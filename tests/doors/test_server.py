@@ -41,7 +41,12 @@ SHUTDOWN_S: Final = 5.0
 def test_it_says_what_it_is_and_that_it_lives(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as served:
-            assert (await served.get("/")).json == {"oncelog": "1.0", "events": "/v1/events", "health": "/readyz"}
+            assert (await served.get("/")).json == {
+                "oncelog": "1.0",
+                "events": "/v1/events",
+                "ledger": "/v1/ledger",
+                "health": "/readyz",
+            }
             assert (await served.get("/healthz")).json == {"status": "ok"}
             await served.commit(item(1), item(2))
             ready = await served.get("/readyz")

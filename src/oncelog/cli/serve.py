@@ -53,7 +53,7 @@ def serve(
         bool, typer.Option("--quiet", help="Do not say what to try, as it does in development mode.")
     ] = False,
 ) -> None:
-    """Serves a log: the events door by WebSocket, HTTP and server-sent events.
+    """Serves a log: events by WebSocket, HTTP and server-sent events, the ledger by HTTP and gRPC.
 
     Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
     line; the later wins. SIGHUP takes keys, grants and certificates anew; SIGTERM finishes what was accepted and exits.
@@ -100,7 +100,7 @@ def _run(settings: "ServerSettings", *, says_more: bool) -> int:
         async with server:
             if says_more:
                 with suppress(OSError):  # whoever reads it has gone, and the server has not
-                    typer.echo(_what_to_try(server.urls[0], shown(settings.store)))
+                    typer.echo(_what_to_try(server.urls[0], shown(settings.store), server.grpc_address))
             # What is there by now stays. A server makes and drops many objects, few of them in cycles.
             gc.freeze()
             gc.set_threshold(GARBAGE_OBJECTS)
@@ -112,11 +112,17 @@ def _run(settings: "ServerSettings", *, says_more: bool) -> int:
     return 0
 
 
-def _what_to_try(url: str, store: str) -> str:
+def _what_to_try(url: str, store: str, grpc_address: str = "") -> str:
     """Lines that can be pasted into another terminal."""
     program = _program()
     where = "" if url == DEFAULT_URL else f" --url {url}"
     event = f'{{"id":"{uuid4()}","partitions":["orders"],"event":{{"type":"order.placed","order":17}}}}'
+    set_entity = '{"set_entity":{"key":"invoice/17","value":"cGFpZA=="}}'
+    write = (
+        f'{{"organization":"acme","client_id":"try-{uuid4().hex[:8]}","sequence":1,"idempotency_key":"{uuid4()}",'
+        f'"operations":[{set_entity}]}}'
+    )
+    also = f" The same over gRPC: {grpc_address}." if grpc_address else ""
     return f"""
 Oncelog listens on {url} and keeps its log in {store}.
 Everybody on this machine may do everything (development mode). Ctrl-C stops it. In another terminal, try:
@@ -127,6 +133,10 @@ Everybody on this machine may do everything (development mode). Ctrl-C stops it.
   # Read a page; follow what comes.
   curl -s '{url}/v1/events?partition=orders'
   curl -N '{url}/v1/events/stream?partition=orders'
+
+  # A transaction of a ledger; the same line again gets the same answer.{also}
+  curl -s '{url}/v1/ledger/write' -H 'Content-Type: application/json' -d '{write}'
+  curl -s '{url}/v1/ledger/entity?organization=acme&key=invoice/17'
 
   # The same with Oncelog's own commands, and a load test of ten seconds.
   {program} tail{where} --partition orders

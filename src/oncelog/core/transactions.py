@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from oncelog.core.canonical import INTEGER_MAX, JsonValue, canonical
 from oncelog.core.identity import request_hash, scope_of
@@ -123,10 +123,10 @@ def _check_number(number: int, path: str) -> None:
 class ConditionJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A condition as a wire of JSON has it. One that is misspelt must not be none."""
 
-    must_not_exist: bool | None = None
-    must_exist: bool | None = None
-    version_is: int | None = None
-    value_equals: bytes | None = None
+    must_not_exist: bool | UnsetType = UNSET
+    must_exist: bool | UnsetType = UNSET
+    version_is: int | UnsetType = UNSET
+    value_equals: bytes | UnsetType = UNSET
 
 
 class SetEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -134,8 +134,8 @@ class SetEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
     key: str
     value: bytes = b""
-    expires_at_ms: int | None = None
-    condition: ConditionJson | None = None
+    expires_at_ms: int | UnsetType = UNSET
+    condition: ConditionJson | UnsetType = UNSET
 
 
 class DeleteEntityJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -155,10 +155,10 @@ class RelationshipJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False
 class OperationJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The same of an operation: exactly one of them."""
 
-    set_entity: SetEntityJson | None = None
-    delete_entity: DeleteEntityJson | None = None
-    create_relationship: RelationshipJson | None = None
-    delete_relationship: RelationshipJson | None = None
+    set_entity: SetEntityJson | UnsetType = UNSET
+    delete_entity: DeleteEntityJson | UnsetType = UNSET
+    create_relationship: RelationshipJson | UnsetType = UNSET
+    delete_relationship: RelationshipJson | UnsetType = UNSET
 
 
 class _BodyJson(Struct, frozen=True):
@@ -192,38 +192,39 @@ def operations_of_json(given: Sequence[OperationJson], path: str = "operations")
 
 
 def _operation(given: OperationJson, path: str, index: int) -> Operation:
-    named = [name for name in OperationJson.__struct_fields__ if getattr(given, name) is not None]
+    named = [name for name in OperationJson.__struct_fields__ if getattr(given, name) is not UNSET]
     if len(named) != 1:
         raise CanonicalError(f"{path}[{index}]", ONE_OPERATION)
     setting, deleting, related = given.set_entity, given.delete_entity, given.create_relationship
-    if setting is not None:
-        condition = None
-        if setting.condition is not None:
+    if setting is not UNSET:
+        condition = expires_at_ms = None
+        if setting.condition is not UNSET:
             condition = _condition(setting.condition, f"{path}[{index}].set_entity.condition")
-        return SetEntity(setting.key, setting.value, setting.expires_at_ms, condition)
-    if deleting is not None:
+        if setting.expires_at_ms is not UNSET:
+            expires_at_ms = setting.expires_at_ms
+        return SetEntity(setting.key, setting.value, expires_at_ms, condition)
+    if deleting is not UNSET:
         return DeleteEntity(deleting.key)
-    if related is not None:
+    if related is not UNSET:
         return Relate(related.resource, related.relation, related.subject)
     unrelated = given.delete_relationship
-    assert unrelated is not None  # noqa: S101 - it is one of the four
+    assert unrelated is not UNSET  # noqa: S101 - it is one of the four
     return Unrelate(unrelated.resource, unrelated.relation, unrelated.subject)
 
 
 def _condition(given: ConditionJson, path: str) -> Condition:
-    must_not_exist, must_exist = given.must_not_exist, given.must_exist
-    if sum(one is not None for one in (must_not_exist, must_exist, given.version_is, given.value_equals)) != 1:
+    named = [name for name in ConditionJson.__struct_fields__ if getattr(given, name) is not UNSET]
+    if len(named) != 1:
         raise CanonicalError(path, ONE_CONDITION)
-    for name, value in (("must_not_exist", must_not_exist), ("must_exist", must_exist)):
-        if value is False:
-            raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
-    if must_not_exist:
+    if given.must_not_exist is False or given.must_exist is False:
+        raise CanonicalError(f"{path}.{named[0]}", ONLY_TRUE)
+    if given.must_not_exist is True:
         return Condition(Must.NOT_EXIST)
-    if must_exist:
+    if given.must_exist is True:
         return Condition(Must.EXIST)
-    if given.version_is is not None:
+    if given.version_is is not UNSET:
         return Condition(Must.HAVE_VERSION, version=given.version_is)
-    return Condition(Must.HAVE_VALUE, value=given.value_equals or b"")
+    return Condition(Must.HAVE_VALUE, value=b"" if given.value_equals is UNSET else given.value_equals)
 
 
 def operation_json(operation: Operation) -> dict[str, JsonValue]:

@@ -130,6 +130,11 @@ class Server:
         """Who is connected to stay."""
         return len(self.sockets) + len(self.http.streams) + len(self.ledger.streams) + len(self.rpc or ())
 
+    @property
+    def grpc_address(self) -> str:
+        """Where the ledger is served over gRPC: `host:port`, or nothing."""
+        return "" if self.rpc is None else _place((self.settings.host, self.rpc.port))
+
     # --- from start to stop
 
     async def __aenter__(self) -> "Server":
@@ -155,7 +160,8 @@ class Server:
             raise
         self._renewing = asyncio.get_running_loop().create_task(self._renew_all())
         self._is_ready = True
-        logger.info("listening", extra={"urls": " ".join(self.urls), "store": shown(self.settings.store)})
+        where = {"urls": " ".join(self.urls), "store": shown(self.settings.store)}
+        logger.info("listening", extra={**where, "grpc": self.grpc_address} if self.rpc is not None else where)
         if self._authenticator.is_open:
             logger.warning("development mode: everybody on this machine may do everything, without a token")
 

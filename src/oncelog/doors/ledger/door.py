@@ -233,8 +233,9 @@ class LedgerDoor:
 
     async def entity(self, organization: str, vault: str, key: str, principal: Principal) -> tuple[str, Entity] | None:
         """An entity as it stands; None where there is none."""
-        scope = self._readable(organization, vault, principal)
+        scope = read_scope(organization, vault)
         _check_name(key, "key", ENTITY_KEY_CHARACTERS_MAX)
+        self._demand_readable(scope, principal)
         with telling():
             found = await self.log.books.entity(scope.name, key)
         return None if found is None else (key, found)
@@ -243,9 +244,10 @@ class LedgerDoor:
         self, organization: str, vault: str, prefix: str, page_token: str, page_size: int, principal: Principal
     ) -> Entities:
         """A page of entities by key."""
-        scope = self._readable(organization, vault, principal)
+        scope = read_scope(organization, vault)
         _check_text(prefix, "prefix", ENTITY_KEY_CHARACTERS_MAX)
         (after,) = _tokens(page_token, 1) if page_token else ("",)
+        self._demand_readable(scope, principal)
         with telling():
             page = await self.log.books.entities(
                 scope.name, prefix=prefix, after=after, limit=self._page_size(page_size)
@@ -256,12 +258,13 @@ class LedgerDoor:
         self, asked: RelationshipQuery, vault: str, page_token: str, principal: Principal
     ) -> Relationships:
         """A page of relationships. The query's scope is the organization, its limit the page's size as it was asked."""
-        scope = self._readable(asked.scope, vault, principal)
+        scope = read_scope(asked.scope, vault)
         for name in ("resource", "relation", "subject"):
             _check_text(getattr(asked, name), name, ENTITY_KEY_CHARACTERS_MAX)
         if asked.relation and not (asked.resource or asked.subject):
             raise _bad("relation", "needs a resource or a subject beside it")
         first, second, third = _tokens(page_token, 3) if page_token else ("", "", "")
+        self._demand_readable(scope, principal)
         query = msgspec.structs.replace(
             asked, scope=scope.name, after=(first, second, third), limit=self._page_size(asked.limit)
         )
@@ -273,9 +276,10 @@ class LedgerDoor:
         self, organization: str, vault: str, names: tuple[str, str, str], principal: Principal
     ) -> int:
         """The version that made a relationship; 0 where there is none."""
-        scope = self._readable(organization, vault, principal)
+        scope = read_scope(organization, vault)
         for field, name in zip(("resource", "relation", "subject"), names, strict=True):
             _check_name(name, field, ENTITY_KEY_CHARACTERS_MAX)
+        self._demand_readable(scope, principal)
         with telling():
             return await self.log.books.relationship(scope.name, *names) or 0
 
@@ -283,19 +287,20 @@ class LedgerDoor:
 
     async def transaction(self, organization: str, vault: str, tx_id: str, principal: Principal) -> Transaction:
         """A transaction of the scope. Raises DoorError where there is none."""
-        record = await self._record(self._readable(organization, vault, principal), tx_id)
+        record = await self._record(read_scope(organization, vault), tx_id, principal)
         return Transaction(tx_id, record, operations_of(record))
 
     async def proof(self, organization: str, vault: str, tx_id: str, principal: Principal) -> Proven:
         """All that proves a transaction of the scope."""
-        record = await self._record(self._readable(organization, vault, principal), tx_id)
+        record = await self._record(read_scope(organization, vault), tx_id, principal)
         with telling():
             return await self.log.prove(record.receipt)
 
-    async def _record(self, scope: Scope, tx_id: str) -> Record:
+    async def _record(self, scope: Scope, tx_id: str, principal: Principal) -> Record:
         place = place_of(tx_id)
         if place is None:
             raise _bad("tx_id", "must have 16 hexadecimal digits, in lower case")
+        self._demand_readable(scope, principal)
         with telling():
             record = await self.log.books.record(*place) if place[0] == self.log.books.lane(scope.name) else None
         if record is None or record.scope != scope.name or record.policy != LEDGER.name:
@@ -304,9 +309,10 @@ class LedgerDoor:
 
     async def block(self, organization: str, vault: str, height: int, principal: Principal) -> ScopeBlock:
         """A block of the scope's lane. Raises DoorError where there is none."""
-        scope = self._readable(organization, vault, principal)
+        scope = read_scope(organization, vault)
         if height < 1:
             raise _bad("height", f"must be from 1 on, not {height}")
+        self._demand_readable(scope, principal)
         with telling():
             found = await self.log.books.blocks(scope.name, min(height, 2**62) - 1, 1)
         if not found or found[0].block.height != height:
@@ -315,7 +321,8 @@ class LedgerDoor:
 
     async def demand_height(self, organization: str, vault: str, after: int, principal: Principal) -> Scope:
         """The scope whose blocks may be watched from there. Raises DoorError for a height that the lane has not."""
-        scope = self._readable(organization, vault, principal)
+        scope = read_scope(organization, vault)
+        self._demand_readable(scope, principal)
         with telling():
             heads = await self.log.heads()
         lane = self.log.books.lane(scope.name)
@@ -332,11 +339,9 @@ class LedgerDoor:
 
     # --- rights
 
-    def _readable(self, organization: str, vault: str, principal: Principal) -> Scope:
-        scope = read_scope(organization, vault)
+    def _demand_readable(self, scope: Scope, principal: Principal) -> None:
         if not principal.grants.may_read(scope.name):
             raise _forbidden("not be read")
-        return scope
 
     def _demand_writable(self, scope: Scope, principal: Principal) -> None:
         if not principal.grants.may_write(scope.name):

@@ -1,0 +1,96 @@
+"""What descriptions of the HTTP interface are put together from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from oncelog.core.canonical import INTEGER_MAX
+
+Schema = dict[str, Any]
+
+JSON: Final = "application/json"
+NO_NUL: Final = "^[^\\u0000]*$"
+_ERRORS: Final[Mapping[int, str]] = {
+    400: "The request is none: its message says what is wrong, and `details.field` where. Nothing was written.",
+    401: "No credential, or none that is good, or one of another client. All get the same text.",
+    403: "What may not be read, or not be written, or a page of an origin that may not connect.",
+    404: "There is no such thing, or it is another scope's.",
+    409: "The history is another one than the reader's: its `epoch` is not ours, or its cursor is ahead of the log.",
+    408: "The body took too long to come.",
+    413: "The body is larger than the server takes.",
+    415: "The body is not said to be JSON, or is encoded in a way that is not known.",
+    429: "Too many failed attempts to authenticate, or too many new events. Try again after `Retry-After`.",
+    500: "The server is at fault. Whether something was written is not known: send it again, under the same ids.",
+    503: "The server is busy, or is being stopped. Nothing of the request has been decided: send all of it again.",
+}
+RETRIED: Final = frozenset({429, 500, 503})
+EVERYWHERE: Final = (403, 500)
+
+
+TEXT: Final[Schema] = {"type": "string"}
+
+
+def operation(
+    name: str, summary: str, about: str, told: Schema, errors: Sequence[int], *, tag: str = "events"
+) -> Schema:
+    """An operation that asks for a credential."""
+    return {
+        "operationId": name,
+        "tags": [tag],
+        "summary": summary,
+        "description": about,
+        "security": [{"bearer": []}],
+        "responses": {"200": told, **{str(status): error(status) for status in sorted({*errors, *EVERYWHERE})}},
+    }
+
+
+def parameter(name: str, schema: Schema) -> Schema:
+    """A parameter of a query."""
+    about = schema.pop("description")
+    return {"name": name, "in": "query", "description": about, "schema": schema}
+
+
+def ref(name: str) -> Schema:
+    """A schema by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def json_answer(about: str, schema: Schema) -> Schema:
+    """An answer in JSON."""
+    return {"description": about, "content": {JSON: {"schema": schema}}}
+
+
+def answer(name: str, about: str) -> Schema:
+    """An answer in JSON, of a schema that has a name."""
+    return json_answer(about, ref(name))
+
+
+def error(status: int) -> Schema:
+    """What is told in place of an answer."""
+    response = answer("Error", _ERRORS[status])
+    if status in RETRIED:
+        seconds = {"type": "integer", "minimum": 0}
+        response["headers"] = {"Retry-After": {"description": "Seconds, where they are known.", "schema": seconds}}
+    if status == 401:
+        response["headers"] = {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}}
+    return response
+
+
+def object_of(**properties: Any) -> Schema:
+    """An object that has all of them."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def whole(about: str = "") -> Schema:
+    """A whole number from 0 on."""
+    schema: Schema = {"type": "integer", "minimum": 0, "maximum": INTEGER_MAX}
+    return {**schema, "description": about} if about else schema
+
+
+def number() -> Schema:
+    """A whole number from 1 on."""
+    return {"type": "integer", "minimum": 1, "maximum": INTEGER_MAX}
+
+
+def time() -> Schema:
+    """A time of the log."""
+    return {**number(), "description": "Milliseconds since 1970."}
