@@ -165,34 +165,40 @@ def _decimal(value: JsonValue, path: str) -> bytes:
 # --- the ledger --------------------------------------------------------------------------------------
 
 
+_SET: Final = frame(b"kind", b"set") + b"key"
+_NO_EXPIRY: Final = frame(b"expires_at_ms", b"")
+_NO_CONDITION: Final = frame(b"condition", b"")
+
+
 def request_hash(operations: Sequence[Operation]) -> bytes:
     """What a ledger transaction says: SHA-256 over its operations and their conditions, each framed whole."""
     return sha256(
         b"".join(
-            frame(b"operation", _framed_operation(operation, f"$.operations[{index}]"))
-            for index, operation in enumerate(operations)
+            [frame(b"operation", _framed_operation(operation, index)) for index, operation in enumerate(operations)]
         )
     ).digest()
 
 
-def _framed_operation(operation: Operation, path: str) -> bytes:
+def _framed_operation(operation: Operation, index: int) -> bytes:
     match operation:
         case SetEntity(key, value, expires_at_ms, condition):
-            return (
-                frame(b"kind", b"set")
-                + _framed_texts(path, key=key)
-                + frame(b"value", value)
-                + frame(b"expires_at_ms", b"" if expires_at_ms is None else str(expires_at_ms).encode())
-                + frame(b"condition", b"" if condition is None else _framed_condition(condition))
+            named = _utf8(key, index, "key")
+            return b"".join(
+                (
+                    _SET,
+                    len(named).to_bytes(4, "big"),
+                    named,
+                    frame(b"value", value),
+                    _NO_EXPIRY if expires_at_ms is None else frame(b"expires_at_ms", str(expires_at_ms).encode()),
+                    _NO_CONDITION if condition is None else frame(b"condition", _framed_condition(condition)),
+                )
             )
         case DeleteEntity(key):
-            return frame(b"kind", b"delete") + _framed_texts(path, key=key)
-        case Relate(resource, relation, subject):
-            kind = frame(b"kind", b"relate")
-            return kind + _framed_texts(path, resource=resource, relation=relation, subject=subject)
-        case Unrelate(resource, relation, subject):
-            kind = frame(b"kind", b"unrelate")
-            return kind + _framed_texts(path, resource=resource, relation=relation, subject=subject)
+            return frame(b"kind", b"delete") + frame(b"key", _utf8(key, index, "key"))
+        case Relate():
+            return frame(b"kind", b"relate") + _framed_relationship(operation, index)
+        case Unrelate():
+            return frame(b"kind", b"unrelate") + _framed_relationship(operation, index)
 
 
 def _framed_condition(condition: Condition) -> bytes:
@@ -203,8 +209,16 @@ def _framed_condition(condition: Condition) -> bytes:
     )
 
 
-def _framed_texts(path: str, **texts: str) -> bytes:
-    return b"".join(frame(name.encode(), text_field(text, f"{path}.{name}").encode()) for name, text in texts.items())
+def _framed_relationship(operation: Relate | Unrelate, index: int) -> bytes:
+    names = ("resource", "relation", "subject")
+    return b"".join([frame(name.encode(), _utf8(getattr(operation, name), index, name)) for name in names])
+
+
+def _utf8(text: str, index: int, name: str) -> bytes:
+    try:
+        return text.encode()
+    except (AttributeError, UnicodeEncodeError):
+        return text_field(text, f"$.operations[{index}].{name}").encode()  # which knows what is wrong with it
 
 
 # --- scopes and lanes -------------------------------------------------------------------------------------------

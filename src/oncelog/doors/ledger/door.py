@@ -7,6 +7,7 @@ translates, and `core.plan` has decided.
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -352,6 +353,7 @@ class LedgerDoor:
         return min(asked or limits.page_events_default, limits.page_events_max)
 
 
+@lru_cache(maxsize=4096)  # the same come again and again
 def read_scope(organization: str, vault: str) -> Scope:
     """A scope of its two names. Raises DoorError."""
     _check_name(organization, "organization", SCOPE_NAME_CHARACTERS_MAX)

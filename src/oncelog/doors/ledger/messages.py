@@ -1,6 +1,7 @@
 """The messages of the ledger's gRPC service: what is read from them, and what the door's answers are in them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, Relate, SetEntity, Unrelate
 from oncelog.core.proof import Block
@@ -104,13 +105,19 @@ def _success(success: WriteSuccess) -> pb.WriteSuccess:
     return pb.WriteSuccess(
         committed_tx_id=success.tx_id,
         block_height=success.block.height,
-        block_header=header(success.block),
+        block_header=_header(success.block),
         transaction_proof=pb.TransactionProof(index=proof.index, count=proof.count, path=proof.path, salt=success.salt),
         assigned_sequence=success.assigned_sequence,
         version=success.version,
         timestamp_ms=success.timestamp_ms,
         actor=success.actor,
     )
+
+
+@lru_cache(maxsize=256)
+def _header(block: Block) -> pb.BlockHeader:
+    """The same for all that were committed together. It is copied into what is sent, and never changed."""
+    return header(block)
 
 
 def _error(error: WriteError) -> pb.WriteError:

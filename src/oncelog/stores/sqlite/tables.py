@@ -12,6 +12,7 @@ import orjson
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
 from oncelog.stores.side_state import TABLES, Table, lane_of_scope
+from oncelog.stores.sqlite.statements import Insert
 
 
 def _load_sql(table: Table) -> str:
@@ -22,11 +23,9 @@ def _load_sql(table: Table) -> str:
     return f"SELECT {columns} FROM json_each(?) AS n CROSS JOIN oncelog_{table.name} AS t ON {on}"  # noqa: S608
 
 
-def _save_sql(table: Table) -> str:
-    """Inserts a row or replaces its values."""
-    columns = ("lane", *table.keys, *table.values)
-    marks = ", ".join("?" * len(columns))
-    return f"INSERT OR REPLACE INTO oncelog_{table.name} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+def _save(table: Table) -> Insert:
+    """Inserts rows or replaces their values."""
+    return Insert(f"oncelog_{table.name}", ("lane", *table.keys, *table.values), "INSERT OR REPLACE")
 
 
 def _delete_sql(table: Table) -> str:
@@ -36,7 +35,7 @@ def _delete_sql(table: Table) -> str:
 
 
 LOAD: Final = {table.name: _load_sql(table) for table in TABLES}
-_SAVE: Final = {table.name: _save_sql(table) for table in TABLES}
+_SAVE: Final = {table.name: _save(table) for table in TABLES}
 DELETE: Final = {table.name: _delete_sql(table) for table in TABLES}
 
 
@@ -70,6 +69,6 @@ def save(connection: Any, changes: Changes, lanes: int) -> None:
             else:
                 saved.append((*columns, *table.columns_of_value(value)))
         if saved:
-            connection.executemany(_SAVE[table.name], saved)
+            _SAVE[table.name](connection, saved, len(saved))
         if deleted:
             connection.executemany(DELETE[table.name], deleted)
