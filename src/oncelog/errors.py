@@ -2,6 +2,7 @@
 
 OncelogError
 ├── CanonicalError            a value has no canonical form; says where in it and why
+├── ProofError                a document that is no proof (`oncelog.proof`); says where in it and why
 ├── PolicyError               a policy that contradicts itself, or the one the log knows by that name
 ├── SettingsError             a setting out of its range, or not the one that the log was made with; refused at start
 ├── LimitExceededError        one of the log's named limits; says which and how much
@@ -44,6 +45,15 @@ class OncelogError(Exception):
 
 class CanonicalError(OncelogError, ValueError):
     """A value that has no canonical form. `path` says where (`$.items[2].price`), `reason` why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class ProofError(OncelogError, ValueError):
+    """A document that is no proof. `path` says where (`$.block.hash`), `reason` why."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

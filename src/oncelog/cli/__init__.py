@@ -14,6 +14,7 @@ from oncelog.cli import (
     key,
     load,
     move,
+    proof,
     serve,
     show,
     stats,
@@ -48,6 +49,7 @@ app.command()(tail.tail)
 app.command()(load.load)
 app.command()(verify.verify)
 app.command()(head.head)
+app.command()(proof.proof)
 app.command()(backup.backup)
 app.command()(backup.restore)
 app.command()(move.move)

@@ -229,7 +229,7 @@ def operations_of(record: Record) -> tuple[Operation, ...]:
         return ()
     try:
         return operations_of_json(_BODY.decode(record.body).operations)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CanonicalError("body", f"is no transaction: {error}") from error
 
 

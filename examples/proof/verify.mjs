@@ -1,0 +1,98 @@
+// Checks a proof of Oncelog, written from docs/proofs.md. Node 20 and browsers; no dependencies.
+//   node verify.mjs FILE                               exit status 0 if the proof holds, else 1
+//   const { blockHash } = await verify(parse(json));   throws an Error if it does not hold
+// Hold the block hash against one that you trust: anybody can make up a block.
+
+const refuse = (where, why) => { throw new Error(`${where}: ${why}`); };
+const isSame = (one, other) => one.length === other.length && one.every((byte, index) => byte === other[index]);
+const bytes = (...parts) => {
+  const joined = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
+  parts.reduce((place, part) => (joined.set(part, place), place + part.length), 0);
+  return joined;
+};
+const H = async (...parts) => new Uint8Array(await crypto.subtle.digest("SHA-256", bytes(...parts)));
+
+// Each of these takes a member of the document and gives its number or its bytes, or refuses it.
+const number = (bits) => (value, where) => {
+  const whole = Number.isSafeInteger(value) ? BigInt(value) : value; // beyond 2^53 only a BigInt has all digits
+  const fits = typeof whole === "bigint" && whole >= 0n && whole >> BigInt(bits) === 0n;
+  return fits ? whole : refuse(where, `must be a whole number of at most ${bits} bits`);
+};
+const hex = (length) => (value, where) => {
+  if (typeof value !== "string" || !/^(?:[0-9a-f]{2})*$/.test(value)) refuse(where, "must be lower-case hexadecimal");
+  if (length !== undefined && value.length !== 2 * length) refuse(where, `must have ${length} bytes`);
+  return Uint8Array.from(value.match(/../g) ?? [], (digits) => parseInt(digits, 16));
+};
+const text = (value, where) => {
+  if (typeof value !== "string" || /\p{Surrogate}/u.test(value)) refuse(where, "must be text");
+  return new TextEncoder().encode(value);
+};
+const base64 = (value, where) => {
+  if (typeof value !== "string" || btoa(atob(value)) !== value) refuse(where, "must be base64");
+  return Uint8Array.from(atob(value), (character) => character.charCodeAt(0));
+};
+const list = (reader) => (value, where) =>
+  Array.isArray(value) ? value.map((one, index) => reader(one, `${where}[${index}]`)) : refuse(where, "must be a list");
+const nullable = (reader) => (value, where) => (value === null ? null : reader(value, where));
+const object = (members) => (value, where) => {
+  if (typeof value !== "object" || value === null) refuse(where, "must be an object");
+  if (!Object.keys(value).every((name) => Object.hasOwn(members, name))) refuse(where, "has a member that is unknown");
+  return Object.fromEntries(Object.keys(members).map((name) => [name, members[name](value[name], `${where}.${name}`)]));
+};
+const NUMBERS = ["position", "sequence", "log_time_ms", "height", "client_sequence"];
+const FRAMES = { policy: text, scope: text, key: hex(), fingerprint: hex(), actor: text, client: text };
+const numbers = Object.fromEntries(NUMBERS.map((name) => [name, number(64)]));
+const read = object({
+  record: object({ lane: number(32), ...numbers, ...FRAMES, partitions: list(text) }),
+  salt: nullable(hex(16)), body: nullable(base64), body_hash: hex(32),
+  index: number(32), count: number(32), path: list(hex(32)),
+  block: object({
+    lane: number(32), height: number(64), first_position: number(64), count: number(32), timestamp_ms: number(64),
+    previous_hash: hex(32), merkle_root: hex(32), hash: hex(32),
+  }),
+});
+
+const big = (value, size) => hex(size)(value.toString(16).padStart(2 * size, "0"), "number");
+const frame = (label, value) => bytes(text(label), big(value.length, 4), value);
+const recordHeader = (record) => bytes([1], big(record.lane, 4), ...NUMBERS.map((name) => big(record[name], 8)),
+  ...Object.keys(FRAMES).map((label) => frame(label, record[label])),
+  ...record.partitions.map((partition) => frame("partition", partition)));
+const blockHeader = (block) => bytes([1], big(block.lane, 4), big(block.height, 8), big(block.first_position, 8),
+  big(block.count, 4), big(block.timestamp_ms, 8), block.previous_hash, block.merkle_root);
+
+export function parse(json) { // JSON.parse alone rounds numbers beyond 2^53: here whole numbers become BigInts
+  const mark = crypto.randomUUID(); // no string of the document begins with it
+  const marked = (one) => (one[0] === '"' ? one : `"${mark}${one}"`);
+  const revived = (_, one) => (typeof one === "string" && one.startsWith(mark) ? BigInt(one.slice(mark.length)) : one);
+  return JSON.parse(json.replace(/"(?:[^"\\]|\\.)*"|-?(?:0|[1-9]\d*)(?![\d.eE])/g, marked), revived);
+}
+
+export async function verify(document) {
+  const { record, salt, body, body_hash, index, count, path, block } = read(document, "$");
+  if (!isSame(await H([2], blockHeader(block)), block.hash)) refuse("$.block.hash", "is not that of the block");
+  if ((salt === null) !== (body === null)) refuse("$.salt", "and body must be both there, or both null");
+  if (body && !isSame(await H(salt, body), body_hash)) refuse("$.body_hash", "is not that of salt and body");
+  for (const [name, its] of [["lane", "lane"], ["height", "height"], ["log_time_ms", "timestamp_ms"]])
+    if (record[name] !== block[its]) refuse(`$.record.${name}`, "is not the block's");
+  if (record.position !== block.first_position + index) refuse("$.record.position", "is not that of the index");
+  if (count !== block.count || index >= count) refuse("$.index", "or count is not of this block");
+  let [reached, place, last] = [await H([0], recordHeader(record), body_hash), index, count - 1n];
+  for (const beside of path) {
+    if (last === 0n) refuse("$.path", "is too long");
+    const isFromTheRight = (place & 1n) === 1n || place === last;
+    reached = await (isFromTheRight ? H([1], beside, reached) : H([1], reached, beside));
+    while (isFromTheRight && !(place & 1n) && place) [place, last] = [place >> 1n, last >> 1n];
+    [place, last] = [place >> 1n, last >> 1n];
+  }
+  if (last !== 0n || !isSame(reached, block.merkle_root)) refuse("$.path", "does not lead to the block's Merkle root");
+  return { isErased: body === null, blockHash: document.block.hash };
+}
+
+const program = globalThis.process?.argv?.[1];
+const [fs, url] = program ? [await import("node:fs"), await import("node:url")] : [];
+const isRun = fs?.existsSync(program) && url.pathToFileURL(fs.realpathSync(program)).href === import.meta.url;
+if (isRun) try {
+  const data = fs.readFileSync(process.argv[2] ?? refuse("usage", "node verify.mjs FILE"));
+  const found = await verify(parse(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data)));
+  console.log(`${found.isErased ? "proven, without a body" : "proven"}; block hash ${found.blockHash}`);
+} catch (error) { console.error(`not proven: ${error.message.replace(/[^ -~]/g, "?")}`); process.exitCode = 1; }

@@ -1,0 +1,359 @@
+"""`oncelog proof`: a record's proof as a document, and the check of one that somebody has handed over."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+from uuid import UUID
+
+import typer
+from msgspec import Struct
+
+from oncelog.cli.terminal import FOUND_NOTHING, ending_well
+from oncelog.cli.times import utc
+from oncelog.core.policy import LEDGER
+from oncelog.core.proof import HASH_BYTES, Block, leaf_hash, prove, record_header, verify_header
+from oncelog.core.transactions import place_of
+from oncelog.core.values import Record
+from oncelog.engine.cursors import Proven
+from oncelog.errors import CorruptError, OncelogError, ProofError
+from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
+from oncelog.stores.address import is_address, with_driver
+from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.protocol import Evidence
+from oncelog.stores.sqlite import reading
+from oncelog.stores.sqlite.inspecting import FileView
+from oncelog.stores.sqlite.looking import looking_at
+from oncelog.stores.verifying.findings import ExportedHead, exported_head
+from oncelog.stores.verifying.side_state import declared
+from oncelog.stores.verifying.whole import what_is_unreadable
+from oncelog.stores.viewing import View
+
+STANDARD_INPUT: Final = "-"
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
+_HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
+
+OptionalLog = Annotated[
+    str | None, typer.Argument(help="The log: a file, or postgresql://…", metavar="LOG", show_default=False)
+]
+Id = Annotated[
+    str | None,
+    typer.Argument(
+        help="A transaction's id (16 hex digits), LANE:POSITION, a UUID, or a key in hex.",
+        metavar="ID",
+        show_default=False,
+    ),
+]
+Head = Annotated[
+    Path | None,
+    typer.Option("--head", help="With --check: a head that `oncelog head` printed.", dir_okay=False, exists=True),
+]
+
+
+def proof(  # noqa: PLR0913 - each is an option
+    log: OptionalLog = None,
+    id: Id = None,  # noqa: A002 - what it is called where it is shown
+    *,
+    lane: Annotated[int | None, typer.Option(help="The record's lane, with --position.", min=0)] = None,
+    position: Annotated[int | None, typer.Option(help="The record's place in the lane.", min=1)] = None,
+    policy: Annotated[str | None, typer.Option(help="ID is a key: look under this policy only.")] = None,
+    scope: Annotated[str, typer.Option(help="ID is a key: where it is unique.")] = "",
+    client: Annotated[str, typer.Option(help="ID is a key: whose, where clients number their writes.")] = "",
+    output: Annotated[
+        Path | None, typer.Option(help="Write the document to this file, which must not be there.", show_default=False)
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(help="Check the document in this file ('-': standard input); needs no log.", metavar="FILE"),
+    ] = None,
+    block_hash: Annotated[str | None, typer.Option(help="With --check: the hash that its block must have.")] = None,
+    head: Head = None,
+) -> None:
+    """Prints the proof that a record stands in a log, as a document of JSON; or checks such a document.
+
+    The check needs the document alone, and a hash that you trust: --block-hash, or --head, which knows the newest block
+    of each lane. The exit status is 0 if all that was asked is proven, and 1 if not, or if there is no record.
+
+    Example:  oncelog proof ledger.db 0003000000000011 > proof.json
+
+    Example:  oncelog proof postgresql://oncelog@db.example.org/orders --lane 0 --position 17 --output proof.json
+
+    Example:  oncelog proof orders.db 0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10 | oncelog proof --check -
+
+    Example:  oncelog proof --check proof.json --head orders-head.json
+    """
+    with ending_well():
+        if check is not None:
+            made = {"LOG": log, "--lane": lane, "--position": position, "--output": output}
+            _demand_none({**made, "--policy": policy, "--scope": scope or None, "--client": client or None}, "--check")
+            _check(check, block_hash, head)
+            return
+        _demand_none({"--block-hash": block_hash, "--head": head}, "a log: it goes with --check")
+        if log is None:
+            raise OncelogError("name a log and a record in it, or a document with --check; see `oncelog proof --help`.")
+        wanted = _Wanted.of(id, lane, position, _Whose(policy, scope, client))
+        with _looking(log) as (view, block_of):
+            found = wanted.found(view)
+            document = None if isinstance(found, str) else _document(found, block_of)
+        if document is None:
+            typer.echo(f"oncelog: {found}", err=True)
+            raise typer.Exit(FOUND_NOTHING)
+        _write(document, output)
+
+
+def _demand_none(options: dict[str, object], beside: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise OncelogError(f"{given[0]} does not go with {beside}.")
+
+
+def _write(document: bytes, output: Path | None) -> None:
+    if output is None:
+        typer.echo(document.decode())
+        return
+    try:
+        file = output.open("xb")  # never over a file: it might be the log
+    except FileExistsError as error:
+        raise OncelogError(f"{output} is there already.") from error
+    except OSError as error:
+        raise OncelogError(f"{output} cannot be written: {error.strerror}") from error
+    try:
+        with file:
+            file.write(document + b"\n")
+    except OSError as error:
+        output.unlink(missing_ok=True)
+        raise OncelogError(f"{output} cannot be written: {error.strerror}") from error
+
+
+# --- finding the record ------------------------------------------------------------------------------
+
+BlockOf = Callable[[int, int], tuple[Block, list[Evidence]]]
+
+
+@contextmanager
+def _looking(log: str) -> Iterator[tuple[View, BlockOf]]:
+    """A view of a log, and what gives a block of it with all that its hashes are made of: all of one moment."""
+    if not is_address(log):
+        with looking_at(log) as (connection, about):
+            yield FileView(connection, log, about), lambda lane, height: reading.block(connection, lane, height)
+        return
+    inspector_of(log)  # for what it says of an address that is none
+    postgres, looking, inspecting = (
+        with_driver(f"oncelog.stores.postgres.{name}") for name in ("reading", "looking", "inspecting")
+    )
+    with looking.looking_at(log) as (session, about):
+        yield (
+            inspecting.DatabaseView(session, about),
+            lambda lane, height: session.call(postgres.block, lane, height),
+        )
+
+
+class _Whose(Struct, frozen=True):
+    """Whose key it is."""
+
+    policy: str | None
+    scope: str
+    client: str
+
+    @property
+    def is_said(self) -> bool:
+        return bool(self.policy or self.scope or self.client)
+
+
+class _Wanted(Struct, frozen=True):
+    """Which record: by its place, or by its key."""
+
+    place: tuple[int, int] | None = None
+    is_transaction: bool = False
+    key: bytes = b""
+    whose: _Whose = _Whose(None, "", "")
+
+    @classmethod
+    def of(cls, id: str | None, lane: int | None, position: int | None, whose: _Whose) -> "_Wanted":  # noqa: A002
+        """What the arguments say. Raises OncelogError where they say nothing, or two things."""
+        if (lane is None) is not (position is None):
+            raise OncelogError("--lane and --position go together.")
+        if lane is not None and position is not None:
+            if id is not None or whose.is_said:
+                raise OncelogError("--lane and --position name a record by its place: nothing else is needed.")
+            return cls(place=(lane, position))
+        if id is None:
+            raise OncelogError("which record? Give a transaction's id, a key, or --lane and --position.")
+        place = _PLACE.fullmatch(id)
+        if place is not None:
+            if whose.is_said:
+                raise OncelogError(f"{id} names a record by its place: --policy, --scope and --client go with a key.")
+            return cls(place=(int(place[1]), int(place[2])))
+        transaction = None if whose.is_said else place_of(id.lower())
+        if transaction is not None:
+            return cls(place=transaction, is_transaction=True)
+        return cls(key=_key(id), whose=whose)
+
+    def found(self, view: View) -> Record | str:
+        """The record, or why there is none."""
+        if self.place is None:
+            return self._under_the_key(view)
+        lane, position = self.place
+        heads = view.heads()
+        newest = heads[lane].position if lane in heads else 0
+        if not 1 <= position <= newest:
+            has = f"has positions 1 to {newest}" if newest else "is empty, or none of this log's"
+            return f"no record: lane {lane} {has}"
+        record = view.record_at(lane, position)
+        if record is None:
+            raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
+        if self.is_transaction and record.policy != LEDGER.name:
+            return (
+                f"no transaction: at lane {lane}, position {position} stands a record of the policy "
+                f"{record.policy!r}. If it is meant, say {lane}:{position}; if the id is a key, say whose: --policy"
+            )
+        return record
+
+    def _under_the_key(self, view: View) -> Record | str:
+        policies = declared(view.policies())
+        name, scope = self.whose.policy, self.whose.scope
+        if name is not None and name not in policies:
+            raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
+        records = {}
+        for one in policies.values() if name is None else [policies[name]]:
+            client = self.whose.client if one.client_sequence else ""
+            record = view.standing((one.name, scope, client, self.key)).record
+            if record is not None:
+                records[one.name] = record
+        if len(records) > 1:
+            raise OncelogError(f"the key is known under {' and '.join(records)}: say which with --policy.")
+        return next(iter(records.values()), "no record: nothing was committed here under that key, or in that scope")
+
+
+def _key(text: str) -> bytes:
+    if _HEX.fullmatch(text):
+        return bytes.fromhex(text)
+    try:
+        return UUID(text).bytes
+    except ValueError:
+        raise OncelogError(f"{text!r} is neither a transaction's id nor LANE:POSITION nor a key.") from None
+
+
+def _document(record: Record, block_of: BlockOf) -> bytes:
+    with what_is_unreadable():
+        return encode(proof_document(_proven(record, block_of)))
+
+
+def _proven(record: Record, block_of: BlockOf) -> Proven:
+    """As `Log.prove`. Raises CorruptError where it would not hold: what is handed on must."""
+    place = f"lane {record.lane}, position {record.position}"
+    try:
+        block, evidence = block_of(record.lane, record.height)
+    except LookupError as error:
+        raise CorruptError(f"{place}: its block is missing; see `oncelog verify`") from error
+    index = record.position - block.first_position
+    if not 0 <= index < len(evidence):
+        raise CorruptError(f"{place}: it does not stand in its block; see `oncelog verify`")
+    found = evidence[index]
+    leaves = [leaf_hash(record_header(one.record), one.body_hash) for one in evidence]
+    proven = Proven(found.record, found.salt, found.body_hash, prove(leaves, index), block)
+    if found.record != record or not verify_header(record, proven.body_hash, proven.proof, block):
+        raise CorruptError(f"{place}: it is not what its block says; see `oncelog verify`")
+    return proven
+
+
+# --- checking a document -----------------------------------------------------------------------------
+
+
+def _check(file: str, block_hash: str | None, head: Path | None) -> None:
+    if block_hash is not None and head is not None:
+        raise OncelogError("--block-hash does not go with --head: each says which block it must be.")
+    given = None if block_hash is None else _hash(block_hash)
+    exported = None if head is None else exported_head(head.read_bytes())
+    try:
+        document = decode(_read(file))
+    except ProofError as error:
+        raise OncelogError(f"not a proof: {error}") from error
+    anchor = _Anchor(given, _GIVEN if given else _NOT_COMPARED) if exported is None else _in_head(document, exported)
+    result = verify(document, block_hash=anchor.block_hash)
+    lines = _what_is_proven(document, result, anchor) if result.is_valid else _what_is_wrong(result)
+    typer.echo("\n".join(lines))
+    if not result.is_valid or (exported is not None and anchor.block_hash is None):
+        raise typer.Exit(FOUND_NOTHING)
+
+
+_GIVEN: Final = "it is the one that was given"
+_NOT_COMPARED: Final = "not compared: hold its hash against one from whom you trust (--block-hash, --head)"
+
+
+class _Anchor(Struct, frozen=True):
+    """What a document's block is held against."""
+
+    block_hash: bytes | None
+    """None if there is nothing."""
+    words: str
+    """What there is to say of it if the document is good."""
+
+
+def _in_head(document: ProofDocument, head: ExportedHead) -> _Anchor:
+    block = document.block
+    mark = next((one for one in head.lanes if one.lane == block.lane), None)
+    if mark is None:
+        return _Anchor(None, f"not confirmed: the head has no lane {block.lane}")
+    if block.height > mark.height:
+        return _Anchor(None, f"not confirmed: it is newer than the head, which has height {mark.height}")
+    if block.height < mark.height:
+        words = "not confirmed: it is older than the head, and they cannot be compared without the chain between them"
+        return _Anchor(None, f"{words} (heights {block.height} and {mark.height})")
+    return _Anchor(bytes.fromhex(mark.block_hash), "it is the head's")
+
+
+def _hash(text: str) -> bytes:
+    if len(text) != 2 * HASH_BYTES or _HEX.fullmatch(text) is None:
+        raise OncelogError(f"--block-hash must have {2 * HASH_BYTES} hexadecimal digits.")
+    return bytes.fromhex(text)
+
+
+def _read(file: str) -> bytes:
+    """No more than shows that it is too much."""
+    if file == STANDARD_INPUT:
+        return sys.stdin.buffer.read(DOCUMENT_BYTES_MAX + 1)
+    try:
+        with Path(file).open("rb") as opened:
+            return opened.read(DOCUMENT_BYTES_MAX + 1)
+    except OSError as error:
+        raise OncelogError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _what_is_wrong(result: Verification) -> list[str]:
+    return ["not proven:", *(f"- {one}" for one in result.findings)]
+
+
+def _what_is_proven(document: ProofDocument, result: Verification, anchor: _Anchor) -> list[str]:
+    record, block = document.record, document.block
+    body = f"{len(document.body or b'')} bytes, as they were committed"
+    if result.is_erased:
+        body = "not there: only the header is proven, and that a body with the body hash stood there"
+    elif record.policy == LEDGER.name:
+        body += "; the operations are those of the fingerprint"
+    fields = [
+        ("place", f"lane {record.lane}, position {record.position}"),
+        ("sequence", f"{record.sequence} of {record.scope}" if record.sequence else ""),
+        ("time", utc(record.log_time_ms)),
+        ("policy", record.policy),
+        ("scope", record.scope),
+        ("key", record.key),
+        ("fingerprint", record.fingerprint),
+        ("actor", record.actor),
+        ("client", f"{record.client}, sequence {record.client_sequence}" if record.client_sequence else record.client),
+        ("partitions", ", ".join(record.partitions)),
+        ("body", body),
+        ("block", f"height {block.height}, {block.hash}"),
+        ("", anchor.words),
+    ]
+    first = (
+        "proven: the record stands in the block" if anchor.block_hash else "the record stands in the document's block"
+    )
+    return [first, *(f"{name + ':' if name else '':<16}{_printable(value)}" for name, value in fields if value)]
+
+
+def _printable(text: str) -> str:
+    """A stranger's document must not write to the terminal by itself."""
+    return text if text.isprintable() else ascii(text)

@@ -1,0 +1,375 @@
+"""Proofs as documents that anybody can keep, hand on and check: nothing here needs a log. docs/proofs.md has the bytes.
+
+    document = proof_document(await log.prove(verdict.receipt))
+    data = encode(document)                                      # JSON, for a file or a message
+
+    result = verify(decode(data), block_hash=one_that_you_trust)
+    result.is_valid, result.is_erased, result.findings
+
+Without a hash that is trusted, a proof says only that it does not contradict itself: anybody can make up a block.
+"""
+
+import json
+import re
+from base64 import b64encode
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.core import policy
+from oncelog.core.identity import request_hash
+from oncelog.core.limits import (
+    FINGERPRINT_BYTES_MAX,
+    NAME_CHARACTERS_MAX,
+    PARTITION_CHARACTERS_MAX,
+    PARTITIONS_MAX,
+)
+from oncelog.core.proof import HASH_BYTES, SALT_BYTES, Block, Proof, body_hash, verify_header
+from oncelog.core.transactions import operations_of
+from oncelog.core.values import Record
+from oncelog.errors import CanonicalError, ProofError
+
+__all__ = [
+    "BlockHeader",
+    "ProofDocument",
+    "ProofError",
+    "Proven",
+    "RecordHeader",
+    "Verification",
+    "decode",
+    "encode",
+    "proof_document",
+    "verify",
+]
+
+DOCUMENT_BYTES_MAX: Final = 64 * 2**20
+"""Enough for a body of 47 MiB, in base64."""
+PATH_HASHES_MAX: Final = 64
+"""More than the tree of any block has levels."""
+
+_UINT32_MAX: Final = 2**32 - 1
+_UINT64_MAX: Final = 2**64 - 1
+_HEXADECIMAL: Final = re.compile(r"(?:[0-9a-f]{2})*")
+_MSGSPEC_SAYS: Final = re.compile(r"(.*?)(?: - at `(\$.*)`)?", re.DOTALL)
+_REASON_CHARACTERS_MAX: Final = 300
+
+
+# --- the document ------------------------------------------------------------------------------------
+
+
+class RecordHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All of a record but its body. `key` and `fingerprint` are hexadecimal."""
+
+    lane: int
+    position: int
+    sequence: int
+    log_time_ms: int
+    height: int
+    client_sequence: int
+    policy: str
+    scope: str
+    key: str
+    fingerprint: str
+    actor: str
+    client: str
+    partitions: tuple[str, ...]
+
+    # The limits are those of what a log takes (`core.shape`). They are not for tidiness alone: `core.proof` keeps the
+    # names of headers in memory, and a stranger's document must not be what fills it.
+
+    def __post_init__(self) -> None:
+        """Raises ProofError for what no log could have written."""
+        _check_numbers(self, _UINT64_MAX, "position", "sequence", "log_time_ms", "height", "client_sequence")
+        _check_numbers(self, _UINT32_MAX, "lane")
+        _check_hex("key", self.key, 0, policy.KEY_BYTES_MAX)
+        _check_hex("fingerprint", self.fingerprint, 0, FINGERPRINT_BYTES_MAX)
+        _check_text("policy", self.policy, policy.NAME_CHARACTERS_MAX)
+        for name in ("scope", "actor", "client"):
+            _check_text(name, getattr(self, name), NAME_CHARACTERS_MAX)
+        if len(self.partitions) > PARTITIONS_MAX:
+            raise ProofError("partitions", f"must be at most {PARTITIONS_MAX}, not {len(self.partitions)}")
+        for index, partition in enumerate(self.partitions):
+            _check_text(f"partitions[{index}]", partition, PARTITION_CHARACTERS_MAX)
+
+
+class BlockHeader(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A block without its records, and its own hash. All hashes are hexadecimal."""
+
+    lane: int
+    height: int
+    first_position: int
+    count: int
+    timestamp_ms: int
+    previous_hash: str
+    merkle_root: str
+    hash: str
+
+    def __post_init__(self) -> None:
+        """Raises ProofError for what no log could have written."""
+        _check_numbers(self, _UINT64_MAX, "height", "first_position", "timestamp_ms")
+        _check_numbers(self, _UINT32_MAX, "lane", "count")
+        for name in ("previous_hash", "merkle_root", "hash"):
+            _check_hex(name, getattr(self, name), HASH_BYTES, HASH_BYTES)
+
+
+class ProofDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A record, its block, and the way from the one to the other. Salt, hash and path are hexadecimal, JSON has the
+    body in base64. Salt and body are None of an erased record, or where whoever hands it on keeps the body to himself.
+    """
+
+    record: RecordHeader
+    salt: str | None
+    body: bytes | None
+    body_hash: str
+    index: int
+    count: int
+    path: tuple[str, ...]
+    block: BlockHeader
+
+    def __post_init__(self) -> None:
+        """Raises ProofError for what no log could have written."""
+        if (self.salt is None) is not (self.body is None):
+            raise ProofError("salt", "and body must be both there, or both null")
+        if self.salt is not None:
+            _check_hex("salt", self.salt, SALT_BYTES, SALT_BYTES)
+        _check_hex("body_hash", self.body_hash, HASH_BYTES, HASH_BYTES)
+        _check_numbers(self, _UINT32_MAX, "index", "count")
+        if len(self.path) > PATH_HASHES_MAX:
+            raise ProofError("path", f"must have at most {PATH_HASHES_MAX} hashes, not {len(self.path)}")
+        for index, one in enumerate(self.path):
+            _check_hex(f"path[{index}]", one, HASH_BYTES, HASH_BYTES)
+
+
+def _check_numbers(header: Struct, highest: int, *names: str) -> None:
+    for name in names:
+        number = getattr(header, name)
+        if not 0 <= number <= highest:
+            raise ProofError(name, f"must be from 0 to {highest}")
+
+
+def _check_hex(name: str, text: str, shortest: int, longest: int) -> None:
+    if len(text) > 2 * longest or len(text) < 2 * shortest:
+        digits = f"{2 * longest}" if shortest == longest else f"at most {2 * longest}"
+        raise ProofError(name, f"must have {digits} hexadecimal digits, not {len(text)}")
+    if _HEXADECIMAL.fullmatch(text) is None:
+        raise ProofError(name, "must be hexadecimal: two digits a byte, 0 to 9 and a to f, in lower case")
+
+
+def _check_text(name: str, text: str, characters_max: int) -> None:
+    if len(text) > characters_max:
+        raise ProofError(name, f"must have at most {characters_max} characters, not {len(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ProofError(name, "lone surrogate in a string") from error
+
+
+# --- from a log, to bytes and back -------------------------------------------------------------------
+
+
+class Proven(Protocol):
+    """What a log gives (`Log.prove`)."""
+
+    @property
+    def record(self) -> Record:
+        """Erased or not."""
+
+    @property
+    def salt(self) -> bytes:
+        """Empty of an erased one."""
+
+    @property
+    def body_hash(self) -> bytes:
+        """Of salt and body."""
+
+    @property
+    def proof(self) -> Proof:
+        """The way to the root."""
+
+    @property
+    def block(self) -> Block:
+        """Where it stands."""
+
+
+def proof_document(proven: Proven) -> ProofDocument:
+    """The document of what a log has proven."""
+    record, block = proven.record, proven.block
+    return ProofDocument(
+        record=RecordHeader(
+            lane=record.lane,
+            position=record.position,
+            sequence=record.sequence,
+            log_time_ms=record.log_time_ms,
+            height=record.height,
+            client_sequence=record.client_sequence,
+            policy=record.policy,
+            scope=record.scope,
+            key=record.key.hex(),
+            fingerprint=record.fingerprint.hex(),
+            actor=record.actor,
+            client=record.client,
+            partitions=record.partitions,
+        ),
+        salt=None if record.erased else proven.salt.hex(),
+        body=None if record.erased else record.body,
+        body_hash=proven.body_hash.hex(),
+        index=proven.proof.index,
+        count=proven.proof.count,
+        path=tuple(one.hex() for one in proven.proof.path),
+        block=BlockHeader(
+            lane=block.lane,
+            height=block.height,
+            first_position=block.first_position,
+            count=block.count,
+            timestamp_ms=block.log_time_ms,
+            previous_hash=block.previous.hex(),
+            merkle_root=block.root.hex(),
+            hash=block.hash.hex(),
+        ),
+    )
+
+
+def encode(document: ProofDocument) -> bytes:
+    """A document as JSON, on one line."""
+    return msgspec.json.encode(document)
+
+
+_DOCUMENT: Final = msgspec.json.Decoder(ProofDocument)
+
+
+def decode(data: bytes, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> ProofDocument:
+    """A document from JSON. Raises ProofError, with the path of the member, for anything that is none."""
+    if len(data) > bytes_max:
+        raise ProofError("$", f"must have at most {bytes_max} bytes")
+    try:
+        document = _DOCUMENT.decode(data)
+        # Which of two members of one name counts depends on who reads: one would be checked, and another one shown.
+        given = json.loads(data, object_pairs_hook=_each_once)
+    except msgspec.MsgspecError as error:
+        raise _in_our_words(error) from error
+    except UnicodeError as error:
+        raise ProofError("$", "is not UTF-8") from error
+    # Base64 has unused bits at its end, which are zero: otherwise two spellings would be one body.
+    if document.body is not None and given["body"] != b64encode(document.body).decode():
+        raise ProofError("$.body", "has bits set behind its last byte")
+    return document
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):  # of names that the decoder knows: it has refused all others
+        names = [name for name, _ in pairs]
+        raise ProofError(next(name for name in members if names.count(name) > 1), "is there more than once")
+    return members
+
+
+def _in_our_words(error: msgspec.MsgspecError) -> ProofError:
+    said = _MSGSPEC_SAYS.fullmatch(str(error))
+    reason, path = said.groups() if said is not None else (str(error), None)
+    path = path or "$"
+    if isinstance(error.__cause__, ProofError):
+        return ProofError(f"{path}.{error.__cause__.path}", error.__cause__.reason)
+    # It may quote the document, and that must not write to anybody's terminal by itself.
+    reason = "".join(one if one.isprintable() else "�" for one in reason[:_REASON_CHARACTERS_MAX])
+    return ProofError(path, reason)
+
+
+# --- the check ---------------------------------------------------------------------------------------
+
+
+class Verification(Struct, frozen=True):
+    """What became of a check."""
+
+    findings: tuple[str, ...]
+    """What is wrong, in words; nothing if all is well."""
+    is_erased: bool
+    """There is no body: only the header is proven, and that a body of this hash stood there."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+
+def verify(document: ProofDocument, *, block_hash: bytes | None = None) -> Verification:
+    """Checks a document, and with `block_hash` that its block is that one. Whatever is wrong is in the result.
+
+    Of a ledger's transaction the body must also say what its fingerprint says.
+    """
+    block = _block_of(document.block)
+    record = _record_of(document)
+    findings = []
+    if block.hash.hex() != document.block.hash:
+        findings.append("the block's hash is not that of its fields")
+    if block_hash is not None and block.hash != block_hash:
+        findings.append(f"the block is not the one with the hash {block_hash.hex()}")
+    proof = Proof(document.index, document.count, tuple(map(bytes.fromhex, document.path)))
+    if not verify_header(record, bytes.fromhex(document.body_hash), proof, block):
+        findings += _why_not_included(record, proof, block)
+    if document.salt is not None:
+        if body_hash(bytes.fromhex(document.salt), record.body).hex() != document.body_hash:
+            findings.append("the body hash is not that of salt and body")
+        if record.policy == policy.LEDGER.name:
+            findings += _why_not_said(record)
+    return Verification(tuple(findings), record.erased)
+
+
+def _why_not_included(record: Record, proof: Proof, block: Block) -> list[str]:
+    """What in the record, the proof and the block does not go together."""
+    said = (
+        ("lane", record.lane, block.lane),
+        ("height", record.height, block.height),
+        ("log_time_ms", record.log_time_ms, block.log_time_ms),
+    )
+    findings = [f"the record says {name} {mine}, its block {its}" for name, mine, its in said if mine != its]
+    if record.position != block.first_position + proof.index:
+        findings.append(
+            f"the record says position {record.position}, its index in the block {block.first_position + proof.index}"
+        )
+    if proof.count != block.count:
+        findings.append(f"the proof is of a block with {proof.count} records, the block has {block.count}")
+    if proof.index >= proof.count:
+        findings.append(f"there is no index {proof.index} among {proof.count} records")
+    return findings or ["the path does not lead from the record to the block's Merkle root"]
+
+
+def _why_not_said(record: Record) -> list[str]:
+    try:
+        fingerprint = request_hash(operations_of(record))
+    except (CanonicalError, UnicodeError):
+        return ["the body is no transaction of a ledger"]
+    return [] if fingerprint == record.fingerprint else ["the body does not say what its fingerprint says"]
+
+
+def _record_of(document: ProofDocument) -> Record:
+    header = document.record
+    return Record(
+        lane=header.lane,
+        position=header.position,
+        sequence=header.sequence,
+        log_time_ms=header.log_time_ms,
+        height=header.height,
+        policy=header.policy,
+        scope=header.scope,
+        key=bytes.fromhex(header.key),
+        fingerprint=bytes.fromhex(header.fingerprint),
+        actor=header.actor,
+        client=header.client,
+        client_sequence=header.client_sequence,
+        partitions=header.partitions,
+        body=document.body or b"",
+        erased=document.body is None,
+    )
+
+
+def _block_of(header: BlockHeader) -> Block:
+    return Block(
+        lane=header.lane,
+        height=header.height,
+        first_position=header.first_position,
+        count=header.count,
+        log_time_ms=header.timestamp_ms,
+        previous=bytes.fromhex(header.previous_hash),
+        root=bytes.fromhex(header.merkle_root),
+    )

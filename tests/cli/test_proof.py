@@ -1,0 +1,484 @@
+"""`oncelog proof`: documents of real logs, in files and in databases, and what is said of documents."""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner, Result
+
+import oncelog
+from cli import sample
+from core.writes import key
+from databases import BOTH_STORES, log_at, query
+from oncelog.cli import app
+from oncelog.core.operations import DeleteEntity, Operation, Relate, SetEntity
+from oncelog.core.transactions import ledger_scope, transaction, tx_id_of
+from oncelog.core.values import Committed, Receipt, Submission
+from oncelog.proof import decode, encode, proof_document, verify
+
+RUNNER = CliRunner()
+SIZES = (1, 2, 3, 7, 8, 9, 64)
+SCOPE = ledger_scope("acme", "größe")
+PLACE = ["--lane", "0", "--position", "1"]
+
+
+def invoked(*arguments: str, given: bytes | None = None) -> Result:
+    return RUNNER.invoke(app, ["proof", *arguments], input=given)
+
+
+def proven(*arguments: str) -> bytes:
+    """The document that the command prints."""
+    done = invoked(*arguments)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert done.stdout.count("\n") == 1
+    return done.stdout.encode()
+
+
+def refused(*arguments: str, given: bytes | None = None, status: int = 2) -> str:
+    """What the command says that it cannot do, in one line."""
+    done = invoked(*arguments, given=given)
+    assert done.exit_code == status, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith("oncelog: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("oncelog: ").rstrip("\n")
+
+
+def checked(data: bytes, *arguments: str) -> tuple[int, str]:
+    done = invoked("--check", "-", *arguments, given=data)
+    assert done.stderr == ""
+    return done.exit_code, done.stdout
+
+
+def an_event(number: int) -> Submission:
+    partitions = ["größe", "orders/7"][: 1 + number % 2]
+    return oncelog.event(uuid.UUID(int=number), {"type": "tick", "n": number, "text": "Grüße"}, partitions)
+
+
+def a_transaction(number: int, *, with_key: bool = True) -> Submission:
+    operations: list[Operation] = [SetEntity(f"balance:{number}", b"\xff" * number), Relate("doc:1", "owner", "zoë")]
+    if number % 2:
+        operations.append(DeleteEntity("old"))
+    return transaction(SCOPE, "till-ä", number, operations, key=key(number) if with_key else b"", actor="user:zoë")
+
+
+def filled(log: str, *batches: list[Submission]) -> list[list[Receipt]]:
+    """The receipts of batches, each committed together."""
+    receipts = []
+    with oncelog.open_blocking(log) as opened:
+        for batch in batches:
+            verdicts = opened.submit_many(batch)
+            assert all(isinstance(one, Committed) for one in verdicts)
+            receipts.append([one.receipt for one in verdicts if isinstance(one, Committed)])
+    return receipts
+
+
+# --- documents of logs -----------------------------------------------------------------------------------
+
+
+@BOTH_STORES
+@pytest.mark.rule("LG-18")
+def test_every_record_of_blocks_of_any_size_is_proven(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    batches, number = list[list[Submission]](), 0
+    for size in SIZES:
+        numbers = range(number + 1, number + size + 1)
+        batches += [[an_event(one) for one in numbers], [a_transaction(one, with_key=one % 4 > 0) for one in numbers]]
+        number += size
+    receipts = filled(log, *batches)
+    head = tmp_path / "head.json"
+    head.write_text(RUNNER.invoke(app, ["head", log]).stdout)
+    newest = {one["lane"]: one["block_hash"] for one in json.loads(head.read_text())["lanes"]}
+    for batch, submissions in zip(receipts, batches, strict=True):
+        # The first, the last, and those beside the middle of a large block: core tests have every place.
+        for index in sorted({0, 1, len(batch) // 2, len(batch) - 1} & set(range(len(batch)))):
+            receipt, submission = batch[index], submissions[index]
+            data = proven(log, "--lane", str(receipt.lane), "--position", str(receipt.position))
+            if submission.policy is oncelog.LEDGER:
+                assert proven(log, tx_id_of(receipt.lane, receipt.position)) == data
+            document = decode(data)
+            assert (document.index, document.count) == (index, len(batch))
+            assert (document.record.height, document.body) == (receipt.height, submission.body)
+            assert document.record.partitions == submission.partitions
+            assert verify(document).is_valid
+        is_newest = document.block.hash == newest[receipt.lane]
+        assert checked(data, "--head", str(head))[0] == (0 if is_newest else 1)
+        assert is_newest is (len(batch) == SIZES[-1])
+
+
+@BOTH_STORES
+def test_it_is_what_the_library_proves(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    [[first, second]] = filled(log, [an_event(1), a_transaction(1)])
+    with oncelog.open_blocking(log) as opened:
+        for receipt in (first, second):
+            data = encode(proof_document(opened.prove(receipt)))
+            assert proven(log, f"{receipt.lane}:{receipt.position}") == data + b"\n"
+
+
+@BOTH_STORES
+@pytest.mark.rule("LG-18", "CO-41")
+def test_an_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    [receipts] = filled(log, [an_event(number) for number in (1, 2, 3)])
+    before = decode(proven(log, "0:2"))
+    with oncelog.open_blocking(log) as opened:
+        assert opened.erase(key=uuid.UUID(int=2)) == 1
+    data = proven(log, "0:2")
+    after = decode(data)
+    assert (after.salt, after.body) == (None, None)
+    assert (after.record, after.body_hash, after.path, after.block) == (
+        *(before.record, before.body_hash, before.path, before.block),
+    )
+    status, said = checked(data, "--block-hash", after.block.hash)
+    assert status == 0
+    assert "body:           not there: only the header is proven" in said
+    # The others of its block have theirs, and their proofs are what they were.
+    assert verify(decode(proven(log, "0:1"))).is_valid
+    assert decode(proven(log, "0:3")).body == an_event(3).body
+    assert len(receipts) == 3
+
+
+@BOTH_STORES
+def test_the_log_is_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    log = log_at(path)
+    filled(log, [an_event(1), a_transaction(1)])
+
+    def state() -> Any:
+        if log == str(path):
+            return hashlib.sha256(path.read_bytes()).digest(), sorted(one.name for one in tmp_path.iterdir())
+        tables = [
+            name for (name,) in query(log, "SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema()")
+        ]
+        return [query(log, f"SELECT t::text, xmin::text FROM {table} t ORDER BY 1") for table in sorted(tables)]  # noqa: S608
+
+    before = state()
+    assert proven(log, *PLACE)
+    assert proven(log, str(uuid.UUID(int=1)))
+    assert state() == before
+
+
+@BOTH_STORES
+def test_a_log_that_is_in_use(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    with oncelog.open_blocking(log) as opened:
+        opened.submit(an_event(1))
+        assert verify(decode(proven(log, *PLACE))).is_valid
+        opened.submit(an_event(2))
+        assert verify(decode(proven(log, "0:2"))).is_valid
+
+
+@BOTH_STORES
+def test_a_record_by_its_key(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    notes = oncelog.Policy(
+        name="notes",
+        key_bytes=(1, 64),
+        order=oncelog.Order.LANE,
+        on_reuse=oncelog.OnReuse.REPLAY,
+        retention=oncelog.FOREVER,
+    )
+    note = Submission(policy=notes, scope="", key=b"12345678", fingerprint=b"", body=b"text")
+    filled(log, [an_event(1), a_transaction(1), note, replace(note, key=uuid.UUID(int=1).bytes)])
+    event = proven(log, "0:1")
+    assert proven(log, str(uuid.UUID(int=1)), "--policy", "events") == event
+    assert proven(log, uuid.UUID(int=1).hex.upper(), "--policy", "events") == event
+    assert "known under events and notes: say which with --policy" in refused(log, uuid.UUID(int=1).hex)
+    mine = decode(proven(log, key(1).hex(), "--scope", SCOPE, "--client", "till-ä"))
+    assert (mine.record.policy, mine.record.client_sequence) == ("ledger", 1)
+    assert "nothing was committed here" in refused(log, key(1).hex(), "--scope", SCOPE, "--client", "c", status=1)
+    assert "nothing was committed here" in refused(log, "abcd", status=1)
+    assert "knows no policy 'nonsense'" in refused(log, "abcd", "--policy", "nonsense")
+    # Sixteen digits are a transaction, unless it is said whose key they are.
+    digits = b"12345678".hex()
+    assert "lane 12594 is empty, or none of this log's" in refused(log, digits, status=1)
+    assert decode(proven(log, digits, "--policy", "notes")).record.key == digits
+
+
+@BOTH_STORES
+def test_what_is_not_there(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    filled(log, [an_event(1), a_transaction(1)])
+    assert refused(log, "--lane", "0", "--position", "2", status=1) == "no record: lane 0 has positions 1 to 1"
+    assert refused(log, "0:0", status=1) == "no record: lane 0 has positions 1 to 1"
+    for lane in ("99", str(2**70)):
+        assert "is empty, or none of this log's" in refused(log, "--lane", lane, "--position", "1", status=1)
+    assert "position 1 stands a record of the policy 'events'" in refused(log, tx_id_of(0, 1), status=1)
+    assert refused(log, "f" * 16, status=1).startswith("no record: lane 65535 ")
+
+
+WRONG: list[tuple[list[str], str]] = [
+    ([], "name a log and a record in it, or a document with --check"),
+    (["log.db"], "which record?"),
+    (["log.db", "--lane", "0"], "--lane and --position go together"),
+    (["log.db", "--position", "1"], "--lane and --position go together"),
+    (["log.db", "0:1", *PLACE], "--lane and --position name a record by its place"),
+    (["log.db", *PLACE, "--scope", "s"], "--lane and --position name a record by its place"),
+    (["log.db", "0:1", "--client", "c"], "0:1 names a record by its place"),
+    (["log.db", "nonsense"], "'nonsense' is neither a transaction's id nor LANE:POSITION nor a key"),
+    (["log.db", "0:1", "--block-hash", "00"], "--block-hash does not go with a log"),
+    (["log.db", "0:1"], "log.db does not exist."),
+    (["log.db", "--check", "x"], "LOG does not go with --check"),
+    (["--check", "x", "--output", "y"], "--output does not go with --check"),
+    (["--check", "x", *PLACE], "--lane does not go with --check"),
+    (["--check", "x", "--scope", "s"], "--scope does not go with --check"),
+    (["--check", "x"], "x cannot be read: No such file or directory"),
+    (["--check", "."], ". cannot be read: Is a directory"),
+    (["--check", "x", "--block-hash", "00"], "--block-hash must have 64 hexadecimal digits"),
+    (["--check", "x", "--block-hash", "g" * 64], "--block-hash must have 64 hexadecimal digits"),
+    (["postgresql://ann:se[secret@host/orders", "0:1"], "the address cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(one)[:50] for one, _ in WRONG])
+def test_wrong_arguments(arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@BOTH_STORES
+def test_what_is_damaged_is_not_handed_on(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    log = log_at(path)
+    filled(log, [an_event(number) for number in (1, 2, 3)])
+
+    def change(statement: str) -> None:
+        if log != str(path):
+            query(log, statement)
+            return
+        connection = sqlite3.connect(path)
+        connection.execute(statement)
+        connection.commit()
+        connection.close()
+
+    change("UPDATE oncelog_records SET actor = 'another' WHERE height = 1 AND actor = ''")
+    assert refused(log, "0:2") == "lane 0, position 2: it is not what its block says; see `oncelog verify`"
+    change("UPDATE oncelog_records SET actor = ''")
+    assert verify(decode(proven(log, "0:2"))).is_valid
+    change("UPDATE oncelog_blocks SET count = 2")
+    assert refused(log, "0:2") == "lane 0, position 2: it is not what its block says; see `oncelog verify`"
+    assert refused(log, "0:3") == "lane 0, position 3: it does not stand in its block; see `oncelog verify`"
+    change("DELETE FROM oncelog_blocks")
+    assert refused(log, "0:2") == "lane 0, position 2: its block is missing; see `oncelog verify`"
+    change("DELETE FROM oncelog_records")
+    assert refused(log, "0:2") == "lane 0, position 2: the record is missing; see `oncelog verify`"
+
+
+@pytest.mark.parametrize("change", ["client_sequence = -1", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"])
+def test_what_no_log_has_written_is_an_error_not_a_crash(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "log.db"
+    filled(str(path), [an_event(number) for number in (1, 2, 3)])
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE oncelog_records SET {change} WHERE place = 1")  # noqa: S608
+    connection.commit()
+    connection.close()
+    for place in ("0:1", "0:2"):
+        assert refused(str(path), place)
+
+
+def test_a_database_that_has_no_log_or_cannot_be_reached(database: str) -> None:
+    assert "has no log in it" in refused(database, "0:1")
+    assert "cannot be reached" in refused("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
+    assert "secret" not in refused("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
+
+
+@BOTH_STORES
+def test_a_log_of_everything(tmp_path: Path) -> None:
+    """Whatever stands in a log can be proven: every policy, every lane, erased or not."""
+    log = log_at(tmp_path / "log.db")
+    sample.make_log(Path(log) if log.endswith(".db") else log, rounds=3)
+    heads = json.loads(RUNNER.invoke(app, ["head", log]).stdout)["lanes"]
+    policies = set()
+    for one in heads:
+        for position in range(1, one["position"] + 1):
+            document = decode(proven(log, f"{one['lane']}:{position}"))
+            policies.add(document.record.policy)
+            # The sample's transactions have made-up fingerprints: that is found, and nothing else.
+            findings = [found for found in verify(document).findings if "transaction of a ledger" not in found]
+            assert not [found for found in findings if "fingerprint" not in found]
+    assert policies == {"events", "ledger", "deltas", "runs", "chat", "notes"}
+
+
+# --- where it goes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("proof") / "log.db")
+    filled(path, [an_event(number) for number in (1, 2, 3)], [a_transaction(1), a_transaction(2)], [an_event(4)])
+    return path
+
+
+@pytest.fixture
+def document(log: str) -> bytes:
+    return proven(log, "0:2")
+
+
+def test_it_goes_to_a_file_that_is_not_there_yet(log: str, document: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "proof.json"
+    done = invoked(log, "0:2", "--output", str(path))
+    assert (done.exit_code, done.output) == (0, "")
+    assert path.read_bytes() == document
+    assert invoked("--check", str(path)).exit_code == 0
+    before = Path(log).read_bytes()
+    for there in (log, str(path)):
+        assert refused(log, "0:1", "--output", there) == f"{there} is there already."
+    assert Path(log).read_bytes() == before
+    assert path.read_bytes() == document
+    nowhere = str(tmp_path / "no" / "proof.json")
+    assert refused(log, "0:1", "--output", nowhere) == f"{nowhere} cannot be written: No such file or directory"
+
+
+def test_where_there_is_no_record_no_file_is_made(log: str, tmp_path: Path) -> None:
+    assert refused(log, "0:99", "--output", str(tmp_path / "proof.json"), status=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_half_of_a_document(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = Path.open
+
+    class Full(io.BytesIO):
+        def write(self, *_: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def full(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        opened = real(path, mode, *more, **named)
+        if mode != "xb":
+            return opened
+        opened.close()
+        return Full()
+
+    monkeypatch.setattr(Path, "open", full)
+    path = tmp_path / "proof.json"
+    assert "No space left on device" in refused(log, "0:1", "--output", str(path), status=74)
+    assert not path.exists()
+
+
+def test_documents_go_through_a_pipe(log: str) -> None:
+    command = [sys.executable, "-m", "oncelog", "proof"]
+    made = subprocess.run([*command, log, "0:1"], capture_output=True, check=True)  # noqa: S603
+    done = subprocess.run([*command, "--check", "-"], input=made.stdout, capture_output=True, check=True)  # noqa: S603
+    assert done.stdout.startswith(b"the record stands in the document's block\n")
+
+
+# --- the check -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LG-18")
+def test_what_is_proven_is_said_in_plain_words(log: str, tmp_path: Path) -> None:
+    with oncelog.open_blocking(log) as opened:
+        lane = max(opened.heads())
+    data = proven(log, tx_id_of(lane, 2))
+    found = decode(data)
+    size = len(found.body or b"")
+    path = tmp_path / "proof.json"
+    path.write_bytes(data)
+    done = invoked("--check", str(path), "--block-hash", found.block.hash.upper())
+    assert (done.exit_code, done.stderr) == (0, "")
+    for line in (
+        "proven: the record stands in the block",
+        f"place:          lane {lane}, position 2",
+        f"sequence:       2 of {SCOPE}",
+        "policy:         ledger",
+        f"key:            {key(2).hex()}",
+        "actor:          user:zoë",
+        "client:         till-ä, sequence 2",
+        f"body:           {size} bytes, as they were committed; the operations are those of the fingerprint",
+        f"block:          height 1, {found.block.hash}",
+        "                it is the one that was given",
+    ):
+        assert line in done.stdout.splitlines()
+    status, said = checked(data)
+    assert status == 0
+    assert said.startswith("the record stands in the document's block\n")
+    assert "not compared: hold its hash against one from whom you trust (--block-hash, --head)" in said
+    assert "partitions:     größe, orders/7" in checked(proven(log, "0:3"))[1]
+
+
+@pytest.mark.rule("LG-18")
+def test_another_block_hash_is_not_the_blocks(document: bytes) -> None:
+    status, said = checked(document, "--block-hash", "ab" * 32)
+    assert (status, said) == (1, f"not proven:\n- the block is not the one with the hash {'ab' * 32}\n")
+
+
+@pytest.mark.rule("LG-18")
+def test_a_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path: Path) -> None:
+    head = tmp_path / "head.json"
+    head.write_text(RUNNER.invoke(app, ["head", log]).stdout)
+    newest, older = proven(log, "0:4"), proven(log, "0:1")
+    status, said = checked(newest, "--head", str(head))
+    assert status == 0
+    assert said.startswith("proven: ")
+    assert "it is the head's" in said
+    status, said = checked(older, "--head", str(head))
+    assert status == 1
+    assert "proven: " not in said
+    words = "it is older than the head, and they cannot be compared without the chain between them (heights 1 and 2)"
+    assert f"not confirmed: {words}" in said
+    exported = json.loads(head.read_text())
+    mark = exported["lanes"][0]
+    for change, words in (
+        ({"block_hash": "ab" * 32}, f"not proven:\n- the block is not the one with the hash {'ab' * 32}"),
+        ({"height": 1}, "not confirmed: it is newer than the head, which has height 1"),
+        ({"lane": 77}, "not confirmed: the head has no lane 0"),
+    ):
+        head.write_text(json.dumps({**exported, "lanes": [{**mark, **change}]}))
+        status, said = checked(newest, "--head", str(head))
+        assert status == 1
+        assert words in said
+    head.write_text("{}")
+    assert refused("--check", "-", "--head", str(head), given=newest).startswith("not an exported head: ")
+    assert "--head: each says" in refused("--check", "-", "--head", str(head), "--block-hash", "00" * 32, given=newest)
+    missing = invoked("--check", "-", "--head", str(tmp_path / "none.json"), given=newest)
+    assert missing.exit_code == 2
+
+
+@pytest.mark.rule("LG-18")
+def test_a_document_that_was_changed_is_not_proven(document: bytes) -> None:
+    said = json.loads(document)
+    changed = json.dumps({**said, "record": {**said["record"], "actor": "user:eve"}}).encode()
+    words = "the path does not lead from the record to the block's Merkle root"
+    assert checked(changed) == (1, f"not proven:\n- {words}\n")
+    status, told = checked(json.dumps({**said, "count": 9, "body": ""}).encode())
+    assert (status, told.count("\n- ")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "not a proof: $: Input data was truncated"),
+        (b"{}", "not a proof: $: Object missing required field `record`"),
+        (b'{"\x9b":1}', "not a proof: $: is not UTF-8"),
+        (b'{"record":{"lane":-1}}', "not a proof: $.record: Object missing required field `position`"),
+    ],
+)
+def test_what_is_no_document(data: bytes, words: str) -> None:
+    assert refused("--check", "-", given=data) == words
+
+
+def test_a_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.db")
+    filled(path, [replace(an_event(1), actor="\x1b[2Jzoë", partitions=("a\u202eb",))])
+    said = checked(proven(path, "0:1"))[1]
+    assert "\x1b" not in said
+    assert "actor:          '\\x1b[2Jzo\\xeb'" in said
+    assert "partitions:     'a\\u202eb'" in said
+
+
+def test_the_help_has_examples() -> None:
+    said = " ".join(invoked("--help").stdout.split())
+    for example in ("oncelog proof ledger.db 0003000000000011 > proof.json", "oncelog proof --check proof.json --head"):
+        assert example in said

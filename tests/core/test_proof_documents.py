@@ -1,0 +1,496 @@
+"""Proofs as documents (LG-18): nothing in one can be changed, and of what is none the place is named that is wrong."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import oncelog.proof
+from oncelog.core.operations import Condition, DeleteEntity, Must, SetEntity
+from oncelog.core.proof import Block, body_hash, leaf_hash, prove, record_header, root_of
+from oncelog.core.transactions import ledger_scope, transaction, transaction_body
+from oncelog.core.values import Record
+from oncelog.engine.cursors import Proven
+from oncelog.errors import OncelogError, ProofError
+from oncelog.proof import (
+    DOCUMENT_BYTES_MAX,
+    PATH_HASHES_MAX,
+    ProofDocument,
+    Verification,
+    decode,
+    encode,
+    proof_document,
+    verify,
+)
+
+UINT32_MAX = 2**32 - 1
+UINT64_MAX = 2**64 - 1
+SALT = bytes(range(16))
+OPERATIONS = (SetEntity("balance:7", b"250", 17, Condition(Must.HAVE_VERSION, 3)), DeleteEntity("größe"))
+
+EVENT = Record(
+    lane=0,
+    position=12,
+    sequence=0,
+    log_time_ms=1_767_225_601_234,
+    height=4,
+    policy="events",
+    scope="",
+    key=bytes(range(16)),
+    fingerprint=bytes(range(32)),
+    actor="user:zoë",
+    client="",
+    client_sequence=0,
+    partitions=("a", "b/ü", 'with "quotes"'),
+    body='{"text":"Grüße"}'.encode(),
+)
+SENT = transaction(ledger_scope("acme", "main"), "till-3", UINT64_MAX, OPERATIONS, actor="client:till-3")
+TRANSACTION = Record(
+    lane=3,
+    position=UINT64_MAX,
+    sequence=6,
+    log_time_ms=1_767_225_601_234,
+    height=UINT64_MAX,
+    policy="ledger",
+    scope=SENT.scope,
+    key=b"",
+    fingerprint=SENT.fingerprint,
+    actor=SENT.actor,
+    client=SENT.client,
+    client_sequence=SENT.client_sequence,
+    partitions=(),
+    body=SENT.body,
+)
+
+
+def proven(record: Record, index: int = 2, count: int = 5, salt: bytes = SALT) -> Proven:
+    """What a log says that has the record at that index of a block, among others."""
+    salted = body_hash(salt, record.body)
+    leaves = [leaf_hash(b"another record %d" % number, bytes(32)) for number in range(count)]
+    leaves[index] = leaf_hash(record_header(record), salted)
+    block = Block(
+        lane=record.lane,
+        height=record.height,
+        first_position=record.position - index,
+        count=count,
+        log_time_ms=record.log_time_ms,
+        previous=bytes(range(32)),
+        root=root_of(leaves),
+    )
+    return Proven(record, salt, salted, prove(leaves, index), block)
+
+
+def erased(found: Proven) -> Proven:
+    """The same after its body has been erased."""
+    return replace(found, record=replace(found.record, body=b"", erased=True), salt=b"")
+
+
+DOCUMENTS = {
+    "event": proof_document(proven(EVENT)),
+    "transaction": proof_document(proven(TRANSACTION, 6, 7)),
+    "erased": proof_document(erased(proven(EVENT))),
+    "alone": proof_document(proven(replace(EVENT, body=b""), 0, 1)),
+}
+each_document = pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
+
+
+def is_noticed(data: bytes) -> bool:
+    """Whether a document that was changed is refused, or found not to hold."""
+    try:
+        return not verify(decode(data)).is_valid
+    except ProofError:
+        return True
+
+
+# --- any record, any place -------------------------------------------------------------------------------
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+numbers = st.integers(0, UINT64_MAX) | st.integers(0, 300)
+any_record = st.builds(
+    Record,
+    lane=st.integers(0, UINT32_MAX),
+    position=st.integers(100, UINT64_MAX),
+    sequence=numbers,
+    log_time_ms=numbers,
+    height=numbers,
+    policy=st.sampled_from(["events", "chat", "notes"]),
+    scope=names,
+    key=st.binary(max_size=255),
+    fingerprint=st.binary(max_size=64),
+    actor=names,
+    client=names,
+    client_sequence=numbers,
+    partitions=st.lists(names, max_size=5).map(tuple),
+    body=st.binary(max_size=100),
+)
+places = st.integers(1, 70).flatmap(lambda count: st.tuples(st.integers(0, count - 1), st.just(count)))
+
+
+@pytest.mark.rule("LG-18")
+@given(any_record, places, st.binary(min_size=16, max_size=16), st.booleans())
+def test_any_record_is_proven_wherever_it_stands(
+    record: Record, place: tuple[int, int], salt: bytes, is_erased: bool
+) -> None:
+    found = proven(record, *place, salt)
+    document = proof_document(erased(found) if is_erased else found)
+    assert decode(encode(document)) == document
+    assert encode(decode(encode(document))) == encode(document)
+    assert verify(document, block_hash=found.block.hash) == Verification((), is_erased) == verify(document)
+    assert verify(document).is_valid
+    assert document.body == (None if is_erased else record.body)
+
+
+@pytest.mark.rule("LG-18")
+@pytest.mark.parametrize("count", [*range(1, 34), 64, 100, 1000])
+def test_every_place_in_a_block(count: int) -> None:
+    for index in range(count) if count < 34 else (0, 1, count // 2, count - 2, count - 1):
+        document = proof_document(proven(replace(EVENT, position=5000), index, count))
+        assert verify(document).is_valid
+        for other in {index - 1, index + 1, 0, count - 1} - {index, -1}:
+            assert not verify(replace(document, index=other)).is_valid
+
+
+def test_the_document_is_as_it_is_documented() -> None:
+    said = json.loads(encode(DOCUMENTS["transaction"]))
+    assert list(said) == ["record", "salt", "body", "body_hash", "index", "count", "path", "block"]
+    assert list(said["record"]) == [
+        *("lane", "position", "sequence", "log_time_ms", "height", "client_sequence", "policy", "scope"),
+        *("key", "fingerprint", "actor", "client", "partitions"),
+    ]
+    assert list(said["block"]) == [
+        *("lane", "height", "first_position", "count", "timestamp_ms", "previous_hash", "merkle_root", "hash")
+    ]
+    assert (said["salt"], said["record"]["client_sequence"]) == (SALT.hex(), UINT64_MAX)
+    gone = json.loads(encode(DOCUMENTS["erased"]))
+    assert (gone["salt"], gone["body"]) == (None, None)
+    assert gone["body_hash"] == json.loads(encode(DOCUMENTS["event"]))["body_hash"]
+
+
+def test_spaces_and_the_order_of_members_say_nothing() -> None:
+    document = DOCUMENTS["event"]
+    said = json.loads(encode(document))
+    assert decode(json.dumps(dict(reversed(said.items())), indent=2).encode()) == document
+
+
+# --- nothing can be changed ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("LG-18")
+@each_document
+def test_every_changed_byte_is_noticed(document: ProofDocument) -> None:
+    data = encode(document)
+    for place, byte in enumerate(data):
+        others = {byte ^ 1, byte ^ 0x20, byte ^ 0x80, *b' 07af"'} - {byte}  # 0x20: another case
+        for other in others:
+            changed = data[:place] + bytes([other]) + data[place + 1 :]
+            assert is_noticed(changed), changed[max(0, place - 40) : place + 40]
+
+
+@pytest.mark.rule("LG-18")
+@given(st.data(), st.sampled_from(list(DOCUMENTS.values())))
+def test_whatever_is_put_in_taken_out_or_replaced_is_noticed(data: st.DataObject, document: ProofDocument) -> None:
+    before = encode(document)
+    start = data.draw(st.integers(0, len(before)))
+    end = data.draw(st.integers(start, min(len(before), start + 8)))
+    changed = before[:start] + data.draw(st.binary(max_size=8) | st.text(max_size=8).map(str.encode)) + before[end:]
+    try:
+        found = decode(changed)
+    except ProofError:
+        return
+    assert found == document or not verify(found).is_valid
+
+
+@pytest.mark.rule("LG-18")
+@given(any_record, places, st.data())
+def test_a_field_of_another_proof_is_noticed(record: Record, place: tuple[int, int], data: st.DataObject) -> None:
+    document, other = proof_document(proven(record, *place)), DOCUMENTS["event"]
+    field = data.draw(st.sampled_from(document.record.__struct_fields__))
+    value = getattr(other.record, field)
+    if value != getattr(document.record, field):
+        assert not verify(replace(document, record=replace(document.record, **{field: value}))).is_valid
+    field = data.draw(st.sampled_from(document.block.__struct_fields__))
+    value = getattr(other.block, field)
+    if value != getattr(document.block, field):
+        assert not verify(replace(document, block=replace(document.block, **{field: value}))).is_valid
+
+
+def changed_values(value: Any) -> Iterator[Any]:
+    """A JSON value, changed in each of its leaves, one at a time."""
+    match value:
+        case dict():
+            for name, member in value.items():
+                yield {other: one for other, one in value.items() if other != name}
+                yield from ({**value, name: one} for one in changed_values(member))
+            yield {**value, "more": 1}
+        case list():
+            yield from (value + value[:1] or [""], value[:-1] or [""], [*value, "00" * 32])
+            if len(value) > 1:
+                yield value[::-1]
+            for index, one in enumerate(value):
+                yield from ([*value[:index], other, *value[index + 1 :]] for other in changed_values(one))
+        case int():
+            others = {0, value + 1, value - 1, value ^ 256, value + 2**31, value + 2**32, value + 2**64, -value}
+            yield from (*(others - {value}), str(value), None, value + 0.5)
+        case str():
+            yield from (value + "0", value + "00", "00" + value, value[2:] or "x", value[:-1] or "x", value + "\n")
+            yield from (None, 0, [value])
+            if value != value.upper():
+                yield value.upper()
+        case None:
+            yield from ("", "00" * 16, "00" * 32)
+
+
+@pytest.mark.rule("LG-18")
+@each_document
+def test_every_changed_field_is_noticed(document: ProofDocument) -> None:
+    changes = list(changed_values(json.loads(encode(document))))
+    assert len(changes) > 200
+    for changed in changes:
+        assert is_noticed(json.dumps(changed).encode()), changed
+
+
+def test_a_byte_cannot_move_between_salt_and_body() -> None:
+    said = json.loads(encode(proof_document(proven(replace(EVENT, body=b"body")))))
+    with pytest.raises(ProofError) as raised:
+        decode(json.dumps({**said, "salt": said["salt"] + b"b".hex(), "body": "b2R5"}).encode())
+    assert (raised.value.path, raised.value.reason) == ("$.salt", "must have 32 hexadecimal digits, not 34")
+
+
+# --- what is found, in words -----------------------------------------------------------------------------
+
+
+def found_in(document: ProofDocument, **more: Any) -> tuple[str, ...]:
+    result = verify(document, **more)
+    assert result.is_valid is (not result.findings)
+    return result.findings
+
+
+def test_what_is_wrong_is_said() -> None:
+    document = DOCUMENTS["event"]
+    block, record = document.block, document.record
+    not_its_hash = "the block's hash is not that of its fields"
+    nowhere = "the path does not lead from the record to the block's Merkle root"
+    assert found_in(replace(document, block=replace(block, hash="00" * 32))) == (not_its_hash,)
+    assert found_in(replace(document, block=replace(block, previous_hash="00" * 32))) == (not_its_hash,)
+    assert found_in(replace(document, record=replace(record, actor="user:zoe"))) == (nowhere,)
+    assert found_in(replace(document, record=replace(record, lane=1))) == ("the record says lane 1, its block 0",)
+    assert found_in(replace(document, record=replace(record, height=5))) == ("the record says height 5, its block 4",)
+    assert found_in(replace(document, record=replace(record, log_time_ms=5))) == (
+        "the record says log_time_ms 5, its block 1767225601234",
+    )
+    assert found_in(replace(document, index=3)) == ("the record says position 12, its index in the block 13",)
+    assert found_in(replace(document, count=6)) == ("the proof is of a block with 6 records, the block has 5",)
+    assert found_in(replace(document, path=document.path[:-1])) == (nowhere,)
+    assert found_in(replace(document, body=b"other")) == ("the body hash is not that of salt and body",)
+    assert found_in(replace(document, salt="00" * 16)) == ("the body hash is not that of salt and body",)
+    assert found_in(replace(document, body_hash="00" * 32)) == (nowhere, "the body hash is not that of salt and body")
+
+
+def test_an_index_beyond_the_block() -> None:
+    document = DOCUMENTS["alone"]
+    block = replace(document.block, first_position=10)
+    assert "there is no index 2 among 1 records" in found_in(replace(document, index=2, block=block))
+
+
+@pytest.mark.rule("LG-18")
+@each_document
+def test_the_block_must_be_the_one_that_is_trusted(document: ProofDocument) -> None:
+    trusted = bytes.fromhex(document.block.hash)
+    assert found_in(document, block_hash=trusted) == ()
+    for other in (bytes(32), trusted[:-1], trusted[::-1], b""):
+        assert found_in(document, block_hash=other) == (f"the block is not the one with the hash {other.hex()}",)
+    # A hash that is only written down in the document is not the block's.
+    forged = replace(document, block=replace(document.block, hash="00" * 32))
+    assert len(found_in(forged, block_hash=bytes(32))) == 2
+
+
+@pytest.mark.rule("LG-18", "CO-41")
+def test_of_an_erased_record_the_header_is_proven() -> None:
+    document = DOCUMENTS["erased"]
+    assert verify(document) == Verification((), is_erased=True)
+    assert not verify(replace(document, body_hash="00" * 32)).is_valid
+    assert not verify(replace(document, record=replace(document.record, actor=""))).is_valid
+    # Who kept body and salt can still show what stood there, and nothing else.
+    whole = replace(document, salt=SALT.hex(), body=EVENT.body)
+    assert verify(whole) == Verification((), is_erased=False)
+    assert not verify(replace(whole, body=b"another")).is_valid
+
+
+@pytest.mark.rule("LG-18")
+def test_a_transaction_says_what_its_fingerprint_says() -> None:
+    """Also where the log has put another body under it, and has hashed that."""
+    other = transaction_body([SetEntity("balance:7", b"251")])
+    for body, words in (
+        (other, "the body does not say what its fingerprint says"),
+        (transaction_body([*OPERATIONS, DeleteEntity("more")]), "the body does not say what its fingerprint says"),
+        (b'{"operations":[]}', "the body does not say what its fingerprint says"),
+        (b"", "the body is no transaction of a ledger"),
+        (b'{"operations":[{}]}', "the body is no transaction of a ledger"),
+        (b'{"operations":[{"delete_entity":{"key":"\xff"}}]}', "the body is no transaction of a ledger"),
+        (b"[" * 100_000, "the body is no transaction of a ledger"),
+    ):
+        assert found_in(proof_document(proven(replace(TRANSACTION, body=body)))) == (words,)
+        # Other policies mean other things by their bodies; and of an erased one there is nothing to compare.
+        assert found_in(proof_document(proven(replace(TRANSACTION, body=body, policy="notes")))) == ()
+        assert found_in(proof_document(erased(proven(replace(TRANSACTION, body=body))))) == ()
+
+
+# --- what is no document ---------------------------------------------------------------------------------
+
+
+def refused(data: bytes) -> tuple[str, str]:
+    with pytest.raises(ProofError) as raised:
+        decode(data)
+    assert isinstance(raised.value, OncelogError)
+    assert str(raised.value) == f"{raised.value.path}: {raised.value.reason}"
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 500
+    return raised.value.path, raised.value.reason
+
+
+HEX = "must be hexadecimal: two digits a byte, 0 to 9 and a to f, in lower case"
+BAD: list[tuple[str, Any, str, str]] = [
+    ("record.lane", "0", "$.record.lane", "Expected `int`, got `str`"),
+    ("record.lane", 2**32, "$.record.lane", "must be from 0 to 4294967295"),
+    ("record.position", -1, "$.record.position", "must be from 0 to 18446744073709551615"),
+    ("record.sequence", 2**64, "$.record.sequence", "must be from 0 to 18446744073709551615"),
+    ("record.height", 1.5, "$.record.height", "Expected `int`, got `float`"),
+    ("record.log_time_ms", True, "$.record.log_time_ms", "Expected `int`, got `bool`"),
+    ("record.client_sequence", None, "$.record.client_sequence", "Expected `int`, got `null`"),
+    ("record.key", "0", "$.record.key", HEX),
+    ("record.key", "zz", "$.record.key", HEX),
+    ("record.key", "AB", "$.record.key", HEX),
+    ("record.key", "ab\n0", "$.record.key", HEX),
+    ("record.key", "٣٣", "$.record.key", HEX),
+    ("record.key", "00" * 256, "$.record.key", "must have at most 510 hexadecimal digits, not 512"),
+    ("record.fingerprint", "00" * 65, "$.record.fingerprint", "must have at most 128 hexadecimal digits, not 130"),
+    ("record.policy", "p" * 65, "$.record.policy", "must have at most 64 characters, not 65"),
+    ("record.scope", "s" * 513, "$.record.scope", "must have at most 512 characters, not 513"),
+    ("record.actor", 7, "$.record.actor", "Expected `str`, got `int`"),
+    ("record.partitions", ["p"] * 65, "$.record.partitions", "must be at most 64, not 65"),
+    ("record.partitions", ["a", 1], "$.record.partitions[1]", "Expected `str`, got `int`"),
+    ("record.partitions", ["a", "p" * 257], "$.record.partitions[1]", "must have at most 256 characters, not 257"),
+    ("record.more", 1, "$.record", "Object contains unknown field `more`"),
+    ("salt", "00" * 15, "$.salt", "must have 32 hexadecimal digits, not 30"),
+    ("salt", None, "$.salt", "and body must be both there, or both null"),
+    ("body", None, "$.salt", "and body must be both there, or both null"),
+    ("body", "A", "$.body", "Invalid base64 encoded string"),
+    ("body", "AB==", "$.body", "has bits set behind its last byte"),
+    ("body_hash", "00" * 33, "$.body_hash", "must have 64 hexadecimal digits, not 66"),
+    ("body_hash", "", "$.body_hash", "must have 64 hexadecimal digits, not 0"),
+    ("index", -1, "$.index", "must be from 0 to 4294967295"),
+    ("count", 2**32, "$.count", "must be from 0 to 4294967295"),
+    ("path", ["00" * 32] * (PATH_HASHES_MAX + 1), "$.path", "must have at most 64 hashes, not 65"),
+    ("path", ["00" * 32, "00" * 31], "$.path[1]", "must have 64 hexadecimal digits, not 62"),
+    ("path", ["00" * 32, "0g" * 32], "$.path[1]", HEX),
+    ("path", "00" * 32, "$.path", "Expected `array`, got `str`"),
+    ("block", [], "$.block", "Expected `object`, got `array`"),
+    ("block.count", 2**32, "$.block.count", "must be from 0 to 4294967295"),
+    ("block.timestamp_ms", 2**64, "$.block.timestamp_ms", "must be from 0 to 18446744073709551615"),
+    ("block.previous_hash", "00", "$.block.previous_hash", "must have 64 hexadecimal digits, not 2"),
+    ("block.hash", "G" * 64, "$.block.hash", HEX),
+    ("more", 1, "$", "Object contains unknown field `more`"),
+]
+
+
+@pytest.mark.parametrize(("member", "value", "path", "reason"), BAD, ids=[f"{one[0]}-{n}" for n, one in enumerate(BAD)])
+def test_what_is_wrong_in_a_document_is_named(member: str, value: Any, path: str, reason: str) -> None:
+    said = json.loads(encode(DOCUMENTS["event"]))
+    inside, _, name = member.rpartition(".")
+    (said[inside] if inside else said)[name] = value
+    assert refused(json.dumps(said).encode()) == (path, reason)
+
+
+def test_a_member_that_is_missing_is_named() -> None:
+    said = json.loads(encode(DOCUMENTS["event"]))
+    assert refused(json.dumps({**said, "block": {}}).encode()) == ("$.block", "Object missing required field `lane`")
+    del said["salt"]
+    assert refused(json.dumps(said).encode()) == ("$", "Object missing required field `salt`")
+
+
+@pytest.mark.parametrize("name", [b'"actor":', b'"path":', b'"\\u0070ath":'])
+def test_a_member_that_is_there_twice_is_refused(name: bytes) -> None:
+    """One reader takes the first, another one the last: what is shown must be what is checked."""
+    data = encode(DOCUMENTS["event"])
+    plain = name.replace(b"\\u0070", b"p")
+    value = data.partition(plain)[2][: data.partition(plain)[2].index(b'"]' if b"ath" in name else b'",') + 2]
+    twice = data.replace(plain, name + value.rstrip(b",") + b"," + plain, 1)
+    assert refused(twice) == (json.loads(name.rstrip(b":")), "is there more than once")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"7",
+        b"[" * 100_000,
+        b'{"record":' * 10_000,
+        b'{"\x1b[2J":1}',
+        b'{"' + b"long" * 100_000 + b'":1}',
+        b'{"a\\u001b[2J":1}',
+        b'{"record":{"lane":1' + b"0" * 5000 + b"}}",
+        b'{"record":{"lane":NaN}}',
+        encode(DOCUMENTS["event"]) + b"{}",
+        encode(DOCUMENTS["event"])[:-1],
+        b"\xef\xbb\xbf" + encode(DOCUMENTS["event"]),
+        encode(DOCUMENTS["event"]).decode().encode("utf-16"),
+        encode(DOCUMENTS["event"]).replace("zoë".encode(), b"zo\xff"),
+        encode(DOCUMENTS["event"]).replace("zoë".encode(), b"zo\\ud800"),
+        encode(DOCUMENTS["event"]).replace("zoë".encode(), b"zo\\udc00"),
+        encode(DOCUMENTS["event"]).replace("zoë".encode(), b"zo\xed\xa0\x80"),
+    ],
+    ids=lambda data: repr(data[:24]),
+)
+def test_what_is_no_document_at_all(data: bytes) -> None:
+    path, reason = refused(data)
+    assert path.startswith("$")
+    assert reason
+
+
+def test_a_document_can_be_only_so_large() -> None:
+    assert refused(b" " * (DOCUMENT_BYTES_MAX + 1)) == ("$", "must have at most 67108864 bytes")
+    data = encode(DOCUMENTS["event"])
+    assert decode(data, bytes_max=len(data)) == DOCUMENTS["event"]
+    with pytest.raises(ProofError):
+        decode(data, bytes_max=len(data) - 1)
+
+
+def test_a_document_made_by_hand_is_held_to_the_same() -> None:
+    document = DOCUMENTS["event"]
+    for made in (lambda: replace(document, salt="00"), lambda: replace(document.block, hash="x" * 64)):
+        with pytest.raises(ProofError):
+            made()
+    with pytest.raises(ProofError, match="actor: lone surrogate"):
+        replace(document.record, actor="\ud800")
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+any_json = st.recursive(scalars, lambda inside: st.lists(inside) | st.dictionaries(st.text(), inside), max_leaves=5)
+
+
+@given(any_json)
+def test_no_json_makes_it_fail_in_any_other_way(value: Any) -> None:
+    said = json.loads(encode(DOCUMENTS["event"]))
+    for member in ("record", "salt", "body_hash", "index", "path", "block"):
+        assert is_noticed(json.dumps({**said, member: value}).encode()) or said[member] == value
+        assert is_noticed(json.dumps({**said, "record": {**said["record"], "scope": value}}).encode()) or value == ""
+
+
+# --- what it stands on -----------------------------------------------------------------------------------
+
+
+def test_it_needs_the_core_and_nothing_else_of_ours() -> None:
+    tree = ast.parse(Path(oncelog.proof.__file__).read_text(encoding="utf-8"))
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
+    ours = {name for name in imported if name.startswith("oncelog")}
+    assert all(name == "oncelog.errors" or name.startswith("oncelog.core") for name in ours)
+    assert imported - ours == {"base64", "json", "msgspec", "re", "typing"}
