@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bench import client, core, embedded, gateways, growth, once, peers, server
+from bench import client, core, embedded, gateways, growth, ledger, once, peers, server
 from bench.measure import FULL, QUICK, Effort, Measurement, measure
 from bench.report import Report, page, plain, report_of
 
@@ -38,6 +38,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "server": server.run,
     "client": client.run,
     "gateways": gateways.run,
+    "ledger": ledger.run,
 }
 """Every benchmark, by the name that the command and its results have."""
 ALONE: Final = ("peers", "server")

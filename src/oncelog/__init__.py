@@ -35,6 +35,7 @@ from oncelog.core.policy import (
     kept_for,
 )
 from oncelog.core.proof import Block, Proof, verify, verify_header
+from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.core.values import (
     Acknowledge,
     Applied,
@@ -260,6 +261,7 @@ __all__ = [
     "extract",
     "fingerprint",
     "kept_for",
+    "ledger_scope",
     "merge",
     "normal_partitions",
     "once",
@@ -270,6 +272,7 @@ __all__ = [
     "run_key_v1",
     "scope_of",
     "share",
+    "transaction",
     "verify",
     "verify_header",
     "work_of",

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +53,8 @@ BACKLOG: Final = 1024
 RENEW_S: Final = 1.0
 """How often the rights of those who are connected are looked at."""
 RATE_KEYS_MAX: Final = 100_000
+JUDGED_MAX: Final = 256
+"""Kept of what was found out about addresses and headers."""
 CLOSING_S: Final = 1.0
 """How long one who does not read may take to be closed when the server stops."""
 HEADER_BYTES_MAX: Final = 32 * 1024
@@ -81,6 +83,9 @@ class Server:
         self._door = EventsDoor(self.log, self.hub, self._entrance, limits=settings.door_limits, counts=self.counts)
         self.sockets = Sockets(self._door)
         self.http = EventsHttp(self._door)
+        self._networks = settings.trusted_networks
+        self._not_ours = lru_cache(maxsize=JUDGED_MAX)(self._judged)
+        self._network_of = lru_cache(maxsize=JUDGED_MAX)(self._network)
         ledger_door = LedgerDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts)
         self.ledger = LedgerHttp(ledger_door)
         self.rpc = self._new_rpc(ledger_door) if settings.grpc else None
@@ -91,7 +96,6 @@ class Server:
             subscribers=lambda: self._readers,
         )
         self.log.watch_commits(self.metrics.observe_commit)
-        self._networks = settings.trusted_networks
         self._origins = settings.allowed_origins
         self._tls: ssl.SSLContext | None = None
         self._runner: web.AppRunner | None = None
@@ -111,7 +115,7 @@ class Server:
             port=self.settings.ledger_port,
             with_reflection=self.settings.openapi,
             certificate=self._certificate,
-            address_of=lambda remote, forwarded: client_network(client_address(remote, forwarded, self._networks)),
+            address_of=self._network_of,
         )
 
     def _certificate(self) -> tuple[bytes, bytes] | None:
@@ -349,14 +353,24 @@ class Server:
             return error_response(DoorError(codes.SERVER_ERROR, "the server is at fault"))
 
     def _demand_ours(self, request: web.Request) -> None:
-        host = request.headers.get("Host")
+        headers = request.headers
+        forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
+        refused = self._not_ours(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
+        if refused is not None:
+            field, what = refused
+            raise DoorError(codes.FORBIDDEN, f"{field}: {what}", field=field)
+
+    def _judged(
+        self, remote: str | None, host: str | None, forwarded: str | None, origin: str | None
+    ) -> tuple[str, str] | None:
+        """The header for which a request is refused, and why. The same come again and again, so it is kept."""
         if self.settings.development and not is_loopback_host(host):
             # A web page can have its own name point to this machine, and be of the same origin as we are.
-            raise DoorError(codes.FORBIDDEN, "Host: must be a loopback name in development mode", field="Host")
-        forwarded = ",".join(request.headers.getall("X-Forwarded-Proto", ())) or None
-        scheme = scheme_of(request.remote, forwarded, self._tls is not None, self._networks)
-        if not is_allowed_origin(request.headers.get("Origin"), scheme, host, self._origins):
-            raise DoorError(codes.FORBIDDEN, "Origin: is not one of those that may connect", field="Origin")
+            return "Host", "must be a loopback name in development mode"
+        scheme = scheme_of(remote, forwarded, self._tls is not None, self._networks)
+        if not is_allowed_origin(origin, scheme, host, self._origins):
+            return "Origin", "is not one of those that may connect"
+        return None
 
     async def _tell_origin(self, request: web.Request, response: web.StreamResponse) -> None:
         """Lets pages of configured origins read the answer. Who is not allowed was refused, and gets no such header."""
@@ -370,7 +384,10 @@ class Server:
     def _address(self, request: web.Request) -> str:
         # Of several lines the last was written by the proxy that we know, as of several addresses in one.
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ())) or None
-        return client_network(client_address(request.remote, forwarded, self._networks))
+        return self._network_of(request.remote, forwarded)
+
+    def _network(self, remote: str | None, forwarded: str | None) -> str:
+        return client_network(client_address(remote, forwarded, self._networks))
 
     def _demand_room(self) -> None:
         connections_max = self.settings.door_limits.connections_max

@@ -12,8 +12,22 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
-from oncelog.core.policy import EVENTS, Policy
-from oncelog.core.values import Applied, Item, LaneHead, Mode, Receipt, Record, Refused, Settings, Verdict
+from oncelog.core.operations import Entity
+from oncelog.core.policy import EVENTS, LEDGER, Policy
+from oncelog.core.values import (
+    Applied,
+    ClientEntry,
+    Item,
+    LaneHead,
+    Mode,
+    Receipt,
+    Record,
+    Refused,
+    Settings,
+    Verdict,
+)
+from oncelog.engine.books import BLOCKS, Books
+from oncelog.engine.cache import Attested
 from oncelog.engine.cursors import Cursor, Proven, Reading
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
@@ -23,7 +37,7 @@ from oncelog.engine.work import Holding, Work, doing, done_here
 from oncelog.engine.working import Works
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
-from oncelog.stores.protocol import Consumer
+from oncelog.stores.protocol import Consumer, EntityPage, RelationshipPage, RelationshipQuery, ScopedBlock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,6 +104,11 @@ class BlockingLog:
     def works(self) -> "BlockingWorks":
         """As `Log.works`."""
         return BlockingWorks(self._log.works, self._portal)
+
+    @property
+    def books(self) -> "BlockingBooks":
+        """As `Log.books`."""
+        return BlockingBooks(self._log.books, self._portal)
 
     def submit(self, item: Item) -> Verdict:
         """As `Log.submit`."""
@@ -246,6 +265,57 @@ class BlockingWorks:
     def give_back(self, holding: Holding) -> None:
         """As `Works.give_back`."""
         self._portal.call(self._works.give_back, holding)
+
+
+class BlockingBooks:
+    """The blocking twin of `Books`."""
+
+    def __init__(self, books: Books, portal: Portal) -> None:
+        self._books = books
+        self._portal = portal
+
+    def lane(self, scope: str) -> int:
+        """As `Books.lane`."""
+        return self._books.lane(scope)
+
+    def client(self, scope: str, client: str, policy: Policy = LEDGER) -> ClientEntry | None:
+        """As `Books.client`."""
+        return self._portal.call(self._books.client, scope, client, policy)
+
+    def entity(self, scope: str, key: str) -> Entity | None:
+        """As `Books.entity`."""
+        return self._portal.call(self._books.entity, scope, key)
+
+    def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
+        """As `Books.entities`."""
+        return self._portal.call(self._books.entities, scope, prefix=prefix, after=after, limit=limit)
+
+    def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
+        """As `Books.relationship`."""
+        return self._portal.call(self._books.relationship, scope, resource, relation, subject)
+
+    def relationships(self, query: RelationshipQuery) -> RelationshipPage:
+        """As `Books.relationships`."""
+        return self._portal.call(self._books.relationships, query)
+
+    def record(self, lane: int, position: int) -> Record | None:
+        """As `Books.record`."""
+        return self._portal.call(self._books.record, lane, position)
+
+    def attested(self, receipt: Receipt) -> Attested | None:
+        """As `Books.attested`."""
+        return self._portal.call(self._attested, receipt)
+
+    async def _attested(self, receipt: Receipt) -> Attested | None:
+        return self._books.attested(receipt)
+
+    def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS) -> list[ScopedBlock]:
+        """As `Books.blocks`."""
+        return self._portal.call(self._books.blocks, scope, after, limit)
+
+    def follow_blocks(self, scope: str, after: int = 0) -> Iterator[Sequence[ScopedBlock]]:
+        """As `Books.follow_blocks`. Leave it with `break`."""
+        return self._portal.iterate(self._books.follow_blocks(scope, after))
 
 
 def _closed() -> ClosedError:

@@ -29,7 +29,7 @@ class LedgerHttp:
     """The handlers. Who comes is asked at every request."""
 
     def __init__(self, door: LedgerDoor) -> None:
-        self._door = door
+        self.door = door
         self.streams = Streams(door.entrance, door.limits, door.counts)
         self.is_closing = False
 
@@ -55,15 +55,15 @@ class LedgerHttp:
     # --- writing
 
     async def _write(self, read: Callable[[bytes], Write], request: web.Request, address: str) -> web.Response:
-        principal = self._door.entrance.authenticate(credential_of(request), address)
+        principal = self.door.entrance.authenticate(credential_of(request), address)
         demand_json(request)
         body = await body_of(request)
         # What is long is read in a thread: others must not wait for it.
         asked = await asyncio.to_thread(read, body) if len(body) > LONG_FRAME_BYTES else read(body)
-        principal = self._door.entrance.still(principal)
+        principal = self.door.entrance.still(principal)
         if self.is_closing:
             raise stopping()
-        answer = await self._door.write(asked, principal)
+        answer = await self.door.write(asked, principal)
         return self._ok(words.answer_json(answer))
 
     # --- reading
@@ -75,20 +75,20 @@ class LedgerHttp:
         request: web.Request,
         address: str,
     ) -> web.Response:
-        principal = self._door.entrance.authenticate(credential_of(request), address)
+        principal = self.door.entrance.authenticate(credential_of(request), address)
         return self._ok(await answer(_given(request, (*_SCOPE, *names)), principal))
 
     async def _client_state(self, given: Given, principal: Principal) -> bytes:
         return words.client_state_json(
-            await self._door.client_state(*_scope(given), given.get("client_id", ""), principal)
+            await self.door.client_state(*_scope(given), given.get("client_id", ""), principal)
         )
 
     async def _entity(self, given: Given, principal: Principal) -> bytes:
-        return words.entity_json(await self._door.entity(*_scope(given), given.get("key", ""), principal))
+        return words.entity_json(await self.door.entity(*_scope(given), given.get("key", ""), principal))
 
     async def _entities(self, given: Given, principal: Principal) -> bytes:
         prefix, page_token = given.get("prefix", ""), given.get("page_token", "")
-        page = await self._door.entities(*_scope(given), prefix, page_token, _page_size(given), principal)
+        page = await self.door.entities(*_scope(given), prefix, page_token, _page_size(given), principal)
         return words.entities_json(page)
 
     async def _relationships(self, given: Given, principal: Principal) -> bytes:
@@ -100,28 +100,28 @@ class LedgerHttp:
             subject=given.get("subject", ""),
             limit=_page_size(given),
         )
-        page = await self._door.relationships(query, vault, given.get("page_token", ""), principal)
+        page = await self.door.relationships(query, vault, given.get("page_token", ""), principal)
         return words.relationships_json(page)
 
     async def _relationship(self, given: Given, principal: Principal) -> bytes:
         names = (given.get("resource", ""), given.get("relation", ""), given.get("subject", ""))
-        return words.relationship_json(await self._door.relationship(*_scope(given), names, principal))
+        return words.relationship_json(await self.door.relationship(*_scope(given), names, principal))
 
     async def _transaction(self, given: Given, principal: Principal) -> bytes:
-        return words.transaction_json(await self._door.transaction(*_scope(given), given.get("tx_id", ""), principal))
+        return words.transaction_json(await self.door.transaction(*_scope(given), given.get("tx_id", ""), principal))
 
     async def _block(self, given: Given, principal: Principal) -> bytes:
         height = number_of(given.get("height", ""), "height")
-        return words.block_json(await self._door.block(*_scope(given), height, principal))
+        return words.block_json(await self.door.block(*_scope(given), height, principal))
 
     async def _proof(self, given: Given, principal: Principal) -> bytes:
-        proven = await self._door.proof(*_scope(given), given.get("tx_id", ""), principal)
+        proven = await self.door.proof(*_scope(given), given.get("tx_id", ""), principal)
         return encode(proof_document(proven))
 
     # --- watching
 
     async def _watch(self, request: web.Request, address: str) -> web.StreamResponse:
-        door = self._door
+        door = self.door
         principal = door.entrance.authenticate(credential_of(request), address)
         given = _given(request, (*_SCOPE, "after_height"))
         resumed = request.headers.get("Last-Event-ID")
@@ -137,13 +137,13 @@ class LedgerHttp:
 
     async def _chunks(self, scope: Scope, after: int) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"
-        async with aclosing(self._door.watch(scope, after)) as several:
+        async with aclosing(self.door.watch(scope, after)) as several:
             async for blocks in several:
                 yield b"".join(b"id: %d\ndata: %b\n\n" % (one.block.height, words.block_json(one)) for one in blocks)
 
     def _ok(self, body: bytes) -> web.Response:
-        self._door.counts.requests["ledger", "http", "ok"] += 1
-        self._door.counts.bytes_sent += len(body)
+        self.door.counts.requests["ledger", "http", "ok"] += 1
+        self.door.counts.bytes_sent += len(body)
         return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})
 
 

@@ -1,0 +1,218 @@
+"""The ledger door: writes of one entity each over HTTP and over gRPC, and a retry that memory answers."""
+
+import asyncio
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import uvloop
+
+from bench.disk import directory
+from bench.http_load import ORGANIZATIONS, answer_of, keep_writing, writers
+from bench.measure import Effort
+from bench.processes import process
+from bench.report import Finding, Report, findings_table
+from bench.server import COMMAND, Serving, serving
+from bench.server_report import Series, table
+from bench.turns import in_turn, say
+from bench.wire import Slice, Watch
+from oncelog.core.operations import SetEntity
+from oncelog.core.values import key_identity
+from oncelog.doors.identity import DEVELOPER
+from oncelog.doors.ledger.values import Write, WriteSuccess
+from oncelog.doors.server import Server
+from oncelog.doors.settings import ServerSettings
+from oncelog.ledger.v1 import ledger_pb2 as pb
+
+FEW: Final = 32
+MANY: Final = 256
+REPORTED: Final = {FEW: 1350, MANY: 9677}
+"""Writes a second that the system of the design document reports of itself, by its number of writers."""
+ECHO_RATIO: Final = 0.6
+HIT_US: Final = 20
+LOOK_UP_US: Final = 1
+GRPC_ADDRESS: Final = r"grpc=(127\.0\.0\.1):([0-9]+)"
+RETRIES: Final = 2000
+
+HOW_TO_READ: Final = """\
+Servers and their client, one process with one thread, share this machine. A write is a transaction of one entity of 100
+bytes with a random key; every writer is a client of its own that waits for each answer, spread over {organizations}
+organizations; an answer has the block's header and the proof, and comes when the write is synced to the disk.
+Contenders have a slice of time in every round, one right after the other. `a second` is the best round, `median` the
+median.
+
+The targets over HTTP are what the system of the design document reports of itself on a machine of its own: they are
+shown, and depend on this one. Over gRPC the other is a server that answers each of the same calls with as many bytes
+and does nothing else; calls come from {many} callers on one channel.
+
+From memory: a retry of one of {retries} known transactions, from the request that was read to the answer that can be
+sent, in the server's own process; the look-up in it alone. The median of {retries}."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    rounds: int = 6
+    slice_s: float = 3
+
+
+QUICK_SIZES: Final = Sizes(rounds=1, slice_s=0.3)
+
+
+def run(effort: Effort) -> Report:
+    """All three parts."""
+    sizes = QUICK_SIZES if effort.is_quick else Sizes()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        http = runner.run(_http(sizes))
+        calls = runner.run(_grpc(sizes))
+        hit_us, look_up_us = runner.run(_from_memory())
+    ratio, _ = calls["Oncelog"].ratios(calls["an empty echo"])
+    findings = [
+        *(
+            Finding(
+                f"over HTTP, {count} writers",
+                http[f"{count} writers"].best,
+                " a second",
+                f"> {reported}",
+                http[f"{count} writers"].best > reported,
+            )
+            for count, reported in REPORTED.items()
+        ),
+        Finding("over gRPC / an empty echo", ratio, "×", f"≥ {ECHO_RATIO}×", ratio >= ECHO_RATIO, fails_run=True),
+        Finding("a retry from memory", hit_us, " µs", f"< {HIT_US} µs", hit_us < HIT_US),
+        Finding("its look-up", look_up_us, " µs", f"< {LOOK_UP_US} µs", look_up_us < LOOK_UP_US),
+    ]
+    judged = not effort.is_quick
+    is_met = not judged or all(one.is_met for one in findings if one.fails_run)
+    tables = (
+        table("writes over HTTP", http, compared=False),
+        table(f"writes over gRPC, {MANY} callers", calls),
+        findings_table(findings, judged=judged),
+    )
+    how_to_read = HOW_TO_READ.format(organizations=ORGANIZATIONS, many=MANY, retries=RETRIES)
+    return Report(tables, how_to_read, is_met)
+
+
+# --- over HTTP -----------------------------------------------------------------------------------------
+
+
+async def _http(sizes: Sizes) -> dict[str, Series]:
+    with directory() as place, serving(place, place / "ledger.db") as server:
+        async with (
+            writers(server.host, server.port, FEW, 0) as few,
+            writers(server.host, server.port, MANY, FEW) as many,
+        ):
+
+            async def by_few(seconds: float) -> Slice:
+                return await keep_writing(few, server.pid, seconds)
+
+            async def by_many(seconds: float) -> Slice:
+                return await keep_writing(many, server.pid, seconds)
+
+            loads = {f"{FEW} writers": by_few, f"{MANY} writers": by_many}
+            series = await in_turn(loads, sizes.rounds, sizes.slice_s)
+            assert "transaction_proof" in answer_of(many[0])
+            return series
+
+
+# --- over gRPC -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(place: Path) -> Iterator[Serving]:
+    with process([*COMMAND, str(place / "grpc.db")], place / "ledger.log", GRPC_ADDRESS) as (pid, said):
+        yield Serving(said[1], int(said[2]), pid)
+
+
+@contextmanager
+def _echo(place: Path) -> Iterator[Serving]:
+    with process([sys.executable, "-m", "bench.grpc_echo"], place / "echo.log", GRPC_ADDRESS) as (pid, said):
+        yield Serving(said[1], int(said[2]), pid)
+
+
+async def _grpc(sizes: Sizes) -> dict[str, Series]:
+    with directory() as place, _server(place) as ours, _echo(place) as echo:
+        sequences: list[Iterator[int]] = [itertools.count(1) for _ in range(MANY)]
+
+        async def load_of(server: Serving, numbers: Sequence[Iterator[int]], seconds: float) -> Slice:
+            async with grpc.aio.insecure_channel(f"{server.host}:{server.port}") as channel:
+                call: Any = channel.unary_unary("/oncelog.ledger.v1.Ledger/Write")
+                await channel.channel_ready()
+                waited: list[float] = []
+                watch = Watch(server.pid)
+                until = watch.began + seconds
+
+                async def caller(number: int) -> None:
+                    now = time.perf_counter()
+                    while now < until:
+                        began = now
+                        answer = await call(_request(number, next(numbers[number])))
+                        now = time.perf_counter()
+                        waited.append(now - began)
+                        if answer[:1] != b"\x0a":  # the field `success`
+                            raise RuntimeError(str(pb.WriteResponse.FromString(answer)))
+
+                await asyncio.gather(*(caller(number) for number in range(MANY)))
+                return watch.slice(len(waited), waited)
+
+        async def by_us(seconds: float) -> Slice:
+            return await load_of(ours, sequences, seconds)
+
+        async def by_echo(seconds: float) -> Slice:
+            return await load_of(echo, [itertools.count(1) for _ in range(MANY)], seconds)
+
+        return await in_turn({"Oncelog": by_us, "an empty echo": by_echo}, sizes.rounds, sizes.slice_s)
+
+
+def _request(number: int, sequence: int) -> bytes:
+    setting = pb.SetEntity(key=f"entity/{number}/{sequence % 10}", value=b"v" * 100)
+    return pb.WriteRequest(
+        organization=f"org-{number % ORGANIZATIONS}",
+        client_id=f"writer-{number}",
+        sequence=sequence,
+        idempotency_key=os.urandom(16),
+        operations=[pb.Operation(set_entity=setting)],
+    ).SerializeToString()
+
+
+# --- from memory ---------------------------------------------------------------------------------------
+
+
+async def _from_memory() -> tuple[float, float]:
+    say("retries from memory …")
+    with directory() as place:
+        settings = ServerSettings(store=str(place / "memory.db"), port=0, grpc=False, development=True)
+        async with Server(settings) as server:
+            door = server.ledger.door
+            asked = [
+                Write("acme", "", f"client-{number}", 1, os.urandom(16), (SetEntity(f"entity/{number}", b"v" * 100),))
+                for number in range(RETRIES)
+            ]
+            first = await asyncio.gather(*(door.write(one, DEVELOPER) for one in asked))
+            hits, look_ups = [], []
+            clock = time.perf_counter_ns
+            for one, told in zip(asked, first, strict=True):
+                began = clock()
+                again = await door.write(one, DEVELOPER)
+                hits.append(clock() - began)
+                assert isinstance(again, WriteSuccess)
+                assert again == told
+            cache, policy = server.log._cache, door.submission(asked[0], DEVELOPER).policy  # noqa: SLF001
+            now_ms = time.time_ns() // 1_000_000
+            for one in asked:
+                identity = key_identity(door.submission(one, DEVELOPER))
+                began = clock()
+                found = cache.get(policy, identity, now_ms)
+                look_ups.append(clock() - began)
+                assert found is not None
+            return median(hits) / 1000, median(look_ups) / 1000

@@ -1,0 +1,180 @@
+"""What a log's books say: clients, entities, relationships and blocks, as of now."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncelog
+from databases import BOTH_STORES, log_at
+from engine.watched import run
+from oncelog import Condition, DeleteEntity, Must, Relate, SetEntity, Settings, Unrelate, ledger_scope, transaction
+from oncelog.errors import ClosedError
+from oncelog.stores.protocol import RelationshipQuery
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.writes import DAY_MS, committed
+
+ACME = ledger_scope("acme")
+pytestmark = BOTH_STORES
+
+
+def write(sequence: int, *operations: oncelog.Operation, scope: str = ACME, client: str = "c1") -> Any:
+    return transaction(scope, client, sequence, operations or (DeleteEntity("nothing"),))
+
+
+@pytest.mark.rule("LG-8", "LG-9", "LG-16")
+def test_a_client_stands_where_it_committed_last_until_it_is_evicted(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with oncelog.open(log_at(tmp_path / "log.db"), settings=Settings(1, 4), clock=clock) as log:
+            assert await log.books.client(ACME, "c1") is None
+            for sequence in (1, 2):
+                committed(await log.submit(write(sequence)))
+            entry = await log.books.client(ACME, "c1")
+            assert entry is not None
+            assert (entry.sequence, entry.last_seen_ms) == (2, clock.wall_ms())
+            assert await log.books.client(ledger_scope("acme", "vault"), "c1") is None
+            clock.advance(DAY_MS + 1)
+            committed(await log.submit(write(1, client="c2")))
+            assert await log.books.client(ACME, "c1") == entry  # old, and not evicted yet
+            committed(await log.submit(write(2, client="c2")))  # the fourth: an eviction
+            assert await log.books.client(ACME, "c1") is None
+            assert await log.books.client(ACME, "c2") is not None
+
+    run(main())
+
+
+@pytest.mark.rule("LG-2")
+def test_an_entity_is_there_until_it_expires(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with oncelog.open(log_at(tmp_path / "log.db"), clock=clock) as log:
+            soon = SetEntity("a", b"1", expires_at_ms=clock.wall_ms() + 10)
+            committed(await log.submit(write(1, soon, SetEntity("b", b"2"))))
+            clock.advance(9)
+            found = await log.books.entity(ACME, "a")
+            assert found is not None
+            assert (found.value, found.version) == (b"1", 1)
+            clock.advance(1)
+            assert await log.books.entity(ACME, "a") is None
+            assert [key for key, _ in (await log.books.entities(ACME)).entities] == ["b"]
+            # And a condition takes it for absent, at the same moment.
+            again = SetEntity("a", b"3", condition=Condition(Must.NOT_EXIST))
+            committed(await log.submit(write(2, again)))
+            assert (await log.books.entities(ACME, prefix="a", limit=0)).entities[0][1].version == 2
+
+    run(main())
+
+
+def test_relationships_are_found_and_forgotten(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+            committed(await log.submit(write(1, Relate("doc", "owner", "ann"), Relate("doc", "reader", "bob"))))
+            committed(await log.submit(write(2, Relate("doc", "owner", "ann"), Unrelate("doc", "reader", "bob"))))
+            assert await log.books.relationship(ACME, "doc", "owner", "ann") == 1
+            assert await log.books.relationship(ACME, "doc", "reader", "bob") is None
+            page = await log.books.relationships(RelationshipQuery(scope=ACME, subject="ann"))
+            assert (page.relationships, page.has_more) == ([("doc", "owner", "ann", 1)], False)
+            with pytest.raises(ValueError, match="relation alone"):
+                await log.books.relationships(RelationshipQuery(scope=ACME, relation="owner"))
+
+    run(main())
+
+
+def test_a_record_is_found_by_its_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+            receipt = committed(await log.submit(write(1)))
+            found = await log.books.record(receipt.lane, receipt.position)
+            assert found is not None
+            assert found.receipt == receipt
+            assert receipt.lane == log.books.lane(ACME)
+            for lane, position in ((receipt.lane, 2), (receipt.lane, 0), (0, 1), (2**15, 1), (receipt.lane, 2**48)):
+                assert await log.books.record(lane, position) is None
+
+    run(main())
+
+
+@pytest.mark.rule("LG-18", "CO-13")
+def test_blocks_are_followed_each_once_and_in_order_whoever_commits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log, oncelog.open(log_at(tmp_path / "log.db")) as other:
+            for sequence in range(1, 4):
+                committed(await log.submit(write(sequence)))
+            seen: list[tuple[int, tuple[int, ...]]] = []
+            async with aclosing(log.books.follow_blocks(ACME, 1)) as several:
+                sequence = 3
+                async for blocks in several:
+                    seen += [(one.block.height, one.positions) for one in blocks]
+                    if len(seen) == 12:
+                        break
+                    sequence += 1
+                    committed(await (log, other)[sequence % 2].submit(write(sequence)))
+            assert seen == [(height, (height,)) for height in range(2, 14)]
+            every = [one.block for one in await log.books.blocks(ACME)]
+            assert all(after.previous == before.hash for before, after in pairwise(every))
+
+    run(main())
+
+
+def test_closing_the_log_ends_those_who_follow_blocks(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+            several = log.books.follow_blocks(ACME)
+            waiting = asyncio.ensure_future(anext(several))
+            while not log._tailers._tailers:  # noqa: ASYNC110 - it comes in a few turns of the loop
+                await asyncio.sleep(0)
+            await log.close()
+            with pytest.raises(ClosedError):
+                await waiting
+
+    run(main())
+
+
+@pytest.mark.rule("LG-10", "CO-41")
+def test_what_proves_a_record_is_in_memory_until_something_is_erased(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+            receipts = [committed(await log.submit(write(sequence))) for sequence in (1, 2)]
+            for receipt in receipts:
+                attested, proven = log.books.attested(receipt), await log.prove(receipt)
+                assert attested is not None
+                assert (attested.block, attested.proof, attested.salt) == (proven.block, proven.proof, proven.salt)
+                assert attested.actor == proven.record.actor
+            assert await log.erase(stream=ACME) == 2
+            assert [log.books.attested(receipt) for receipt in receipts] == [None, None]
+        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+            assert log.books.attested(receipts[0]) is None
+
+    run(main())
+
+
+def test_the_blocking_twin_has_the_same(tmp_path: Path) -> None:
+    with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
+        receipt = committed(log.submit(write(1, SetEntity("a", b"1"), Relate("doc", "owner", "ann"))))
+        books = log.books
+        entity, client, record = books.entity(ACME, "a"), books.client(ACME, "c1"), books.record(receipt.lane, 1)
+        assert entity is not None
+        assert client is not None
+        assert record is not None
+        assert (entity.value, client.sequence, record.receipt) == (b"1", 1, receipt)
+        assert books.entities(ACME).entities == [("a", entity)]
+        assert books.relationship(ACME, "doc", "owner", "ann") == 1
+        assert len(books.relationships(RelationshipQuery(scope=ACME)).relationships) == 1
+        assert books.attested(receipt) is not None
+        assert [one.block.height for one in books.blocks(ACME)] == [1]
+        assert books.lane(ACME) == receipt.lane
+        writing = threading.Thread(target=lambda: log.submit(write(2)))
+        heights: list[int] = []
+        for blocks in books.follow_blocks(ACME):
+            heights += [one.block.height for one in blocks]
+            if heights == [1]:
+                writing.start()
+            if heights[-1] == 2:
+                break
+        writing.join()
+        assert heights == [1, 2]
