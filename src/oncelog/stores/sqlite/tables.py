@@ -12,6 +12,8 @@ import orjson
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
 from oncelog.stores.side_state import TABLES, Table, lane_of_scope
+from oncelog.stores.sqlite.recent import TABLES as RECENT
+from oncelog.stores.sqlite.recent import Recent
 from oncelog.stores.sqlite.statements import Insert
 
 
@@ -39,12 +41,21 @@ _SAVE: Final = {table.name: _save(table) for table in TABLES}
 DELETE: Final = {table.name: _delete_sql(table) for table in TABLES}
 
 
-def load(connection: Any, needs: Footprint, snapshot: Snapshot) -> None:
-    """Fills the snapshot's side state with what the footprint names."""
+def load(connection: Any, needs: Footprint, snapshot: Snapshot, recent: Recent | None = None) -> dict[str, list[Any]]:
+    """Fills the snapshot's side state with what the footprint names. Gives what of `recent`'s had to be asked for."""
+    asked = {}
     for table in TABLES:
-        wanted = getattr(needs, table.name)
+        wanted: Iterable[Any] = getattr(needs, table.name)
+        if not wanted:
+            continue
+        known: dict[Any, Any] = {}
+        if recent is not None and table.name in RECENT:
+            known, missing = recent.known(table.name, wanted)
+            wanted = asked[table.name] = missing
         if wanted:
-            setattr(snapshot, table.name, load_table(connection, table, wanted, snapshot.settings.lanes))
+            known |= load_table(connection, table, wanted, snapshot.settings.lanes)
+        setattr(snapshot, table.name, known)
+    return asked
 
 
 def load_table(connection: Any, table: Table, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
@@ -69,6 +80,7 @@ def save(connection: Any, changes: Changes, lanes: int) -> None:
             else:
                 saved.append((*columns, *table.columns_of_value(value)))
         if saved:
+            saved.sort()  # in the order in which they lie, page by page; no two have the same key
             _SAVE[table.name](connection, saved, len(saved))
         if deleted:
             connection.executemany(DELETE[table.name], deleted)

@@ -31,6 +31,7 @@ from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, parti
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position
 from oncelog.stores.sqlite.moved import demand_not_moved, moved_error
+from oncelog.stores.sqlite.recent import Recent
 from oncelog.stores.sqlite.statements import SQL, Insert
 from oncelog.stores.sqlite.sweeping import Sweep
 
@@ -86,6 +87,7 @@ class Writing:
         self._jump_ms_max = jump_ms_max
         self.seal_keys = seal_keys
         self._sweep = Sweep()
+        self._recent = Recent()
 
     def commit(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
         """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`.
@@ -99,10 +101,13 @@ class Writing:
         index = self.caught_up(connection, state)
         mark, jumped = self.proposed(state)
         needs = footprint(batch, self.file.settings)
-        snapshot, hashes = self.load(connection, index, needs, state)
+        self._recent.begin(state.commits)
+        snapshot, hashes = self._load_identities(connection, index, needs, state)
+        asked = tables.load(connection, needs, snapshot, self._recent)
         decided = decide(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
         decided.erasures = state.erasures
         if decided.changes.is_empty:
+            self._recent.stage(asked, snapshot, None, state.commits)
             return decided
         if jumped is not None:
             raise jumped
@@ -111,17 +116,20 @@ class Writing:
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
         connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
+        self._recent.stage(asked, snapshot, decided.changes, state.commits + 1)
         return decided
 
     def confirm(self) -> None:
         """The transaction has been committed: only now does memory follow."""
         if self.index is not None:
             self.index.confirm()
+        self._recent.confirm()
 
     def roll_back(self) -> None:
         """The transaction came to nothing. What had been prepared for its end is thrown away with the index."""
         if self.index is not None and self.index.is_staged:
             self.index = None
+        self._recent.roll_back()
 
     def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps what is new and gives all; raises PolicyError for what contradicts."""
@@ -162,7 +170,14 @@ class Writing:
     def load(
         self, connection: Any, index: KeyIndex, needs: Footprint, state: State
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
-        """What a decision needs, and the hashes by which it was looked for."""
+        """What a decision needs, all of it from the file, and the hashes by which it was looked for."""
+        snapshot, hashes = self._load_identities(connection, index, needs, state)
+        tables.load(connection, needs, snapshot)
+        return snapshot, hashes
+
+    def _load_identities(
+        self, connection: Any, index: KeyIndex, needs: Footprint, state: State
+    ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
         snapshot = Snapshot(settings=self.file.settings, heads=state.heads)
         identities: Iterable[KeyIdentity | SequenceIdentity] = chain(needs.keys, needs.sequences)
         hashes = {identity: index.hash_of(identity) for identity in identities}
@@ -170,7 +185,6 @@ class Writing:
         if found:
             places = set(chain.from_iterable(found.values()))
             snapshot.keys, snapshot.sequences = _remembered(connection, places, needs)
-        tables.load(connection, needs, snapshot)
         return snapshot, hashes
 
     def _save(self, connection: Any, decided: Decided) -> None:

@@ -1,0 +1,92 @@
+"""Side state that was read or written last, kept in memory for as long as nobody else commits.
+
+Clients number one write after the other, and streams grow by one: what a batch needs is most often what the one before
+it left. So it need not be asked for, which for each row costs more than the decision.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from oncelog.core.operations import Entity
+from oncelog.core.values import Changes, Snapshot
+
+ROWS_MAX: Final = 20_000
+"""Of each table. Beyond it all of them are let go: the next batches ask for what they need."""
+VALUE_BYTES_MAX: Final = 4096
+"""An entity of a larger value is not kept."""
+TABLES: Final = ("streams", "clients", "entities", "relationships", "rates")
+"""Those whose rows are small, and come again."""
+
+Rows = dict[Any, Any]
+"""By key; None for one that is not there."""
+
+
+class Recent:
+    """Believed only while the log says as many commits as this one knows of."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Rows] = {name: {} for name in TABLES}
+        self._commits = -1
+        self._staged: dict[str, Rows] = {}
+        self._staged_commits = -1
+
+    def begin(self, commits: int) -> None:
+        """A transaction begins on a log that says so many commits. What others wrote in between is not known here."""
+        self.roll_back()
+        if commits != self._commits:
+            for rows in self._rows.values():
+                rows.clear()
+            self._commits = commits
+
+    def known(self, name: str, wanted: Iterable[Any]) -> tuple[Rows, list[Any]]:
+        """Of the keys those that are known, and those that must be asked for. What is known not to be there is in
+        neither."""
+        rows = self._rows.get(name)
+        if not rows:
+            return {}, list(wanted)
+        found: Rows = {}
+        missing = []
+        for key in wanted:
+            value = rows.get(key, _UNKNOWN)
+            if value is _UNKNOWN:
+                missing.append(key)
+            elif value is not None:
+                found[key] = value
+        return found, missing
+
+    def stage(self, asked: dict[str, list[Any]], snapshot: Snapshot, changes: Changes | None, commits: int) -> None:
+        """What was asked for and what was written, to be kept once the transaction has been committed."""
+        for name, keys in asked.items():
+            loaded = getattr(snapshot, name)
+            self._staged[name] = {key: loaded.get(key) for key in keys}
+        for name in TABLES if changes is not None else ():
+            changed = getattr(changes, name)
+            if changed:
+                self._staged.setdefault(name, {}).update(changed)
+        self._staged_commits = commits
+
+    def confirm(self) -> None:
+        """The transaction has been committed."""
+        for name, staged in self._staged.items():
+            rows = self._rows[name]
+            rows.update(staged)
+            if name == "entities":
+                for key in [key for key, value in staged.items() if _is_large(value)]:
+                    del rows[key]
+            if len(rows) > ROWS_MAX:
+                rows.clear()
+        if self._staged_commits >= 0:
+            self._commits = self._staged_commits
+        self.roll_back()
+
+    def roll_back(self) -> None:
+        """It came to nothing."""
+        self._staged = {}
+        self._staged_commits = -1
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, Entity) and len(value.value) > VALUE_BYTES_MAX
+
+
+_UNKNOWN: Final = object()

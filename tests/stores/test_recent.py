@@ -1,0 +1,135 @@
+"""What a writer keeps of side state is never older than the file."""
+
+import asyncio
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncelog import Condition, DeleteEntity, Must, Relate, SetEntity, Settings, Unrelate, transaction
+from oncelog.core.values import Committed, Refused, Request, Snapshot, Submission, Verdict
+from oncelog.stores.memory import MemoryStore
+from oncelog.stores.protocol import Store
+from oncelog.stores.sqlite import SqliteStore, recent
+from oncelog.stores.sqlite.recent import Recent
+from oncelog.testing.clock import ManualClock
+
+SEED = 20_261_116
+
+
+def write(sequence: int, *operations: Any, client: str = "c1", scope: str = "ledger/acme") -> Submission:
+    return transaction(scope, client, sequence, operations)
+
+
+async def commit(store: Store, *items: Submission) -> list[Verdict]:
+    return (await store.commit([Request(items)])).verdicts[0]
+
+
+@pytest.mark.rule("CO-10", "LG-5")
+def test_what_another_process_wrote_is_seen(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, other = (SqliteStore(tmp_path / "log.db", Settings(1)) for _ in range(2))
+        await one.open()
+        await other.open()
+        absent, there = Condition(Must.NOT_EXIST), Condition(Must.EXIST)
+        assert isinstance((await commit(one, write(1, SetEntity("a", b"1", condition=absent))))[0], Committed)
+        assert isinstance((await commit(other, write(2, SetEntity("a", b"2", condition=there))))[0], Committed)
+        # Each has the client, the stream and the entity in its memory by now, as they were for it.
+        (third,) = await commit(one, write(3, SetEntity("a", b"3", condition=Condition(Must.HAVE_VERSION, version=2))))
+        assert isinstance(third, Committed)
+        assert third.receipt.sequence == 3
+        (gap,) = await commit(other, write(5, DeleteEntity("a")))
+        assert isinstance(gap, Refused)
+        assert gap.current == 3
+        assert isinstance((await commit(other, write(4, DeleteEntity("a"))))[0], Committed)
+        assert isinstance((await commit(one, write(5, SetEntity("a", b"", condition=absent))))[0], Committed)
+        await one.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_a_transaction_that_came_to_nothing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store = SqliteStore(tmp_path / "log.db", Settings(1))
+        await store.open()
+        await commit(store, write(1, SetEntity("a", b"1")))
+        writing = store._session.writing
+        staged: list[int] = []
+
+        def failing(*arguments: Any) -> None:
+            Recent.stage(writing._recent, *arguments)
+            staged.append(1)
+            raise sqlite3.OperationalError("disk I/O error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(writing._recent, "stage", failing)
+            with pytest.raises(Exception, match="disk I/O error"):
+                await commit(store, write(2, SetEntity("a", b"2")))
+        assert staged
+        version = Condition(Must.HAVE_VERSION, version=1)
+        (verdict,) = await commit(store, write(2, SetEntity("a", b"3", condition=version)))
+        assert isinstance(verdict, Committed)
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rows_max", [3, recent.ROWS_MAX])
+def test_generated_histories_are_decided_as_without_it(
+    tmp_path: Path, rows_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes in turn on one file, against one store that keeps nothing but its tables."""
+    monkeypatch.setattr(recent, "ROWS_MAX", rows_max)
+    chance = random.Random(SEED)
+
+    def operation() -> Any:
+        name = chance.choice("abcde")
+        kinds = (
+            SetEntity(name, bytes(chance.choice((1, 5000))), condition=chance.choice((None, Condition(Must.EXIST)))),
+            SetEntity(name, b"", condition=Condition(Must.HAVE_VERSION, version=chance.randrange(9))),
+            SetEntity(name, b"x", expires_at_ms=clock.wall_ms() + chance.randrange(50)),
+            DeleteEntity(name),
+            Relate(name, "owner", chance.choice("xy")),
+            Unrelate(name, "owner", chance.choice("xy")),
+        )
+        return chance.choice(kinds)
+
+    async def main() -> None:
+        stores = [SqliteStore(tmp_path / "log.db", Settings(2, 5), clock=clock, draw=bytes) for _ in range(2)]
+        model = MemoryStore(Settings(2, 5), clock=clock, draw=bytes)
+        everyone: list[Store] = [*stores, model]
+        for store in everyone:
+            await store.open()
+        last: dict[tuple[str, str], int] = {}
+        for _ in range(300):
+            clock.advance(chance.choice((0, 1, 40, 3_600_000)))
+            batch = []
+            for _ in range(chance.randrange(1, 6)):
+                who = (chance.choice(("c1", "c2")), chance.choice(("ledger/a", "ledger/b", "ledger/c")))
+                number = last.get(who, 0) + chance.choice((1, 1, 1, 0, 2))
+                batch.append(write(max(1, number), operation(), operation(), client=who[0], scope=who[1]))
+            expected = await commit(model, *batch)
+            assert await commit(chance.choice(stores), *batch) == expected, f"seed {SEED}"
+            for item, verdict in zip(batch, expected, strict=True):
+                if isinstance(verdict, Committed):
+                    last[item.client, item.scope] = item.client_sequence
+                elif isinstance(verdict, Refused) and verdict.reason.value == "sequence_gap":
+                    last[item.client, item.scope] = verdict.current
+        assert await stores[0].heads() == await model.heads()
+        for store in everyone:
+            await store.close()
+
+    clock = ManualClock()
+    asyncio.run(main())
+
+
+def test_memory_is_bounded() -> None:
+    kept = Recent()
+    kept.begin(0)
+    for number in range(recent.ROWS_MAX + 1):
+        kept.stage({"streams": [f"s{number}"]}, Snapshot(), None, 0)
+        kept.confirm()
+    assert len(kept._rows["streams"]) <= 1
