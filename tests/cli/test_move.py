@@ -40,9 +40,28 @@ from oncelog.stores.moving import target
 target.LOCKED_CALL_MS = int(sys.argv.pop(1))
 target.RECORD_US = 0
 signal.signal(signal.SIGINT, signal.default_int_handler)
+{}
 from oncelog.cli import main
 main()
 """
+IN_THE_LOOP = ""
+IN_ANOTHER_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+"""
+"""As of a signal that comes just before the loop begins to wait: no system call of the loop's is interrupted by it."""
+IN_THE_DRIVER = """
+import os
+from asyncio.selector_events import _SelectorSocketTransport as Transport
+write = Transport.write
+def written(transport, data):
+    write(transport, data)
+    if b"DELETE FROM oncelog_leases" in bytes(data):
+        os.kill(os.getpid(), int(os.environ["NUMBER"]))
+Transport.write = written
+"""
+"""It comes right after the statement was sent, in the middle of asyncpg."""
 
 
 @pytest.fixture
@@ -117,14 +136,22 @@ def test_an_interrupt_says_how_to_go_on(log: Path, database: str, how: str) -> N
     assert moved(log, database).exit_code == 0
 
 
-async def stalled(log: Path, database: str, limit_ms: int) -> tuple[int | None, str]:
-    """The exit status, and what was said, of a command that gets no more answers once it has locked the file."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+async def stalled(
+    log: Path, database: str, limit_ms: int, number: int = 0, where: str = IN_THE_LOOP
+) -> tuple[int | None, str]:
+    """The exit status, and what was said, of a command that gets no more answers once it has locked the file.
+
+    It may be told to end by a signal.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NUMBER": str(int(number))}
     async with PostgresProxy(database) as proxy, asyncio.timeout(60):
         held = proxy.hold("DELETE FROM oncelog_leases")
-        command = [sys.executable, "-c", HURRIED, str(limit_ms), "move", str(log), proxy.address]
+        command = [sys.executable, "-c", HURRIED.format(where), str(limit_ms), "move", str(log), proxy.address]
         moving = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
-        await held.reached()
+        if where is not IN_THE_DRIVER:
+            await held.reached()
+            if number:
+                moving.send_signal(number)
         _, said = await moving.communicate()
         return moving.returncode, said.decode().replace(shown(proxy.address), "DATABASE")
 
@@ -138,6 +165,16 @@ def test_a_database_that_does_not_answer_does_not_keep_the_file_locked(log: Path
     status, said = asyncio.run(stalled(log, database, limit_ms=1_000))
     assert status == 2
     assert said == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again, and it goes on.\n"
+    demand_unlocked(log)
+    assert moved(log, database).exit_code == 0
+
+
+@pytest.mark.parametrize("where", [IN_THE_LOOP, IN_ANOTHER_THREAD, IN_THE_DRIVER], ids=["loop", "thread", "driver"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_does_not_wait_for_an_answer(log: Path, database: str, number: int, where: str) -> None:
+    status, said = asyncio.run(stalled(log, database, limit_ms=3_600_000, number=number, where=where))
+    assert status == 128 + signal.SIGINT
+    assert said == "oncelog: interrupted. Run the same command again, and it goes on.\n"
     demand_unlocked(log)
     assert moved(log, database).exit_code == 0
 

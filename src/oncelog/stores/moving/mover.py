@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, MovedError, StoreError
 from oncelog.stores.about import About
+from oncelog.stores.moving.running import run
 from oncelog.stores.moving.source import SLICE_ROWS, Source, opened_source
 from oncelog.stores.moving.target import Target, opened_target
 from oncelog.stores.moving.values import Move, Outcome, State
@@ -41,12 +42,12 @@ def move(path: str, address: str, report: Report) -> Outcome:
     is killed: it can be run again.
     """
     _check(path, report)
-    return asyncio.run(_move(path, address, report))
+    return run(_move(path, address, report))
 
 
 def demand_possible(path: str, address: str) -> None:
     """Raises what `move` would raise at once, before its long look at the file. Changes nothing."""
-    asyncio.run(_demand_possible(path, address))
+    run(_demand_possible(path, address))
 
 
 def _check(path: str, report: Report) -> None:
