@@ -1,6 +1,7 @@
 """A gateway that is frozen while it holds a lane: the others wait for it no longer than they must, and go on."""
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import aiohttp
 import pytest
 
 from doors.serving import item
-from gateways.gateway_stores import WAIT_S, fetched, positions, run, until
+from gateways.gateway_stores import WAIT_S, event, fetched, place, positions, proxied, run, until
 from gateways.running import Gateway, gateways
+from oncelog.core.values import Submission
+from oncelog.engine.log import open_log
 from oncelog.testing.postgres_proxy import PostgresProxy
 
 LANE_MS = 1_500
@@ -22,6 +25,9 @@ IN_TRANSACTION = """
 """
 LARGE = 40
 """Events in one request."""
+CUT_OFF_MS = 100
+REQUESTS_MIN = 4
+"""A transaction has more of them."""
 HOLDS = {
     "when it has got the lane": ("BEGIN", False),
     "when it has written everything": ("COMMIT", True),
@@ -82,6 +88,36 @@ def test_a_frozen_gateway_loses_its_lane_to_the_others(database: str, moment: st
         assert await positions(database) == {number: [place] for number, place in given.items()}
 
     run(main())
+
+
+@pytest.mark.rule("CO-12", "CO-16")
+def test_a_gateway_that_is_cut_off_between_any_two_requests_loses_its_lane(database: str) -> None:
+    """Wherever it is when nothing more comes from it, the server sees that it is idle. Inside of COPY it would not."""
+
+    async def main() -> None:
+        for requests in itertools.count(1):
+            async with proxied(database, postgres_lane_ms=CUT_OFF_MS) as (proxy, log), open_log(database) as other:
+                await log.submit_many(many(10_000 * requests + 5_000))  # its statements are prepared
+                held = proxy.hold_after("BEGIN;", requests)
+                submitted = asyncio.create_task(log.submit_many(many(10_000 * requests)))
+                reached = asyncio.create_task(held.reached())
+                await asyncio.wait([submitted, reached], return_when=asyncio.FIRST_COMPLETED)
+                if submitted.done():
+                    reached.cancel()
+                    break
+                between = place(await other.submit(event(10_000 * requests + 9_999)))
+                held.let_go()
+                places = [place(verdict) for verdict in await submitted]
+                assert places == list(range(places[0], places[0] + LARGE))
+                assert between not in places
+                assert proxy.cancel_requests == 0
+        assert requests > REQUESTS_MIN
+
+    run(main())
+
+
+def many(first: int) -> list[Submission]:
+    return [event(number) for number in range(first, first + LARGE)]
 
 
 async def demand_taken_over(database: str, pid: int, since_ms: int) -> None:

@@ -32,6 +32,8 @@ _ENCRYPTION_REQUESTS: Final = (80877103, 80877104)
 _COMMIT: Final = b"COMMIT"
 _SIMPLE_QUERY: Final = ord("Q")
 _READY: Final = ord("Z")
+_LAST: Final = b"QSHdcf"
+"""What a client may stop after for long: it has said all that it says at once. (Sync, Flush, a part of a COPY.)"""
 
 
 class Fate(StrEnum):
@@ -78,9 +80,10 @@ NO_FAULTS: Final = PostgresFaults()
 class Held:
     """A query, or the answer to one, that is held back: `reached` returns when it has come as far as the proxy."""
 
-    def __init__(self, statement: bytes, *, is_query: bool) -> None:
+    def __init__(self, statement: bytes, *, is_query: bool, requests: int = 0) -> None:
         self.statement = statement
         self.is_query = is_query
+        self.requests = requests
         self._arrived = asyncio.Event()
         self._released = asyncio.Event()
 
@@ -155,6 +158,12 @@ class PostgresProxy:
         self.held.append(held)
         return held
 
+    def hold_after(self, statement: str, requests: int) -> Held:
+        """Held back is what is said after so many requests, the first being the next simple query that begins so."""
+        held = Held(statement.encode(), is_query=True, requests=requests)
+        self.held.append(held)
+        return held
+
     def stall_all(self) -> None:
         """Nothing that the server says reaches those who are connected now; their connections stay open."""
         for link in self._links:
@@ -208,6 +217,9 @@ class _Link:
         self._fate: Fate | None = None
         """Of a COMMIT that was passed on and is not answered yet."""
         self._held: Held | None = None
+        self._held_later: Held | None = None
+        self._requests = 0
+        """Since `_held_later` was met."""
         self._becomes_deaf = proxy.deaf_sessions > 0
         proxy.deaf_sessions -= self._becomes_deaf
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -263,11 +275,17 @@ class _Link:
         """What happens to a message; raises to end the connection before it is passed on."""
         is_cut, where, which = (self._chance.random() for _ in range(3))
         proxy = self._proxy
+        if self._held_later is not None and self._requests == self._held_later.requests:
+            held, self._held_later = self._held_later, None
+            await held.keep()
+        self._requests += message[0] in _LAST
         query = message[5:] if message[0] == _SIMPLE_QUERY else b""
         self._held = next((held for held in proxy.held if query and query.startswith(held.statement)), None)
         if self._held is not None:
             proxy.held.remove(self._held)
-            if self._held.is_query:
+            if self._held.requests:
+                self._held_later, self._held, self._requests = self._held, None, 1
+            elif self._held.is_query:
                 held, self._held = self._held, None
                 await held.keep()
         if query.startswith(_COMMIT):
