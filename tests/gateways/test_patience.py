@@ -1,0 +1,45 @@
+"""How long the same thing is tried again."""
+
+import asyncio
+
+import pytest
+
+from gateways.gateway_stores import run
+from oncelog.errors import StoreUnavailableError
+from oncelog.stores.postgres import session
+from oncelog.stores.postgres.session import Patience
+
+LIMIT_S = 1.0
+TRY_S = 0.2
+TRIES_MAX = 100
+
+
+class Time:
+    """Passes only where it is waited for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.rule("CO-16")
+@pytest.mark.parametrize("before_s", [0.0, 3_600.0], ids=["at once", "late"])
+def test_it_is_counted_from_the_first_loss(monkeypatch: pytest.MonkeyPatch, before_s: float) -> None:
+    """Not from the beginning, which may be long ago, and not anew at each loss, which would have no end."""
+    time = Time()
+
+    async def main() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
+        monkeypatch.setattr(session.asyncio, "sleep", time.sleep)
+        patience = Patience("the log", round(LIMIT_S * 1000), "; try again")
+        time.now_s += before_s
+        with pytest.raises(StoreUnavailableError, match=r"the log: TimeoutError; try again"):
+            for _ in range(TRIES_MAX):
+                await patience.wait_for_another(TimeoutError())
+                time.now_s += TRY_S
+        monkeypatch.undo()
+
+    run(main())
+    assert LIMIT_S / 2 <= time.now_s - before_s <= LIMIT_S + TRY_S
