@@ -6,7 +6,6 @@ import pytest
 
 from gateways.gateway_stores import run
 from oncelog.errors import StoreUnavailableError
-from oncelog.stores.postgres import session
 from oncelog.stores.postgres.session import Patience
 
 LIMIT_S = 1.0
@@ -24,6 +23,13 @@ class Time:
         self.now_s += seconds
 
 
+async def tried(patience: Patience, time: Time) -> None:
+    """In vain, again and again."""
+    for _ in range(TRIES_MAX):
+        await patience.wait_for_another(TimeoutError())
+        time.now_s += TRY_S
+
+
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("before_s", [0.0, 3_600.0], ids=["at once", "late"])
 def test_it_is_counted_from_the_first_loss(monkeypatch: pytest.MonkeyPatch, before_s: float) -> None:
@@ -32,13 +38,11 @@ def test_it_is_counted_from_the_first_loss(monkeypatch: pytest.MonkeyPatch, befo
 
     async def main() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
-        monkeypatch.setattr(session.asyncio, "sleep", time.sleep)
+        monkeypatch.setattr(asyncio, "sleep", time.sleep)
         patience = Patience("the log", round(LIMIT_S * 1000), "; try again")
         time.now_s += before_s
-        with pytest.raises(StoreUnavailableError, match=r"the log: TimeoutError; try again"):
-            for _ in range(TRIES_MAX):
-                await patience.wait_for_another(TimeoutError())
-                time.now_s += TRY_S
+        with pytest.raises(StoreUnavailableError, match="the log: TimeoutError; try again"):
+            await tried(patience, time)
         monkeypatch.undo()
 
     run(main())
