@@ -10,7 +10,7 @@ import pytest
 from gateways.gateway_stores import WAIT_S, event, fetched, limits, place, run, until
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.postgres import news
-from oncelog.testing.postgres_proxy import PostgresProxy
+from oncelog.testing.postgres_proxy import Incident, PostgresProxy
 
 NEVER_MS = 3_600_000
 LISTENING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND query LIKE '%' || $1 || '%'"
@@ -125,5 +125,35 @@ def test_a_session_that_hears_nothing_any_more_is_noticed_and_made_anew(
             assert place(await writer.submit(event(1))) == 1
             assert await reader.next() == 1
             assert proxy.cancel_requests == 0
+
+    run(main())
+
+
+@pytest.mark.rule("CO-13")
+def test_what_could_not_be_told_is_told_when_there_is_a_session_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who follows elsewhere would hear of it with the next commit only, or at his next look."""
+    monkeypatch.setattr(news, "PAUSE_S", 0.01)
+    monkeypatch.setattr(news, "LOOK_MS", NEVER_MS)
+
+    async def main() -> None:
+        async with (
+            following(database, NEVER_MS) as (_, reader),
+            PostgresProxy(database) as proxy,
+            open_log(proxy.address, limits=limits()) as writer,
+        ):
+            assert place(await writer.submit(event(1))) == 1
+            assert await reader.next() == 1
+            telling = writer._store._news  # type: ignore[attr-defined]
+            pid = telling._connection.get_server_pid()
+            proxy.is_shut = True
+            refused = proxy.done[Incident.REFUSED]
+            await fetched(database, "SELECT pg_terminate_backend($1)", pid)
+            await until(lambda: proxy.done[Incident.REFUSED] > refused)  # it tries to have another
+            assert place(await writer.submit(event(2))) == 2
+            assert telling._connection is None
+            proxy.is_shut = False
+            assert await reader.next() == 2
 
     run(main())
