@@ -1,0 +1,57 @@
+"""A server that is out of reach for long: the log says so once, and when it is over."""
+
+import asyncio
+import logging
+
+import pytest
+
+from gateways.gateway_stores import event, place, proxied, run, until
+from oncelog.engine.log import Log
+from oncelog.errors import StoreUnavailableError
+from oncelog.stores.postgres import news
+from oncelog.testing.postgres_proxy import Incident, PostgresProxy
+
+GONE = "no session can be had, which is tried again: "
+BACK = "sessions can be had again"
+ALONE = "nobody can wake this gateway, so it looks by itself: "
+TRIES = 5
+
+
+async def outage(proxy: PostgresProxy, log: Log, number: int) -> None:
+    """All are tried, again and again: who writes, who reads, and who listens."""
+    proxy.is_shut = True
+    proxy.cut_all()
+    for _ in range(TRIES):
+        for call in (log.submit(event(number)), log.read()):
+            with pytest.raises(StoreUnavailableError):
+                await call
+    refused = proxy.done[Incident.REFUSED]
+    await until(lambda: proxy.done[Incident.REFUSED] > refused + 1)  # nobody but who listens
+    proxy.is_shut = False
+
+
+def test_outages_are_logged_once_each(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(news, "PAUSE_S", 0.01)
+
+    async def main() -> None:
+        async with proxied(database, postgres_patience_ms=50) as (proxy, log):
+            assert place(await log.submit(event(1))) == 1
+            telling = log._store._news  # type: ignore[attr-defined]
+            await until(lambda: telling._connection is not None)
+            caplog.clear()
+            for number in (2, 3):
+                await outage(proxy, log, number)
+                await until(lambda: telling._connection is not None)
+                assert place(await log.submit(event(number))) == number
+                await asyncio.gather(*[log.read() for _ in range(TRIES)])
+
+    with caplog.at_level(logging.WARNING, "oncelog.postgres"):
+        run(main())
+    said = [record.message for record in caplog.records if record.name == "oncelog.postgres"]
+    assert [kind for one in said for kind in (GONE, BACK, ALONE) if one.startswith(kind)] in (
+        [GONE, ALONE, BACK] * 2,
+        [GONE, BACK, ALONE] * 2,
+    )
+    assert len(said) == 3 * 2
