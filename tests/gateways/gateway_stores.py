@@ -1,9 +1,9 @@
 """Logs on one database, in this process and through a proxy, and what is in the database by plain SQL."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -12,10 +12,13 @@ import oncelog
 from oncelog.core.values import Committed, Replayed, Submission, Verdict
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
+from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
 
 WAIT_S = 30
 """Nothing that a test waits for takes that long."""
+
+T = TypeVar("T")
 
 
 def event(number: int, partition: str = "a", **members: Any) -> Submission:
@@ -68,6 +71,16 @@ async def until(condition: Callable[[], Any]) -> Any:
             if found:
                 return found
             await asyncio.sleep(0.01)
+
+
+async def insisted(call: Callable[[], Awaitable[T]]) -> T:
+    """As a client does it: again, until there is an answer."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await call()
+            except StoreUnavailableError:
+                await asyncio.sleep(0.01)
 
 
 def run(main: Any) -> Any:

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+from functools import partial
 
 import pytest
 
-from gateways.gateway_stores import event, place, proxied, run, until
+from gateways.gateway_stores import event, insisted, place, proxied, run, until
 from oncelog.engine.log import Log
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.postgres import news
@@ -44,8 +45,8 @@ def test_outages_are_logged_once_each(
             for number in (2, 3):
                 await outage(proxy, log, number)
                 await until(lambda: telling._connection is not None)
-                assert place(await log.submit(event(number))) == number
-                await asyncio.gather(*[log.read() for _ in range(TRIES)])
+                assert place(await insisted(partial(log.submit, event(number)))) == number
+                await asyncio.gather(*[insisted(log.read) for _ in range(TRIES)])
 
     with caplog.at_level(logging.WARNING, "oncelog.postgres"):
         run(main())

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 import oncelog
-from gateways.gateway_stores import WAIT_S, event, fetched, limits, place, positions, run, until
+from gateways.gateway_stores import WAIT_S, event, fetched, insisted, limits, place, positions, run, until
 from oncelog.core.values import Item, Replayed, Verdict
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
@@ -163,16 +163,6 @@ async def unavailable(call: Awaitable[Any]) -> None:
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(StoreUnavailableError):
             await call
-
-
-async def insisted(call: Callable[[], Awaitable[T]]) -> T:
-    """As a client does it: again, until there is an answer."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            try:
-                return await call()
-            except StoreUnavailableError:
-                await asyncio.sleep(0.01)
 
 
 async def answered(log: Log, item: Item) -> Verdict:

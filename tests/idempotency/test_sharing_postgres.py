@@ -23,6 +23,11 @@ from oncelog import (
     once,
     share,
 )
+from oncelog.stores.postgres import guest
+from oncelog.testing.postgres_proxy import PostgresProxy
+
+WAIT_S = 60
+"""Nothing that a test waits for takes that long."""
 
 
 class OverdrawnError(Exception):
@@ -355,6 +360,86 @@ class TestWhatTheFunctionDoesToItsSession:
                 await lose(connection)
 
         run(pooled if is_pooled else lose, accounts)
+
+
+@pytest.mark.rule("RU-12")
+class TestWhileTheLaneIsHeld:
+    def test_the_limits_are_shorter_at_the_end_and_the_callers_own_again_behind_it(self, accounts: str) -> None:
+        async def test(connection: Any) -> None:
+            await connection.execute(
+                """
+                CREATE TABLE seen (idle text, lock text);
+                CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                    INSERT INTO seen VALUES (
+                        current_setting('idle_in_transaction_session_timeout'), current_setting('lock_timeout'));
+                    RETURN NULL;
+                END $$;
+                CREATE CONSTRAINT TRIGGER at_commit AFTER UPDATE ON accounts DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION look();
+                SET idle_in_transaction_session_timeout = '3h';
+                SET lock_timeout = '2h';
+                """
+            )
+            inside = []
+
+            @once(share(connection), name="looks")
+            async def looks() -> int:
+                inside.append(await limits_of(connection))
+                await connection.execute("UPDATE accounts SET cents = 1 WHERE name = 'ada'")
+                return 1
+
+            assert await looks() == 1
+            assert inside == [(guest.IDLE_LIMIT, "2h")]
+            assert tuple(await connection.fetchrow("SELECT idle, lock FROM seen")) == (guest.LANE_LIMIT,) * 2
+            assert await limits_of(connection) == ("3h", "2h")
+
+        run(test, accounts)
+
+    def test_a_lane_that_another_holds_is_not_waited_for_for_ever(
+        self, accounts: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(guest, "LANE_LIMIT", "50ms")
+
+        async def test(connection: Any) -> None:
+            transfer = transfer_on(connection)
+            async with connected(accounts) as other, asyncio.timeout(WAIT_S):
+                async with other.transaction():
+                    await other.execute("SELECT 1 FROM oncelog_lanes FOR UPDATE")
+                    with pytest.raises(StoreUnavailableError, match="call again with the same key"):
+                        await transfer("a", 30)
+                assert await balances(accounts) == {"ada": 100, "bob": 0}
+                assert await transfer("a", 30) == 70
+
+        run(test, accounts)
+
+    def test_who_is_cut_off_with_the_lane_loses_it(self, accounts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guest, "IDLE_LIMIT", "1h")
+        lane_limit = guest.LANE_LIMIT
+
+        async def test(_: Any) -> None:
+            async with PostgresProxy(accounts) as proxy, connected(accounts) as other, asyncio.timeout(WAIT_S):
+                connection = await asyncpg.connect(proxy.address)
+                try:
+                    assert await transfer_on(connection)("a", 1) == 99
+                    monkeypatch.setattr(guest, "LANE_LIMIT", "50ms")
+                    held = proxy.hold("COMMIT", is_query=True)
+                    cut_off = asyncio.create_task(transfer_on(connection)("b", 2))
+                    await held.reached()
+                    monkeypatch.setattr(guest, "LANE_LIMIT", lane_limit)
+                    assert await transfer_on(other)("c", 3) == 96  # the rows of who was cut off are gone as well
+                    held.let_go()
+                    with pytest.raises(StoreUnavailableError):
+                        await cut_off
+                finally:
+                    connection.terminate()
+                assert await transfer_on(other)("b", 2) == 94
+
+        run(test, accounts)
+
+
+async def limits_of(connection: Any) -> tuple[str, str]:
+    idle = await connection.fetchval("SHOW idle_in_transaction_session_timeout")
+    return idle, await connection.fetchval("SHOW lock_timeout")
 
 
 class TestWhatCannotBeShared:
