@@ -423,7 +423,7 @@ class TestWhileTheLaneIsHeld:
                     assert await transfer_on(connection)("a", 1) == 99
                     monkeypatch.setattr(guest, "LANE_LIMIT", "50ms")
                     held = proxy.hold("COMMIT", is_query=True)
-                    cut_off = asyncio.create_task(transfer_on(connection)("b", 2))
+                    cut_off = asyncio.ensure_future(transfer_on(connection)("b", 2))
                     await held.reached()
                     monkeypatch.setattr(guest, "LANE_LIMIT", lane_limit)
                     assert await transfer_on(other)("c", 3) == 96  # the rows of who was cut off are gone as well
