@@ -16,6 +16,8 @@ from doors import material
 from doors.material import token
 from doors.serving import WAIT_S, Answer, Serving, ShiftedClock, api_key, event_id, item, numbers, run, serving, soon
 from oncelog.core.limits import PARTITIONS_MAX
+from oncelog.errors import StoreUnavailableError
+from oncelog.stores.moving import move
 from oncelog.testing.clock import ManualClock
 
 PATH: Final = "/v1/events"
@@ -720,6 +722,46 @@ def test_what_the_store_could_not_do_is_neither_success_nor_failure(
             assert answer.refusal == (500, "server_error")
             assert b"of the store" not in answer.body
             assert await served.commit(item(1)) == [1]
+
+    run(main())
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-16")
+def test_a_page_that_cannot_be_read_is_to_be_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no outcome that could be in doubt, and no id to send it under."""
+
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            assert await served.commit(item(1)) == [1]
+            store: Any = served.server.log._store
+
+            async def broken(*_: object, **__: object) -> None:
+                raise StoreUnavailableError("of the store, not to be told")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(store, "read_brief", broken)
+                answer = await served.page("a")
+            assert answer.refusal == (500, "server_error")
+            assert answer.error["message"] == "the log cannot be read for now; ask again"
+            assert answer.error["details"]["retry_after_ms"] > 0
+            assert numbers((await served.page("a")).json["events"]) == [1]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-12")
+def test_a_server_whose_log_was_moved_says_so_and_writes_nothing(tmp_path: Path, database: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            assert await served.commit(item(1)) == [1]
+            await asyncio.to_thread(move, str(tmp_path / "events.db"), database, lambda _: None)
+            answer = await served.submit(item(2))
+            assert answer.refusal == (500, "server_error")
+            assert answer.error["message"] == "the log has been moved; nothing was written here"
+            assert numbers((await served.page("a")).json["events"]) == [1]
+        async with serving(tmp_path, store=database) as served:
+            assert await served.commit(item(2)) == [2]
 
     run(main())
 

@@ -14,6 +14,8 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 RETRY_AFTER_MS: Final = 1000
 """What a client is told that comes while the log cannot take new writes."""
+UNKNOWN: Final = "the outcome is not known; send it again under the same id"
+UNREADABLE: Final = "the log cannot be read for now; ask again"
 
 
 class DoorError(Exception):
@@ -36,8 +38,11 @@ def stopping() -> DoorError:
     return DoorError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
 
 
-def error_of(error: BaseException) -> DoorError:
-    """What a client is told when the log could not do what it was asked. Never success, never failure: try again."""
+def error_of(error: BaseException, otherwise: str = UNKNOWN) -> DoorError:
+    """What a client is told when the log could not do what it was asked. Never success, never failure: try again.
+
+    Where nothing was to be written, `otherwise` is `UNREADABLE`.
+    """
     if isinstance(error, DoorError):
         return error
     if isinstance(error, ClockJumpedError):
@@ -51,15 +56,13 @@ def error_of(error: BaseException) -> DoorError:
     if isinstance(error, ClosedError):
         return DoorError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
     logger.error("the log could not do what it was asked: %s", error)
-    return DoorError(
-        SERVER_ERROR, "the outcome is not known; send it again under the same id", retry_after_ms=RETRY_AFTER_MS
-    )
+    return DoorError(SERVER_ERROR, otherwise, retry_after_ms=RETRY_AFTER_MS)
 
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """What the log cannot do becomes what a client is told."""
+    """What the log cannot read becomes what a client is told."""
     try:
         yield
     except OncelogError as error:
-        raise error_of(error) from error
+        raise error_of(error, UNREADABLE) from error

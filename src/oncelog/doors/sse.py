@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from oncelog.doors.entrance import Entrance, has_ended
-from oncelog.doors.faults import DoorError, error_json, error_of
+from oncelog.doors.faults import UNREADABLE, DoorError, error_json, error_of
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
@@ -134,7 +134,7 @@ class _Stream:
                 except StopAsyncIteration:
                     return
                 except OncelogError as error:
-                    self._last_words = _error_event(error_of(error))
+                    self._last_words = _error_event(error_of(error, UNREADABLE))
                     return
                 finally:
                     if not coming.done():

@@ -17,7 +17,7 @@ from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.reading import Submit, Sync
 from oncelog.doors.events.words import Rejected, Result, reason_of
-from oncelog.doors.faults import DoorError, error_of
+from oncelog.doors.faults import UNREADABLE, DoorError, error_of
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
@@ -134,7 +134,7 @@ class EventsDoor:
         except HistoryChangedError as error:
             raise self._history_changed(str(error)) from error
         except OncelogError as error:
-            raise error_of(error) from error
+            raise error_of(error, UNREADABLE) from error
 
     def page(self, sync: Sync, page: BriefPage, dialect: Dialect = FIRST) -> list[bytes]:
         """The payload of its answer, in parts."""

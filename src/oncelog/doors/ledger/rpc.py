@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from oncelog import codes
 from oncelog.doors.entrance import has_ended
-from oncelog.doors.faults import DoorError, error_of, stopping
+from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.principal import Principal
@@ -279,7 +279,7 @@ class LedgerRpc:
         except DoorError as error:
             await self._abort(context, error)
         except OncelogError as error:
-            await self._abort(context, error_of(error))
+            await self._abort(context, error_of(error, UNREADABLE))
         except asyncio.CancelledError:
             # By us: the server stops, or the rights have ended. By gRPC: the reader has gone, and is told nothing.
             task.uncancel()
