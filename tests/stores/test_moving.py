@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 from asyncpg.protocol.protocol import Protocol
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import Passed, Progress
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driven import DrivenStore
-from oncelog.testing.postgres_proxy import Fate, PostgresProxy
+from oncelog.testing.postgres_proxy import Fate, Held, PostgresProxy
 from stores.move_worker import small_slices
 from stores.sessions import ORDERS, QuickDriver, are_known, are_new, commit, session_on
 from stores.test_agreement import Tale, Teller, found_wrong, tales, told_by
@@ -538,6 +539,36 @@ def test_who_hears_nothing_more_while_the_file_is_locked_lets_it_go(
 
     asyncio.run(main())
     assert stalls == 1
+    monkeypatch.undo()
+    goes_on(log, database)
+
+
+@pytest.mark.parametrize("statement", ["BEGIN", "SET LOCAL", "COPY", "COMMIT"])
+def test_who_is_cancelled_lets_the_session_go_and_asks_the_server_for_nothing(
+    log: Path, database: str, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    take = Target.take
+
+    async def main() -> None:
+        async with PostgresProxy(database) as proxy:
+            taking: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
+
+            async def stalled(target: Target, part: Any) -> None:
+                taking.set_result(proxy.hold_after(statement, 1) if statement == "COPY" else proxy.hold(statement))
+                await take(target, part)
+
+            monkeypatch.setattr(Target, "take", stalled)
+            moving = asyncio.create_task(mover._move(str(log), proxy.address, silent))
+            await (await taking).reached()
+            accepted = proxy.accepted_count
+            moving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await moving
+            connection = await asyncpg.connect(proxy.address)  # whoever came before it has been accepted before it
+            await connection.close()
+            assert proxy.accepted_count == accepted + 1
+
+    asyncio.run(main())
     monkeypatch.undo()
     goes_on(log, database)
 

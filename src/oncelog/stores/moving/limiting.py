@@ -80,7 +80,7 @@ class LimitedConnection:
             lost.set()
 
         connection.add_termination_listener(lose)
-        copying = asyncio.ensure_future(connection.copy_records_to_table(table, columns=columns, records=rows))
+        copying = asyncio.ensure_future(self._copied(table, columns, rows))
         losing = asyncio.ensure_future(lost.wait())
         try:
             await asyncio.wait((copying, losing), timeout=limit_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +92,7 @@ class LimitedConnection:
             connection.remove_termination_listener(lose)
             if not copying.done():
                 # In this order: of a session that was terminated asyncpg could not take the COPY back, and would
-                # leave an error behind that is logged. The session goes before anything is sent to cancel it.
+                # leave an error behind that is logged.
                 copying.cancel()
                 await asyncio.wait((copying,))
                 connection.terminate()
@@ -117,11 +117,27 @@ class LimitedConnection:
         """Ends the session, and waits for that."""
         await self._connection.close(timeout=limit_ms / 1000)
 
+    async def _copied(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
+        with self._letting_go():
+            await self._connection.copy_records_to_table(table, columns=columns, records=rows)
+
+    @contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        """Who is cancelled lets the session go in the same turn of the loop.
+
+        In the next one asyncpg would connect to the server once more, to ask it to cancel.
+        """
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._connection.terminate()
+            raise
+
     async def _answered(self, call: Awaitable[Any]) -> Any:
         limit_ms, loop = self._limit_ms, asyncio.get_running_loop()
         until = loop.time() + limit_ms / 1000
         try:
-            with abandoning(self._connection, limit_ms):
+            with abandoning(self._connection, limit_ms), self._letting_go():
                 return await call
         except OF_POSTGRES as error:
             if self._connection.is_closed() and loop.time() >= until:
