@@ -25,7 +25,7 @@ IN_TRANSACTION = """
 """
 LARGE = 40
 """Events in one request."""
-CUT_OFF_MS = 100
+CUT_OFF_MS = 1_000
 REQUESTS_MIN = 4
 """A transaction has more of them."""
 HOLDS = {
