@@ -97,7 +97,6 @@ def test_a_gateway_that_is_cut_off_between_any_two_requests_loses_its_lane(datab
     async def main() -> None:
         for requests in itertools.count(1):
             async with proxied(database, postgres_lane_ms=CUT_OFF_MS) as (proxy, log), open_log(database) as other:
-                await log.submit_many(many(10_000 * requests + 5_000))  # its statements are prepared
                 held = proxy.hold_after("BEGIN;", requests)
                 submitted = asyncio.create_task(log.submit_many(many(10_000 * requests)))
                 reached = asyncio.create_task(held.reached())

@@ -14,6 +14,7 @@ from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.troubles import OF_POSTGRES
 
 WEAK: Final = ("off", "local", "remote_write")
+STATEMENTS_MAX: Final = 256
 _TRANSACTION_TIMEOUT_SINCE: Final = 17
 
 Connection = Any
@@ -83,6 +84,10 @@ async def _connect(address: str, timeouts: Timeouts) -> Connection:
             address,
             timeout=timeouts.connect_ms / 1000,
             server_settings=_settings(timeouts),
+            # All that a session uses, for as long as it lives (`preparing`).
+            statement_cache_size=STATEMENTS_MAX,
+            max_cached_statement_lifetime=0,
+            max_cacheable_statement_size=0,
             target_session_attrs=None if "target_session_attrs" in parameters else "read-write",
         )
     except TimeoutError as error:

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from oncelog.core.proof import Block
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, warnings_of
+from oncelog.stores.postgres.preparing import prepare
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.troubles import OF_POSTGRES, is_lost, is_transient, translated
 from oncelog.stores.postgres.writing import begin
@@ -106,7 +107,7 @@ class Writer:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await self._connected()
+            self._connection = await self._prepared()
         try:
             yield self._connection
         except BaseException as error:
@@ -114,6 +115,15 @@ class Writer:
             if not isinstance(error, Exception) or isinstance(error, _UnknownOutcomeError) or is_lost(error):
                 self.abandon()
             raise
+
+    async def _prepared(self) -> Connection:
+        connection = await self._connected()
+        try:
+            await self._within(connection, self._timeouts.transaction_ms, prepare(connection))
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
     @asynccontextmanager
     async def _transaction(self, lanes: Sequence[int]) -> AsyncIterator[Connection]:

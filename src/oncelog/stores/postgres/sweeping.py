@@ -35,15 +35,20 @@ class Sweep:
             self._written[table.name] = 0
 
     async def _sweep(self, connection: Any, table: Table, lane: int, rows_max: int, is_absent: Absence) -> None:
-        keys = ", ".join(table.keys)
         after = self._cursors.get((table.name, lane))
-        marks = ", ".join(f"${place}" for place in range(3, 3 + len(table.keys)))
-        where = f"AND ({keys}) > ({marks})" if after else ""
-        columns = ", ".join(("lane", *table.keys, *table.values))
-        statement = f"SELECT {columns} FROM oncelog_{table.name} WHERE lane = $1 {where} ORDER BY {keys} LIMIT $2"  # noqa: S608
+        statement = slice_of(table, is_first=not after)
         rows = [tuple(row) for row in await connection.fetch(statement, lane, rows_max, *(after or ()))]
         width = 1 + len(table.keys)
         absent = [row[:width] for row in rows if is_absent(row[:width], table.value_of(row[width:]))]
         if absent:
             await connection.execute(DELETE[table.name], *columns_of(absent))
         self._cursors[table.name, lane] = rows[-1][1:width] if len(rows) == rows_max else ()
+
+
+def slice_of(table: Table, *, is_first: bool) -> str:
+    """The statement that gives the next rows of a lane: the first ones, or those after a key."""
+    keys = ", ".join(table.keys)
+    marks = ", ".join(f"${place}" for place in range(3, 3 + len(table.keys)))
+    where = "" if is_first else f"AND ({keys}) > ({marks})"
+    columns = ", ".join(("lane", *table.keys, *table.values))
+    return f"SELECT {columns} FROM oncelog_{table.name} WHERE lane = $1 {where} ORDER BY {keys} LIMIT $2"  # noqa: S608

@@ -1,0 +1,33 @@
+"""The statements of a writer, made known to the server before the session holds anything.
+
+asyncpg makes a statement known at its first use, and waits for the answer without an end of its request: the server
+takes that session for a busy one. A gateway that is frozen just there, inside of a transaction, would not be idle in
+it, and so no limit of the server would take its lanes away.
+"""
+
+from typing import Any, Final
+
+from oncelog.stores.absence import SWEPT
+from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.postgres.sweeping import slice_of
+from oncelog.stores.postgres.tables import DELETE, LOAD, SAVE
+
+_NAMED: Final = (
+    *("state", "keys", "sequences", "save", "save_lanes", "save_clock", "roots", "policies"),
+    *("bodies", "erase", "touch_lane", "own_transaction"),
+)
+STATEMENTS: Final = (
+    *(SQL[name] for name in _NAMED),
+    *LOAD.values(),
+    *SAVE.values(),
+    *DELETE.values(),
+    *(slice_of(table, is_first=is_first) for table in SWEPT for is_first in (True, False)),
+)
+"""All that are used while lanes are held. A session keeps more than these, and for as long as it lives."""
+
+
+async def prepare(connection: Any) -> None:
+    """On a session that is in no transaction."""
+    for statement in STATEMENTS:
+        # What `prepare` of asyncpg makes known is its caller's alone, and is not found by `execute` and `fetch`.
+        await connection._get_statement(statement, None)  # noqa: SLF001
