@@ -98,6 +98,7 @@ class Server:
         self.log.watch_commits(self.metrics.observe_commit)
         self._origins = settings.allowed_origins
         self._tls: ssl.SSLContext | None = None
+        self._pem: tuple[bytes, bytes] | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         limits = settings.door_limits
@@ -114,15 +115,19 @@ class Server:
             host=self.settings.host,
             port=self.settings.ledger_port,
             with_reflection=self.settings.openapi,
-            certificate=self._certificate,
+            certificate=lambda: self._pem,
             address_of=self._network_of,
         )
 
-    def _certificate(self) -> tuple[bytes, bytes] | None:
+    def _read_pem(self) -> tuple[bytes, bytes] | None:
+        """Key and chain, as gRPC wants them. They have been tried before."""
         tls = self.settings.tls
         if tls.certificate is None or tls.private_key is None:
             return None
-        return Path(tls.private_key).read_bytes(), Path(tls.certificate).read_bytes()
+        try:
+            return Path(tls.private_key).read_bytes(), Path(tls.certificate).read_bytes()
+        except OSError as error:
+            raise SettingsError(f"tls.certificate and tls.private_key cannot be used: {error}") from error
 
     def _new_entrance(self) -> Entrance:
         per_minute = self.settings.door_limits.auth_failures_per_minute_max
@@ -152,6 +157,7 @@ class Server:
         """Opens the log and listens. Raises OncelogError for what is wrong with either."""
         self._authenticator.reload()
         self._tls = self._tls_context()
+        self._pem = self._read_pem()
         await self.log.__aenter__()
         try:
             self.hub.start(await self.log.listen(self.hub))
@@ -285,9 +291,11 @@ class Server:
         """
         try:
             self._tls_context()  # tried on another one first: a bad key would leave ours with none at all
+            pem = self._read_pem()
             self._authenticator.reload()
             if self._tls is not None:
                 self._load_certificate(self._tls)
+            self._pem = pem
         except OncelogError as error:
             logger.error("nothing was reloaded: %s", error)  # noqa: TRY400 - it is no accident of ours
             return

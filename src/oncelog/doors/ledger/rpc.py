@@ -113,6 +113,7 @@ class LedgerRpc:
             return int(self._server.add_insecure_port(place))
 
         def current() -> Any:
+            """Asked for at every handshake, on a thread of gRPC's. None is the one that it has."""
             now = self._certificate()
             return None if now is None else grpc.ssl_server_certificate_configuration([now])
 
