@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.operations import Entity
 from oncelog.core.proof import Block
-from oncelog.core.transactions import ONE_CONDITION, ONE_OPERATION, ONLY_TRUE
 from oncelog.doors.ledger.door import bad_value
 from oncelog.doors.ledger.values import (
     ClientState,
@@ -21,6 +20,7 @@ from oncelog.doors.ledger.values import (
 from oncelog.doors.ledger.words import demand_one_scope, demand_operations
 from oncelog.engine.cursors import Proven
 from oncelog.errors import CanonicalError
+from oncelog.ledger.operations import operation_message, operation_of
 from oncelog.ledger.v1 import ledger_pb2 as pb
 
 # --- what comes in -----------------------------------------------------------------------------------
@@ -47,47 +47,10 @@ def _write(message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence
             message.client_id,
             message.sequence,
             message.idempotency_key,
-            tuple([_operation(one, index) for index, one in enumerate(operations)]),
+            tuple([operation_of(one, index) for index, one in enumerate(operations)]),
         )
     except CanonicalError as error:
         raise bad_value(error) from error
-
-
-def _operation(message: pb.Operation, index: int) -> Operation:
-    match message.WhichOneof("operation"):
-        case "set_entity":
-            setting = message.set_entity
-            condition = None
-            if setting.HasField("condition"):
-                condition = _condition(setting.condition, f"operations[{index}].set_entity.condition")
-            expires_at_ms = setting.expires_at_ms if setting.HasField("expires_at_ms") else None
-            return SetEntity(setting.key, setting.value, expires_at_ms, condition)
-        case "delete_entity":
-            return DeleteEntity(message.delete_entity.key)
-        case "create_relationship":
-            related = message.create_relationship
-            return Relate(related.resource, related.relation, related.subject)
-        case "delete_relationship":
-            related = message.delete_relationship
-            return Unrelate(related.resource, related.relation, related.subject)
-    raise CanonicalError(f"operations[{index}]", ONE_OPERATION)
-
-
-def _condition(message: pb.Condition, path: str) -> Condition:
-    match message.WhichOneof("condition"):
-        case "must_not_exist" as name:
-            if not message.must_not_exist:
-                raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
-            return Condition(Must.NOT_EXIST)
-        case "must_exist" as name:
-            if not message.must_exist:
-                raise CanonicalError(f"{path}.{name}", ONLY_TRUE)
-            return Condition(Must.EXIST)
-        case "version_is":
-            return Condition(Must.HAVE_VERSION, version=message.version_is)
-        case "value_equals":
-            return Condition(Must.HAVE_VALUE, value=message.value_equals)
-    raise CanonicalError(path, ONE_CONDITION)
 
 
 # --- what goes out -----------------------------------------------------------------------------------
@@ -192,7 +155,7 @@ def transaction(found: Transaction) -> pb.Transaction:
         client_id=record.client,
         sequence=record.client_sequence,
         idempotency_key=record.key,
-        operations=[operation(one) for one in found.operations],
+        operations=[operation_message(one) for one in found.operations],
         timestamp_ms=record.log_time_ms,
         actor=record.actor,
         block_height=record.height,
@@ -200,38 +163,6 @@ def transaction(found: Transaction) -> pb.Transaction:
         request_hash=record.fingerprint,
         erased=record.erased,
     )
-
-
-def operation(given: Operation) -> pb.Operation:
-    """An operation."""
-    match given:
-        case SetEntity(key, value, expires_at_ms, condition):
-            setting = pb.SetEntity(key=key, value=value, expires_at_ms=expires_at_ms)
-            if condition is not None:
-                setting.condition.CopyFrom(_condition_message(condition))
-            return pb.Operation(set_entity=setting)
-        case DeleteEntity(key):
-            return pb.Operation(delete_entity=pb.DeleteEntity(key=key))
-        case Relate():
-            return pb.Operation(create_relationship=_relationship(given))
-        case Unrelate():
-            return pb.Operation(delete_relationship=_relationship(given))
-
-
-def _relationship(given: Relate | Unrelate) -> pb.Relationship:
-    return pb.Relationship(resource=given.resource, relation=given.relation, subject=given.subject)
-
-
-def _condition_message(condition: Condition) -> pb.Condition:
-    match condition.must:
-        case Must.NOT_EXIST:
-            return pb.Condition(must_not_exist=True)
-        case Must.EXIST:
-            return pb.Condition(must_exist=True)
-        case Must.HAVE_VERSION:
-            return pb.Condition(version_is=condition.version)
-        case Must.HAVE_VALUE:
-            return pb.Condition(value_equals=condition.value)
 
 
 def block(given: ScopeBlock) -> pb.Block:

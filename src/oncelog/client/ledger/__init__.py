@@ -1,0 +1,76 @@
+"""A client of the ledger: writes that survive crashes, are committed once and in order. See docs/ledger-client.md."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from oncelog.client.ledger.errors import ForgottenError, UnverifiedError
+from oncelog.client.ledger.limits import LedgerLimits
+from oncelog.client.ledger.values import (
+    ClientState,
+    LedgerBlock,
+    LedgerEntity,
+    LedgerRelationship,
+    LedgerTransaction,
+    Outcome,
+    PendingWrite,
+    Recovered,
+    RefusalCode,
+    Refused,
+    TransactionProof,
+    Written,
+    delete_entity,
+    relate,
+    set_entity,
+    unrelate,
+)
+
+if TYPE_CHECKING:
+    from oncelog.client.ledger.blocking import BlockingLedgerClient, BlockingLedgerScope
+    from oncelog.client.ledger.client import LedgerClient
+    from oncelog.client.ledger.scope import LedgerScope
+
+_LATER: Final = {
+    "BlockingLedgerClient": "oncelog.client.ledger.blocking",
+    "BlockingLedgerScope": "oncelog.client.ledger.blocking",
+    "LedgerClient": "oncelog.client.ledger.client",
+    "LedgerScope": "oncelog.client.ledger.scope",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "BlockingLedgerClient",
+    "BlockingLedgerScope",
+    "ClientState",
+    "ForgottenError",
+    "LedgerBlock",
+    "LedgerClient",
+    "LedgerEntity",
+    "LedgerLimits",
+    "LedgerRelationship",
+    "LedgerScope",
+    "LedgerTransaction",
+    "Outcome",
+    "PendingWrite",
+    "Recovered",
+    "RefusalCode",
+    "Refused",
+    "TransactionProof",
+    "UnverifiedError",
+    "Written",
+    "delete_entity",
+    "relate",
+    "set_entity",
+    "unrelate",
+]

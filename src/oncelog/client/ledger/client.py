@@ -1,0 +1,154 @@
+"""The asyncio client of a ledger.
+
+    async with LedgerClient("127.0.0.1:7271", path="billing.db", organization="acme", client_id="billing-1") as ledger:
+        outcome = await ledger.write([set_entity("user:1", b"…", must_not_exist=True), relate("doc", "owner", "ann")])
+
+It is itself its first scope; `ledger.scope("acme", "main")` gives others, with streams of their own in the same file.
+What is decided lies in `protocol`, what is kept in `store`, who saves and sends in `stream`.
+"""
+
+import asyncio
+import os
+import random
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from oncelog.client.checking import checked_client_id, checked_store, is_token
+from oncelog.client.connecting import Token
+from oncelog.client.ledger.limits import LedgerLimits
+from oncelog.client.ledger.scope import LedgerScope
+from oncelog.client.ledger.shared import Shared
+from oncelog.client.ledger.store import LedgerStore
+from oncelog.errors import ClosedError, SettingsError
+
+if TYPE_CHECKING:
+    from oncelog.client.ledger.wire import Wire
+
+SCOPE_NAME_CHARACTERS_MAX: Final = 80
+_NEEDED: Final = frozenset({"grpc", "google", "google.protobuf"})
+
+
+class LedgerClient(LedgerScope):
+    """One client of one ledger, with a file of its own. `async with` opens and closes it."""
+
+    def __init__(  # noqa: PLR0913 - by name, and half of them may be left out
+        self,
+        address: str,
+        *,
+        path: str | os.PathLike[str],
+        organization: str,
+        vault: str = "",
+        client_id: str,
+        token: Token = None,
+        tls: bool | str | os.PathLike[str] | None = None,
+        verify: bool = True,
+        limits: LedgerLimits | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        """Says what is to be; nothing is opened yet.
+
+        `address` is HOST:PORT of the server's gRPC. `path` is a file of the client's own, made if it is missing;
+        ":memory:" is for writes that need not survive. `client_id` is that of the credential, and the file's for
+        ever. `token` is a text, or a function that gives one and is asked at every call. `tls` is True for the
+        machine's own roots, or a file of roots in PEM form. `verify` looks at the proof of every write.
+        """
+        if not isinstance(address, str) or not address or "@" in address or "://" in address:
+            raise SettingsError("address must be HOST:PORT of a server's gRPC")
+        self.address = address
+        self.limits = limits or LedgerLimits()
+        if not isinstance(self.limits, LedgerLimits):
+            raise SettingsError(f"limits must be LedgerLimits, not {limits!r}")
+        if not callable(token) and not is_token(token):
+            raise SettingsError("token must be a text as tokens are, or a function that gives one")
+        checked = checked_client_id(client_id)
+        if checked is None:
+            raise SettingsError("client_id must be given: sequences are a client's own")
+        self.client_id = checked
+        roots = Path(tls) if isinstance(tls, str | os.PathLike) else bool(tls)
+
+        def new_wire() -> "Wire":
+            wire: Wire = _wire_module().Wire(
+                address, client_id=checked, token=token, tls=roots, limits=self.limits, is_verifying=verify
+            )
+            return wire
+
+        shared = Shared(
+            LedgerStore(checked_store(path)),
+            new_wire,
+            limits=self.limits,
+            chance=chance or random.Random(),  # noqa: S311 - for pauses
+            has_token_function=callable(token),
+        )
+        super().__init__(shared, _checked_name(organization, "organization"), _checked_vault(vault))
+        self._scopes: dict[tuple[str, str], LedgerScope] = {(self.organization, self.vault): self}
+        self._closing: asyncio.Task[None] | None = None
+
+    # --- opening and closing
+
+    async def __aenter__(self) -> Self:
+        """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the server."""
+        if self._shared.was_opened:
+            raise ClosedError("a client is opened once; make another one")
+        try:
+            scopes = await self._shared.open(self.client_id)
+            for names in [(self.organization, self.vault), *scopes]:
+                await self.scope(*names).open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Waits for the answers of what has been sent (`close_timeout_ms`). What has none stays pending in the file."""
+        if not self._shared.was_opened:
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close_all(), name="oncelog ledger: close")
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        self._shared.end()
+        try:
+            await asyncio.gather(*(scope.end() for scope in self._scopes.values()))
+        finally:
+            await self._shared.close()
+
+    def scope(self, organization: str, vault: str = "") -> LedgerScope:
+        """Another scope of the same client: its writes have a sequence of their own, in the same file."""
+        _ = self._shared.wire  # it is open
+        names = (_checked_name(organization, "organization"), _checked_vault(vault))
+        if names not in self._scopes:
+            self._scopes[names] = LedgerScope(self._shared, *names)
+        return self._scopes[names]
+
+    @property
+    def scopes(self) -> list[LedgerScope]:
+        """Those that are open: this one, those that `scope` gave, and all in which writes were pending."""
+        return list(self._scopes.values())
+
+
+def _wire_module() -> Any:
+    """What needs gRPC. Raises SettingsError where that is not installed."""
+    try:
+        return import_module("oncelog.client.ledger.wire")
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        raise SettingsError("oncelog.client.ledger needs grpcio: pip install 'oncelog[ledger]'") from error
+
+
+def _checked_name(name: str, field: str) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= SCOPE_NAME_CHARACTERS_MAX or "\0" in name:
+        raise SettingsError(f"{field} must be a text of 1 to {SCOPE_NAME_CHARACTERS_MAX} characters, and no U+0000")
+    return name
+
+
+def _checked_vault(vault: str) -> str:
+    return _checked_name(vault, "vault") if vault != "" else vault

@@ -1,0 +1,146 @@
+"""The writes of a scope that have no outcome yet, what can be answered to one, and what becomes of it."""
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from oncelog.client.ledger.values import Outcome, Refused, Written
+from oncelog.core.operations import Operation
+from oncelog.errors import ServerRefusedError
+
+
+class Entry:
+    """A write without an outcome."""
+
+    __slots__ = (
+        "body",
+        "call",
+        "denied",
+        "gapped_turn",
+        "highest_sequence",
+        "is_certain",
+        "is_probe",
+        "is_recovered",
+        "key",
+        "made_at_ms",
+        "number",
+        "operations",
+        "saved_sequence",
+        "sent_sequence",
+        "sequence",
+        "was_sent",
+    )
+
+    def __init__(
+        self, number: int, key: bytes, operations: tuple[Operation, ...], body: bytes, made_at_ms: int
+    ) -> None:
+        self.number = number
+        """Its place in the callers' order. Nobody else sees it."""
+        self.key = key
+        self.operations = operations
+        self.body = body
+        self.made_at_ms = made_at_ms
+        self.sequence = 0
+        self.saved_sequence = 0
+        """What the file has; 0 before it is there."""
+        self.sent_sequence = 0
+        """Its number, if it may have been sent under it."""
+        self.highest_sequence = 0
+        """Of those that it was sent under: a copy of it that is late may have that one."""
+        self.was_sent = False
+        self.is_recovered = False
+        self.is_certain = True
+        """All that was sent of it has been answered: there is nothing that could have committed it unknown to us."""
+        self.is_probe = False
+        """Its number had been passed when the server was asked: who stands behind it waits until it is known."""
+        self.call: Call | None = None
+        self.gapped_turn = -1
+        self.denied: ServerRefusedError | None = None
+
+    def __repr__(self) -> str:
+        return f"Entry({self.number}, {self.key.hex()[:8]}, sequence={self.sequence}, sent={self.sent_sequence})"
+
+
+class Call(NamedTuple):
+    """A write to be sent, as it is now. `last` is what was known to be committed."""
+
+    entry: Entry
+    sequence: int
+    last: int
+
+
+# --- answers -----------------------------------------------------------------------------------------
+
+
+class Committed(Struct, frozen=True):
+    """It is in the ledger, under its own key."""
+
+    written: Written
+
+
+class Unverified(Struct, frozen=True):
+    """The server says so, but what it says does not verify."""
+
+    error: Exception
+    sequence: int
+
+
+class ComeToNothing(Struct, frozen=True):
+    """Nothing was written."""
+
+    refused: Refused
+
+
+class Gap(Struct, frozen=True):
+    """SEQUENCE_GAP."""
+
+    last: int
+
+
+class Taken(Struct, frozen=True):
+    """Another write has the number: SEQUENCE_REUSED, or an answer that is not about ours."""
+
+    last: int
+
+
+class Unknown(Struct, frozen=True):
+    """No answer, or none that says what became of it."""
+
+    reason: str = ""
+    retry_after_ms: int = 0
+
+
+class Denied(Struct, frozen=True):
+    """The server did not look at it, and says why."""
+
+    error: ServerRefusedError
+
+
+Answer = Committed | Unverified | ComeToNothing | Gap | Taken | Unknown | Denied
+
+
+class Settled(NamedTuple):
+    """A write and its outcome: an error where it was not looked at, None where the application has let go of it."""
+
+    entry: Entry
+    outcome: Outcome | Exception | None
+
+
+class Changes(NamedTuple):
+    """What is to be saved: entries under the numbers that they have now, those that are settled, and `last`."""
+
+    entries: list[tuple[Entry, int]]
+    settled: list[Settled]
+    last: int
+
+    @property
+    def must_last(self) -> bool:
+        """Whether it has to survive a loss of power. That one was written may be forgotten: then it is asked again."""
+        return bool(self.entries) or any(not isinstance(one.outcome, Written) for one in self.settled)
+
+
+class Forgotten(NamedTuple):
+    """The server knows less of us than it did."""
+
+    last: int
+    server_last: int

@@ -1,0 +1,414 @@
+"""What a client does about its writes in one scope: what to send next, what an answer means, which number is whose.
+
+It does no I/O and reads no clock: the shell (`stream`) calls it, saves what it says and sends what it says. The rules:
+
+- The writes without an outcome stand in a queue, in their callers' order, and have dense numbers from `last` + 1 on,
+  where `last` is the highest that is known to be committed. One whose number has been passed keeps it until it is
+  known whether the number became its own: under an old number nothing is ever executed as new.
+- A write is sent under a number that is saved, and has one call at a time. Those behind it are sent before it is
+  answered; they may overtake it, and then SEQUENCE_GAP says nothing but that they have to be sent again.
+- Where one comes to nothing, those behind it move down. Their keys stay: however often the number changes, what has
+  been committed is known by its key.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from oncelog.client.ledger.entries import (
+    Answer,
+    Call,
+    Changes,
+    ComeToNothing,
+    Committed,
+    Denied,
+    Entry,
+    Forgotten,
+    Gap,
+    Settled,
+    Taken,
+    Unknown,
+    Unverified,
+)
+from oncelog.client.ledger.values import CONDITIONS, ClientState, Outcome, Refused, Written
+from oncelog.core.operations import Operation
+from oncelog.errors import ServerRefusedError
+
+REMEMBERED_MS: Final = 23 * 3600 * 1000
+"""For so long a server has surely not forgotten a write: 24 hours, less one for clocks that disagree."""
+
+TOLD_MS: Final = 60_000
+"""For so long it is believed where we stand, of a write that is older than that."""
+WINDOW_MIN: Final = 4
+"""So many are sent ahead however often writes are refused."""
+
+
+class Protocol:
+    """The writes of one client in one scope."""
+
+    def __init__(self, last: int, entries: Sequence[Entry], *, in_flight_max: int) -> None:
+        """`entries` are those that the file has, in their order: each may have been sent, and by whom is not known."""
+        self.last = last
+        self.forgotten: Forgotten | None = None
+        self.refusal: ServerRefusedError | None = None
+        """Why the server does not say where we stand."""
+        self.is_held = False
+        """Nothing is sent until `release`. The shell sets a clock for it."""
+        self.is_refused = False
+        """The pause is because the server does not let us in."""
+        self.was_adopted = False
+        """The server had forgotten us, and nothing was at stake."""
+        self._queue: dict[int, Entry] = {}
+        self._next_number = 1
+        self._in_flight = 0
+        self._in_flight_max = self._window = in_flight_max
+        self._probes = 0
+        self._freed = 0
+        """The number of a write that came to nothing. Until another has it, or a higher one, one is sent at a time."""
+        self._turn = 0
+        self._wants_state = True
+        self._is_first_question = True
+        self._is_adopting = False
+        self._asked: int | None = None
+        self._told_at_ms = 0
+        self._unsaved: dict[int, Entry] = {}
+        """What is to be saved whenever something is."""
+        self._settled: list[Settled] = []
+        self._written: list[Settled] = []
+        self._told: list[tuple[Entry, ServerRefusedError]] = []
+        self._saved_last = last
+        for entry in entries:
+            entry.saved_sequence = entry.sent_sequence = entry.highest_sequence = entry.sequence
+            entry.was_sent = entry.is_recovered = True
+            entry.is_certain = False
+            self._queue[entry.number] = entry
+            self._next_number = entry.number + 1
+
+    def __len__(self) -> int:
+        """Writes without an outcome."""
+        return len(self._queue)
+
+    @property
+    def pending(self) -> Iterable[Entry]:
+        """Them, in order."""
+        return self._queue.values()
+
+    @property
+    def in_flight(self) -> int:
+        """Those that are sent and not answered."""
+        return self._in_flight
+
+    @property
+    def is_settling(self) -> bool:
+        """The server has not said yet where we stand."""
+        return self._wants_state or self._asked is not None
+
+    # --- taking in
+
+    def submit(self, key: bytes, operations: tuple[Operation, ...], body: bytes, now_ms: int) -> Entry:
+        """Puts a write behind all others. It is sent once it is saved."""
+        entry = Entry(self._next_number, key, operations, body, now_ms)
+        self._next_number += 1
+        entry.sequence = self._next_sequence()
+        self._queue[entry.number] = entry
+        self._unsaved[entry.number] = entry
+        return entry
+
+    def _next_sequence(self) -> int:
+        """That of one behind the queue."""
+        newest = next(reversed(self._queue.values()), None)
+        return max(self.last, newest.sequence if newest is not None else 0) + 1
+
+    def ask(self) -> None:
+        """Nothing has been written for long: asks where we stand before anything is sent. Only with an empty queue."""
+        if not self._queue and self._asked is None:
+            self._wants_state = True
+
+    # --- saving
+
+    def take_changes(self) -> Changes | None:
+        """What must be saved now; None if all is. Then `saved`, or `not_saved`."""
+        # One that moves down is saved when its turn comes near: else each refusal would write the whole queue anew.
+        for entry in islice(self._queue.values(), 2 * self._in_flight_max):
+            if entry.saved_sequence != entry.sequence:
+                self._unsaved[entry.number] = entry
+        if not self._unsaved and not self._settled and self.last == self._saved_last:
+            return None
+        entries = [(entry, entry.sequence) for entry in self._unsaved.values()]
+        changes = Changes(entries, self._settled, self.last)
+        self._unsaved, self._settled = {}, []
+        return changes
+
+    def saved(self, changes: Changes) -> None:
+        """They are on the disk."""
+        for entry, sequence in changes.entries:
+            entry.saved_sequence = sequence
+        self._saved_last = changes.last
+
+    def not_saved(self, changes: Changes) -> list[Entry]:
+        """They are not. New writes leave the queue, and are given back; what else there is waits for the next time."""
+        withdrawn = []
+        for entry, _ in changes.entries:
+            if entry.saved_sequence == 0:
+                withdrawn.append(entry)
+                self._queue.pop(entry.number, None)
+                self._unsaved.pop(entry.number, None)
+            elif entry.number in self._queue:
+                self._unsaved[entry.number] = entry
+        # (What is settled stays so: nothing is told of it before it is saved, but that it was written.)
+        self._settled = changes.settled + self._settled
+        self._renumber()
+        return withdrawn
+
+    def take_written(self) -> list[Settled]:
+        """Writes that are in the ledger. That can be told before it is saved: after a crash it is asked again."""
+        written, self._written = self._written, []
+        return written
+
+    def take_told(self) -> list[tuple[Entry, ServerRefusedError]]:
+        """Writes that stay pending though the server would not look at them, for their callers to know."""
+        told, self._told = self._told, []
+        return told
+
+    # --- sending
+
+    def next_calls(self, now_ms: int) -> list[Call]:
+        """What is to be sent now, in this order. Each call ends with `answered`."""
+        if self.is_held or self.is_settling or self.forgotten is not None:
+            return []
+        calls: list[Call] = []
+        for entry in self._queue.values():
+            if self._in_flight >= self._window:
+                break
+            if self._freed and calls:
+                break
+            if entry.call is not None or (self._probes and not entry.is_probe):
+                if self._freed and not self._probes:
+                    break
+                continue
+            if entry.saved_sequence != entry.sequence or entry.gapped_turn == self._turn:
+                break  # those behind it would only leave a gap
+            if self._is_old(entry, now_ms) and now_ms - self._told_at_ms > TOLD_MS:
+                self._wants_state = True  # the server may have forgotten us by now, and would take it for a new one
+                break
+            call = Call(entry, entry.sequence, self.last)
+            entry.call = call
+            entry.sent_sequence = entry.sequence
+            entry.highest_sequence = max(entry.highest_sequence, entry.sequence)
+            entry.was_sent = True
+            entry.denied = None
+            self._in_flight += 1
+            calls.append(call)
+        return calls
+
+    def release(self) -> None:
+        """The pause is over."""
+        self.is_held = self.is_refused = False
+
+    def answered(self, call: Call, answer: Answer) -> None:  # noqa: C901 - one case an answer
+        """What came of a call."""
+        entry = call.entry
+        entry.call = None
+        self._in_flight -= 1
+        if entry.number not in self._queue:
+            return  # the application has let go of it
+        match answer:
+            case Committed(Written(tx_id=None)) if entry.is_certain:
+                # The number was used, and nobody knows for what; but not by this one, which was never sent before.
+                self._taken(call, call.sequence)
+                self._wants_state = True
+            case Committed(written):
+                self._settle(entry, written)
+                self._is_used(written.sequence)
+                self._window = min(self._window + 1, self._in_flight_max)
+                if not written.sequence == call.sequence == entry.sequence:
+                    self._renumber()
+            case Unverified(error, sequence):
+                self._settle(entry, error)
+                self._is_used(sequence)
+                self._renumber()
+            case ComeToNothing(refused):
+                if refused.code in CONDITIONS:  # they are looked at only of the write that is the next
+                    self._advance(call.sequence - 1)
+                # All that was sent behind it was sent in vain: where that is frequent, less is sent ahead.
+                self._window = max(self._window // 2, min(WINDOW_MIN, self._in_flight_max))
+                self._come_to_nothing(entry, refused)
+            case Gap(last):
+                self._gap(call, last)
+            case Taken(last):
+                self._taken(call, last)
+            case Unknown():
+                entry.is_certain = False
+                self.is_held = True
+            case Denied(error):
+                self._denied(entry, error)
+
+    def _come_to_nothing(self, entry: Entry, outcome: Refused | ServerRefusedError) -> None:
+        # A copy of it that is late may still take its number. The next one would find that out, and those behind it
+        # would have overtaken it by then.
+        self._freed = max(self._freed, entry.highest_sequence)
+        self._settle(entry, outcome)
+        self._renumber()
+
+    def _taken(self, call: Call, last: int) -> None:
+        entry = call.entry
+        self._is_used(max(last, call.sequence))
+        if entry.sequence == call.sequence:
+            entry.sent_sequence = 0
+        self._end_probe(entry)
+        self._renumber()
+
+    def _gap(self, call: Call, last: int) -> None:
+        if last < call.last:
+            # The server knew more when this was sent. Whether it has forgotten us it says when it is asked.
+            self._wants_state = self.is_held = True
+            return
+        if last > self.last:
+            self._advance(last)
+            self._renumber()
+        if self.last < call.entry.sequence - 1:
+            call.entry.gapped_turn = self._turn  # it comes again when more is known of those before it
+
+    def _denied(self, entry: Entry, error: ServerRefusedError) -> None:
+        if entry.is_certain:
+            self._come_to_nothing(entry, error)
+            return
+        # An earlier call may have committed it. What the server says now is about the caller, or about its own
+        # limits, and not about that; but where we stand says it.
+        entry.denied = error
+        self._wants_state = True
+
+    # --- where we stand
+
+    def take_question(self) -> bool:
+        """Whether the server must be asked now where we stand. Then `state_told`, `state_denied` or `state_lost`."""
+        if not self._wants_state or self._asked is not None or self.is_held or self.forgotten is not None:
+            return False
+        if not self._queue and not self._is_first_question:
+            return False  # nobody waits for it
+        self._asked = self.last
+        return True
+
+    def state_lost(self) -> None:
+        """No answer."""
+        self._asked = None
+        self.is_held = True
+
+    def state_denied(self, error: ServerRefusedError) -> None:
+        """The server does not say it to us."""
+        self._asked = None
+        self._is_first_question = False
+        self.refusal = error
+        for entry in list(self._queue.values()):
+            if not entry.was_sent:
+                self._settle(entry, error)
+            else:
+                self._told.append((entry, entry.denied or error))
+        self.is_held = self.is_refused = bool(self._queue)
+
+    def state_told(self, state: ClientState, now_ms: int) -> None:
+        """Where we stand."""
+        asked, self._asked = self._asked, None
+        assert asked is not None  # noqa: S101 - it is told to who has asked
+        self._wants_state = self._is_first_question = False
+        self.refusal = None
+        self._told_at_ms = now_ms
+        last = state.last_sequence
+        if self._is_adopting:
+            self._adopt(last)
+        elif last < asked or (last == 0 and self._has_old(now_ms)):
+            if last == 0 and not any(entry.was_sent for entry in self._queue.values()):
+                self.was_adopted = True  # nothing was sent that could be sent again
+                self._adopt(last)
+            else:
+                self.forgotten = Forgotten(self.last, last)
+        else:
+            self._is_used(last)
+            self._settle_denied(state)
+            for entry in self._queue.values():
+                if entry.sequence <= last and entry.sent_sequence == entry.sequence and not entry.is_probe:
+                    entry.is_probe = True
+                    self._probes += 1
+            self._renumber()
+
+    def _has_old(self, now_ms: int) -> bool:
+        return any(self._is_old(entry, now_ms) for entry in self._queue.values())
+
+    @staticmethod
+    def _is_old(entry: Entry, now_ms: int) -> bool:
+        return not entry.is_certain and now_ms - entry.made_at_ms > REMEMBERED_MS
+
+    def _settle_denied(self, state: ClientState) -> None:
+        for entry in list(self._queue.values()):
+            if entry.denied is None:
+                continue
+            if entry.key == state.last_key:
+                self._settle(entry, Written(None, state.last_sequence, is_replay=True))
+            elif entry.sequence > state.last_sequence:
+                self._come_to_nothing(entry, entry.denied)
+            else:  # its number has been passed, by itself or by another: only the server could tell
+                self._told.append((entry, entry.denied))
+                self.is_held = self.is_refused = True
+
+    def _adopt(self, last: int) -> None:
+        self._is_adopting = False
+        self.last = last
+        self._freed = 0
+        self._turn += 1
+        for entry in self._queue.values():
+            entry.sent_sequence = 0
+            self._end_probe(entry)
+        self._renumber()
+
+    def resume(self, resend: Collection[bytes]) -> None:
+        """The application has decided: those with these keys are sent, as new ones; the others are let go of."""
+        if self.forgotten is None:
+            return
+        self.forgotten = None
+        for entry in list(self._queue.values()):
+            if entry.key not in resend:
+                self._settle(entry, None)
+        self._wants_state = self._is_adopting = self._is_first_question = True
+        self.is_held = False
+
+    # --- the queue
+
+    def _advance(self, last: int) -> None:
+        if last > self.last:
+            self.last = last
+            self._turn += 1
+
+    def _is_used(self, sequence: int) -> None:
+        """By whom is known, and so is what became of the one that was sent under it."""
+        self._advance(sequence)
+        if sequence >= self._freed:
+            self._freed = 0
+
+    def _settle(self, entry: Entry, outcome: Outcome | Exception | None) -> None:
+        del self._queue[entry.number]
+        self._unsaved.pop(entry.number, None)
+        self._end_probe(entry)
+        settled = Settled(entry, outcome)
+        self._settled.append(settled)
+        if isinstance(outcome, Written):
+            self._written.append(settled)
+        self._turn += 1
+
+    def _end_probe(self, entry: Entry) -> None:
+        if entry.is_probe:
+            entry.is_probe = False
+            self._probes -= 1
+
+    def _renumber(self) -> None:
+        sequence = self.last
+        for entry in self._queue.values():
+            if entry.sequence <= self.last and entry.sent_sequence == entry.sequence:
+                continue  # it may have become its own
+            sequence += 1
+            if entry.sequence == sequence:
+                continue
+            if entry.sequence < sequence:
+                # The file must not have it under a number that another write gets.
+                self._unsaved[entry.number] = entry
+            entry.sequence = sequence
+            self._turn += 1

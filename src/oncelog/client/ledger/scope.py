@@ -1,0 +1,232 @@
+"""One scope of a ledger: what is written there, and what is read."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Collection, Iterable
+from contextlib import aclosing
+from importlib import import_module
+from typing import Any
+from uuid import UUID, uuid4
+
+from oncelog.client.ledger.errors import UnverifiedError
+from oncelog.client.ledger.shared import Shared
+from oncelog.client.ledger.stream import Stream
+from oncelog.client.ledger.values import (
+    ClientState,
+    LedgerBlock,
+    LedgerEntity,
+    LedgerRelationship,
+    LedgerTransaction,
+    Outcome,
+    PendingWrite,
+    Recovered,
+    TransactionProof,
+)
+from oncelog.client.wire import pauses_s
+from oncelog.codes import AUTH_FAILED, NOT_FOUND
+from oncelog.core.operations import Operation
+from oncelog.core.proof import NO_HASH
+from oncelog.errors import LostError, ServerRefusedError, SettingsError
+
+
+class LedgerScope:
+    """An organization, or a vault of one, as one client sees it. Made by `LedgerClient.scope`."""
+
+    def __init__(self, shared: Shared, organization: str, vault: str) -> None:
+        self.organization = organization
+        self.vault = vault
+        self._shared = shared
+        self._opening: asyncio.Task[Stream] | None = None
+        self._stream: Stream | None = None
+
+    # --- writing
+
+    async def write(
+        self,
+        operations: Operation | Iterable[Operation],
+        *,
+        key: UUID | bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> Outcome:
+        """Commits the operations as one transaction, all or none, and once. Waits for what became of it.
+
+        They are on the disk before they are sent, and sent until there is an outcome: whoever is cancelled or gets a
+        TimeoutError does not take the write back. The same key with the same operations is the same write.
+
+        Raises CanonicalError for what cannot be written, LimitExceededError, IdReusedError if another write waits
+        under this key, StoreError if the file cannot be written; then nothing was sent. Raises ServerRefusedError
+        where the server does not let us write, ForgottenError, UnverifiedError, and ClosedError.
+        """
+        several = tuple(operations) if isinstance(operations, Iterable) else (operations,)
+        chosen = _key_bytes(key)
+        async with asyncio.timeout(timeout_s):
+            stream = self._stream or await self._opened()
+            return await stream.write(several, chosen)
+
+    async def recovered(self) -> list[Recovered]:
+        """The writes of an earlier run whose outcomes were not known, each with its outcome by now, in their order.
+
+        Waits until all of them are known. Raises ForgottenError where that can never be, ServerRefusedError.
+        """
+        return await (self._stream or await self._opened()).recovered()
+
+    async def resume(self, *, resend: bool | Collection[UUID]) -> list[Recovered]:
+        """After a ForgottenError: says what becomes of the pending writes, and goes on.
+
+        True sends all of them again, as new ones under their old keys; False lets go of them; several keys send
+        those and let go of the others. Gives the outcomes of those that were sent.
+        """
+        return await (self._stream or await self._opened()).resume(resend)
+
+    async def pending(self) -> list[PendingWrite]:
+        """Writes without an outcome, in their order, those of an earlier run too."""
+        return (self._stream or await self._opened()).pending()
+
+    async def open(self) -> None:
+        """For the client alone."""
+        await self._opened()
+
+    async def _opened(self) -> Stream:
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.create_task(self._shared.new_stream(self.organization, self.vault))
+        self._stream = await asyncio.shield(self._opening)
+        return self._stream
+
+    async def end(self) -> None:
+        """For the client alone."""
+        if self._opening is not None:
+            await asyncio.gather(self._opening, return_exceptions=True)
+            if not self._opening.cancelled() and self._opening.exception() is None:
+                await self._opening.result().close()
+
+    # --- reading
+
+    async def client_state(self) -> ClientState:
+        """Where this client stands, as the server says."""
+        return await self._shared.wire.client_state(self.organization, self.vault)
+
+    async def get_entity(self, key: str) -> LedgerEntity | None:
+        """An entity as it stands; None where there is none."""
+        response = await self._call("GetEntity", key=key)
+        return self._messages.entity(response.entity) if response.HasField("entity") else None
+
+    async def list_entities(self, prefix: str = "", *, page_size: int = 0) -> AsyncGenerator[LedgerEntity, None]:
+        """All entities whose keys begin with that, by key, page by page: not all of one moment."""
+        token = ""
+        while True:
+            page = await self._call("ListEntities", prefix=prefix, page_size=page_size, page_token=token)
+            for one in page.entities:
+                yield self._messages.entity(one)
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def list_relationships(
+        self, *, resource: str = "", relation: str = "", subject: str = "", page_size: int = 0
+    ) -> AsyncGenerator[LedgerRelationship, None]:
+        """All relationships of this resource, relation, subject (empty is any), in their order, page by page."""
+        token = ""
+        names = {"resource": resource, "relation": relation, "subject": subject}
+        while True:
+            page = await self._call("ListRelationships", **names, page_size=page_size, page_token=token)
+            for one in page.relationships:
+                yield self._messages.relationship(one)
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def check_relationship(self, resource: str, relation: str, subject: str) -> bool:
+        """Whether there is this relationship."""
+        response = await self._call("CheckRelationship", resource=resource, relation=relation, subject=subject)
+        return bool(response.exists)
+
+    async def get_transaction(self, tx_id: str) -> LedgerTransaction | None:
+        """A transaction of the scope; None where there is none."""
+        found = await self._found(self._call("GetTransaction", tx_id=tx_id))
+        return None if found is None else self._messages.transaction(found)
+
+    async def get_block(self, height: int) -> LedgerBlock | None:
+        """A block of the scope's lane; None where there is none."""
+        found = await self._found(self._call("GetBlock", height=height))
+        return None if found is None else self._messages.block(found)
+
+    async def get_proof(self, tx_id: str) -> TransactionProof | None:
+        """All that proves a transaction, which `is_valid` looks at; None where there is none."""
+        found = await self._found(self._call("GetProof", tx_id=tx_id))
+        return None if found is None else self._messages.proof(found)
+
+    async def watch_blocks(
+        self, after_height: int = 0, *, check_chain: bool = True, previous_hash: bytes | None = None
+    ) -> AsyncGenerator[LedgerBlock, None]:
+        """Every block of the scope's lane after a height, and those to come, each once and in order.
+
+        Goes on by itself after a lost connection. `check_chain` raises UnverifiedError for a block that does not
+        follow the one before; give its hash as `previous_hash` to have the first one looked at, too.
+        """
+        shared, height = self._shared, after_height
+        previous = NO_HASH if after_height == 0 else previous_hash
+        limits = shared.limits
+        pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.chance)
+        while True:
+            has_come = False
+            request = self._request("WatchBlocks", after_height=height)
+            try:
+                async with aclosing(shared.wire.stream("WatchBlocks", request)) as several:
+                    async for message in several:
+                        found = self._messages.block(message)
+                        if check_chain:
+                            _demand_next(found, height, previous)
+                        elif found.block.height <= height:
+                            continue
+                        height, previous, has_come = found.block.height, found.hash, True
+                        yield found
+            except LostError:
+                pass
+            except ServerRefusedError as error:
+                # A stream ends with its token; a function that gave it may have a new one.
+                may_be_let_in = error.code == AUTH_FAILED and has_come and shared.has_token_function
+                if not error.is_transient and not may_be_let_in:
+                    raise
+            if has_come:
+                pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.chance)
+            await asyncio.sleep(next(pauses))
+
+    @property
+    def _messages(self) -> Any:
+        return import_module("oncelog.client.ledger.messages")
+
+    def _request(self, method: str, **fields: Any) -> Any:
+        _ = self._shared.wire  # it is open
+        kind = getattr(self._messages.pb, f"{method}Request")
+        try:
+            return kind(organization=self.organization, vault=self.vault, **fields)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"{method}: {error}") from error
+
+    async def _call(self, method: str, **fields: Any) -> Any:
+        return await self._shared.wire.call(method, self._request(method, **fields))
+
+    @staticmethod
+    async def _found(called: Awaitable[Any]) -> Any:
+        try:
+            return await called
+        except ServerRefusedError as error:
+            if error.code == NOT_FOUND:
+                return None
+            raise
+
+
+def _demand_next(found: LedgerBlock, height: int, previous: bytes | None) -> None:
+    block = found.block
+    if block.height != height + 1:
+        raise UnverifiedError(f"behind block {height} the server has sent block {block.height}")
+    if block.hash != found.hash:
+        raise UnverifiedError(f"the hash of block {block.height} is not the one that its header has")
+    if previous is not None and block.previous != previous:
+        raise UnverifiedError(f"block {block.height} does not follow the block before it")
+
+
+def _key_bytes(key: UUID | bytes | None) -> bytes:
+    given = uuid4().bytes if key is None else key.bytes if isinstance(key, UUID) else key
+    if not isinstance(given, bytes) or len(given) != 16 or not any(given):
+        raise SettingsError("key must be a UUID, or 16 bytes that are not all zero")
+    return given

@@ -1,0 +1,220 @@
+"""What a client of the ledger keeps: for each scope the writes without an outcome, and the last sequence.
+
+All of it lies in one SQLite file of its own. Everything here blocks, and is called by one thread at a time.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.client.ledger.entries import Changes, Entry
+from oncelog.core.transactions import OperationJson, operations_of_json
+from oncelog.errors import (
+    CanonicalError,
+    CorruptError,
+    NewerSchemaError,
+    NotALogError,
+    SettingsError,
+    StoreInUseError,
+    StoreUnavailableError,
+)
+from oncelog.statements import named_statements, statements_of
+
+MEMORY: Final = ":memory:"
+APPLICATION_ID: Final = 0x4F4C4C43  # "OLLC"
+SCHEMA_VERSION: Final = 1
+BUSY_TIMEOUT_MS: Final = 10_000
+_SQL: Final = files("oncelog.client.ledger") / "sql"
+SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+_CORRUPT: Final = ("SQLITE_CORRUPT",)
+_OTHER_KIND: Final = ("SQLITE_NOTADB",)
+_UNAVAILABLE: Final = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_CANTOPEN",
+    "SQLITE_READONLY",
+)
+
+
+class _Body(Struct, frozen=True):
+    operations: tuple[OperationJson, ...]
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+
+
+class KeptScope(NamedTuple):
+    """What the file has of a scope."""
+
+    id: int
+    last_sequence: int
+    pending: list[Entry]
+
+
+class LedgerStore:
+    """One file, open in one process."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock: int | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        """Which file it is: who writes to one that was removed writes for nobody."""
+
+    # --- opening and closing
+
+    def open(self, client_id: str) -> list[tuple[str, str]]:
+        """Gives the scopes in which writes wait for their outcomes.
+
+        Raises StoreInUseError, NotALogError, NewerSchemaError, SettingsError if the file is another client's, or
+        another StoreError.
+        """
+        self._take_lock()
+        try:
+            with self._translated():
+                self._connection = sqlite3.connect(
+                    self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+                )
+                self._demand_ours(self._connection)
+                self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                self._file = None if self._path == MEMORY else _file_at(self._path)
+                return self._made_ready(self._connection, client_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def _demand_ours(self, connection: sqlite3.Connection) -> None:
+        """Before anything in it is changed."""
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if application != APPLICATION_ID and (application or version or tables):
+            raise NotALogError(f"{self._path} is no file of a ledger's client: give it a file of its own")
+        if version > SCHEMA_VERSION:
+            raise NewerSchemaError(f"{self._path} was made by a newer version of Oncelog's ledger client")
+
+    def _made_ready(self, connection: sqlite3.Connection, client_id: str) -> list[tuple[str, str]]:
+        with self._transaction(is_durable=True):
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for statement in statements_of((_SQL / "schema.sql").read_text(encoding="utf-8")):
+                    connection.execute(statement)
+                connection.execute(SQL["make_client"], (client_id,))
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            (known,) = connection.execute(SQL["client"]).fetchone()
+            if known != client_id:
+                # Its numbers are those of that client; under another one they would mean other writes.
+                raise SettingsError(f"{self._path} belongs to the client {known!r}, not to {client_id!r}")
+            return connection.execute(SQL["scopes_pending"]).fetchall()
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def _take_lock(self) -> None:
+        """Two clients with one file would give one number to two writes. Of the file itself no descriptor may be
+        opened: to close it would take away SQLite's locks."""
+        if self._path == MEMORY:
+            return
+        path = f"{os.path.realpath(self._path)}-lock"  # one for all names that lead to the file
+        try:
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailableError(f"{path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise StoreInUseError(f"another ledger client has {self._path} open; each needs its own file") from error
+
+    # --- scopes
+
+    def scope(self, organization: str, vault: str) -> KeptScope:
+        """What the file has of a scope; nothing of a new one."""
+        with self._translated(), self._transaction(is_durable=False) as connection:
+            found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
+            if found is None:
+                connection.execute(SQL["make_scope"], (organization, vault))
+                found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
+            rows = connection.execute(SQL["pending"], (found[0],)).fetchall()
+            return KeptScope(found[0], found[1], [self._entry(*row) for row in rows])
+
+    def save(self, scope_id: int, changes: Changes) -> None:
+        """On return it is on the disk."""
+        with self._translated(), self._transaction(is_durable=changes.must_last) as connection:
+            connection.executemany(
+                SQL["save"],
+                [
+                    (scope_id, entry.number, entry.key, sequence, entry.body, entry.made_at_ms)
+                    for entry, sequence in changes.entries
+                ],
+            )
+            connection.executemany(SQL["settle"], [(scope_id, one.entry.number) for one in changes.settled])
+            connection.execute(SQL["save_last"], (changes.last, scope_id))
+
+    def _entry(self, number: int, key: bytes, sequence: int, body: bytes, made_at_ms: int) -> Entry:
+        try:
+            operations = operations_of_json(_BODY.decode(body).operations)
+        except CanonicalError as error:
+            raise CorruptError(f"{self._path} is damaged: {error}") from error
+        entry = Entry(number, key, operations, body, made_at_ms)
+        entry.sequence = sequence
+        return entry
+
+    # --- transactions
+
+    @contextmanager
+    def _transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        if connection is None:
+            raise StoreUnavailableError(f"{self._path} is closed")
+        if self._file is not None and self._file != _file_at(self._path):
+            raise StoreUnavailableError(f"{self._path} was removed or replaced while the client had it open")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "") or ""
+            if name.startswith(_OTHER_KIND):
+                raise NotALogError(f"{self._path} is no SQLite database") from error
+            if name.startswith(_CORRUPT):
+                raise CorruptError(f"{self._path} is damaged: {error}") from error
+            if name.startswith(_UNAVAILABLE):
+                raise StoreUnavailableError(f"{self._path}: {error} [{name}]") from error
+            raise
+        except msgspec.MsgspecError as error:
+            raise CorruptError(f"{self._path} is damaged: {error}") from error
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once a transaction
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

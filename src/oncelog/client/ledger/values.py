@@ -1,0 +1,213 @@
+"""What a client of the ledger is asked and told. Outcomes of a write are values; bytes are bytes here."""
+
+from enum import IntEnum
+from typing import Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
+from oncelog.core.proof import Block, Proof, verify, verify_header
+from oncelog.core.values import Record
+from oncelog.errors import CanonicalError
+
+# --- what is written ---------------------------------------------------------------------------------
+
+
+def set_entity(
+    key: str,
+    value: bytes,
+    *,
+    expires_at_ms: int | None = None,
+    must_not_exist: bool = False,
+    must_exist: bool = False,
+    version_is: int | None = None,
+    value_equals: bytes | None = None,
+) -> Operation:
+    """Sets an entity, on one condition at most. Raises CanonicalError for what is none.
+
+    From `expires_at_ms` (log time, milliseconds since 1970) on it counts as absent.
+    """
+    for name, given in (("value", value), ("value_equals", value_equals)):
+        if not isinstance(given, bytes) and (name == "value" or given is not None):
+            raise CanonicalError(name, f"must be bytes, not {type(given).__name__}")
+    for name, number in (("expires_at_ms", expires_at_ms), ("version_is", version_is)):
+        if number is not None and type(number) is not int:
+            raise CanonicalError(name, f"must be a whole number, not {type(number).__name__}")
+    conditions = []
+    if must_not_exist:
+        conditions.append(Condition(Must.NOT_EXIST))
+    if must_exist:
+        conditions.append(Condition(Must.EXIST))
+    if version_is is not None:
+        conditions.append(Condition(Must.HAVE_VERSION, version=version_is))
+    if value_equals is not None:
+        conditions.append(Condition(Must.HAVE_VALUE, value=value_equals))
+    if len(conditions) > 1:
+        raise CanonicalError("condition", "must be at most one of must_not_exist, must_exist, version_is, value_equals")
+    return SetEntity(_text(key, "key"), value, expires_at_ms, conditions[0] if conditions else None)
+
+
+def delete_entity(key: str) -> Operation:
+    """Deletes an entity; one that is not there stays so."""
+    return DeleteEntity(_text(key, "key"))
+
+
+def relate(resource: str, relation: str, subject: str) -> Operation:
+    """Creates a relationship; one that is there stays as it is."""
+    return Relate(_text(resource, "resource"), _text(relation, "relation"), _text(subject, "subject"))
+
+
+def unrelate(resource: str, relation: str, subject: str) -> Operation:
+    """Deletes a relationship; one that is not there stays so."""
+    return Unrelate(_text(resource, "resource"), _text(relation, "relation"), _text(subject, "subject"))
+
+
+def _text(given: str, name: str) -> str:
+    if not isinstance(given, str):
+        raise CanonicalError(name, f"must be a string, not {type(given).__name__}")
+    return given
+
+
+# --- what becomes of it ------------------------------------------------------------------------------
+
+
+class RefusalCode(IntEnum):
+    """Why a write came to nothing. The numbers are those of the wire (LG-20)."""
+
+    KEY_EXISTS = 1
+    KEY_NOT_FOUND = 2
+    VERSION_MISMATCH = 3
+    VALUE_MISMATCH = 4
+    IDEMPOTENCY_KEY_REUSED = 6
+
+
+class Written(Struct, frozen=True):
+    """The transaction is in the ledger, once."""
+
+    tx_id: str | None
+    """None where the server has forgotten what it said; then nothing but the sequence is known."""
+    sequence: int
+    """The client's own, that it was committed under."""
+    version: int | None = None
+    """Of every entity that it set. None, as the next two, where this client may write and not read, and the answer
+    came after a restart of the server."""
+    height: int | None = None
+    timestamp_ms: int | None = None
+    is_replay: bool = False
+    """The server said ALREADY_COMMITTED. (A retry that it answers from memory looks as the first answer did.)"""
+
+
+class Refused(Struct, frozen=True):
+    """Nothing was written, and no sequence was used."""
+
+    code: RefusalCode
+    message: str
+    key: str = ""
+    """The entity of a failed condition, and how it stands: both None where it does not exist."""
+    current_version: int | None = None
+    current_value: bytes | None = None
+    operation_index: int | None = None
+
+
+Outcome = Written | Refused
+
+
+class PendingWrite(Struct, frozen=True):
+    """A write whose outcome is not known yet."""
+
+    key: UUID
+    sequence: int
+    operations: tuple[Operation, ...]
+
+
+class Recovered(Struct, frozen=True):
+    """A write of an earlier run, and what became of it: an error where the server would not look at it."""
+
+    key: UUID
+    operations: tuple[Operation, ...]
+    outcome: Outcome | Exception | None
+    """None of one that the application has let go of (`resume`)."""
+
+
+# --- what is read ------------------------------------------------------------------------------------
+
+
+class ClientState(Struct, frozen=True):
+    """Where the client stands in a scope; all zero and empty for one never seen, or forgotten."""
+
+    last_sequence: int = 0
+    last_seen_ms: int = 0
+    last_key: bytes = b""
+    last_request_hash: bytes = b""
+
+
+class LedgerEntity(Struct, frozen=True):
+    """An entity as it stands."""
+
+    key: str
+    value: bytes
+    version: int
+    expires_at_ms: int | None = None
+
+
+class LedgerRelationship(Struct, frozen=True):
+    """A relationship, and the version that made it."""
+
+    resource: str
+    relation: str
+    subject: str
+    version: int
+
+
+class LedgerTransaction(Struct, frozen=True):
+    """A transaction as it was committed. Of an erased one the operations are gone."""
+
+    tx_id: str
+    client_id: str
+    sequence: int
+    key: bytes
+    operations: tuple[Operation, ...]
+    timestamp_ms: int
+    actor: str
+    height: int
+    version: int
+    request_hash: bytes
+    is_erased: bool = False
+
+
+class LedgerBlock(Struct, frozen=True):
+    """A block of the scope's lane, with the ids of the scope's own transactions."""
+
+    block: Block
+    hash: bytes
+    """As the server says it; `block.hash` is what it must be."""
+    tx_ids: tuple[str, ...]
+
+
+class TransactionProof(Struct, frozen=True):
+    """All that proves a transaction; `oncelog.proof.proof_document` makes a document of it."""
+
+    record: Record
+    salt: bytes
+    """Empty of an erased one."""
+    body_hash: bytes
+    proof: Proof
+    block: Block
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the record stands in the block where it says. Whether the block can be trusted, nothing here says."""
+        if self.record.erased:
+            return verify_header(self.record, self.body_hash, self.proof, self.block)
+        return verify(self.record, self.salt, self.proof, self.block)
+
+
+CONDITIONS: Final = frozenset(
+    {
+        RefusalCode.KEY_EXISTS,
+        RefusalCode.KEY_NOT_FOUND,
+        RefusalCode.VERSION_MISMATCH,
+        RefusalCode.VALUE_MISMATCH,
+    }
+)

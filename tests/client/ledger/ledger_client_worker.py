@@ -1,0 +1,40 @@
+"""A client that writes and is killed: python ledger_client_worker.py ADDRESS FILE MOMENT COUNT
+
+It writes the entities `entity:0` to COUNT - 1 at the same time, each on the condition that it is not there yet. It is
+killed by itself when the last of them comes to the moment: `unsent` (saved and not sent) or `unanswered` (sent, and
+answered by the server, but nobody has looked at the answer).
+"""
+
+import asyncio
+import os
+import signal
+import sys
+
+from oncelog.client.ledger import LedgerClient, set_entity
+from oncelog.client.ledger.entries import Answer, Call
+from oncelog.client.ledger.wire import Wire
+
+_, ADDRESS, FILE, MOMENT, COUNT = sys.argv
+LAST = f"entity:{int(COUNT) - 1}"
+write = Wire.write
+
+
+async def dying(self: Wire, organization: str, vault: str, call: Call) -> Answer:
+    operation = call.entry.operations[0]
+    is_last = getattr(operation, "key", "") == LAST
+    if is_last and MOMENT == "unsent":
+        os.kill(os.getpid(), signal.SIGKILL)
+    answer = await write(self, organization, vault, call)
+    if is_last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+
+
+async def main() -> None:
+    async with LedgerClient(ADDRESS, path=FILE, organization="acme", client_id="billing-1") as ledger:
+        names = [f"entity:{number}" for number in range(int(COUNT))]
+        await asyncio.gather(*(ledger.write(set_entity(name, b"1", must_not_exist=True)) for name in names))
+
+
+Wire.write = dying  # type: ignore[method-assign]
+asyncio.run(main())

@@ -1,0 +1,11 @@
+"""Has a ledger client's file open until its input ends: python ledger_holding_worker.py FILE"""
+
+import sys
+
+from oncelog.client.ledger.store import LedgerStore
+
+store = LedgerStore(sys.argv[1])
+store.open("billing-1")
+sys.stdout.write("open\n")
+sys.stdout.flush()
+sys.stdin.read()

@@ -1,0 +1,39 @@
+"""A client that writes until it is killed: python ledger_storm_worker.py ADDRESS FILE ROUND
+
+Writes entities `ROUND:NUMBER`, each on the condition that it is not there, several at a time; says what was recovered
+and each outcome as it comes.
+"""
+
+import asyncio
+import sys
+from itertools import count
+
+from oncelog.client.ledger import LedgerClient, LedgerLimits, set_entity
+
+_, ADDRESS, FILE, ROUND = sys.argv
+LIMITS = LedgerLimits(pause_ms_min=1, pause_ms_max=20)
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+async def main() -> None:
+    client = LedgerClient(ADDRESS, path=FILE, organization="acme", client_id="billing-1", limits=LIMITS)
+    async with client as ledger:
+        numbers = count()
+
+        async def write() -> None:
+            for number in numbers:
+                outcome = await ledger.write(set_entity(f"{ROUND}:{number:04}", b"1", must_not_exist=True))
+                say(type(outcome).__name__, f"{ROUND}:{number:04}")
+
+        async def recover() -> None:
+            for one in await ledger.recovered():
+                say(type(one.outcome).__name__, getattr(one.operations[0], "key", ""))
+
+        await asyncio.gather(recover(), *(write() for _ in range(10)))
+
+
+asyncio.run(main())

@@ -1,0 +1,102 @@
+"""A model of the ledger's server for one client in one scope, and of a file that survives crashes.
+
+The model decides as `core.plan` does: by key first, then by sequence, then by conditions.
+"""
+
+from random import Random
+from typing import NamedTuple
+
+from oncelog.client.ledger.entries import Answer, Changes, ComeToNothing, Committed, Entry, Gap, Taken
+from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Written
+from oncelog.core.operations import Condition, Must, Operation, SetEntity
+
+CONDITIONAL = "conditional"
+"""The key of entities whose condition holds or not by chance: others change them all the time."""
+
+
+def operations_of(name: str, *, is_conditional: bool = False) -> tuple[Operation, ...]:
+    condition = Condition(Must.EXIST) if is_conditional else None
+    return (SetEntity(CONDITIONAL if is_conditional else "entity", name.encode(), None, condition),)
+
+
+class Asked(NamedTuple):
+    """A write on the wire."""
+
+    key: bytes
+    sequence: int
+    operations: tuple[Operation, ...]
+
+
+class ModelLedger:
+    """What has been committed, and what is remembered of it."""
+
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
+        self.last = 0
+        self.last_key = b""
+        self.log: list[Asked] = []
+        self._keys: dict[bytes, Asked] = {}
+        self._sequences: dict[int, Asked] = {}
+
+    def write(self, asked: Asked) -> Answer:
+        """As the wire gives it to the protocol: an answer about another write is one that says so."""
+        known = self._keys.get(asked.key)
+        if known is not None:
+            if known.operations != asked.operations:
+                return ComeToNothing(Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "reused"))
+            return Committed(Written("tx", known.sequence, is_replay=True))
+        if asked.sequence > self.last + 1:
+            return Gap(self.last)
+        if asked.sequence <= self.last:
+            return self._old(asked)
+        if self._has_failed(asked):
+            return ComeToNothing(Refused(RefusalCode.KEY_NOT_FOUND, "not found"))
+        self.last, self.last_key = asked.sequence, asked.key
+        self.log.append(asked)
+        self._keys[asked.key] = self._sequences[asked.sequence] = asked
+        return Committed(Written("tx", asked.sequence))
+
+    def _old(self, asked: Asked) -> Answer:
+        known = self._sequences.get(asked.sequence)
+        if known is None:
+            return Committed(Written(None, asked.sequence, is_replay=True))
+        if known.operations != asked.operations:
+            return Taken(self.last)
+        # The server takes it for a retry of that number. Whose it is, the client sees by its key (`Wire`).
+        return Taken(known.sequence)
+
+    def _has_failed(self, asked: Asked) -> bool:
+        operation = asked.operations[0]
+        return isinstance(operation, SetEntity) and operation.key == CONDITIONAL and self.chance.random() < 0.5
+
+    def state(self) -> ClientState:
+        return ClientState(self.last, 0, self.last_key)
+
+    def forget(self) -> None:
+        """As after 24 hours."""
+        self.last, self.last_key = 0, b""
+        self._keys.clear()
+        self._sequences.clear()
+
+
+class ModelFile:
+    """What a store has on the disk."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.rows: dict[int, tuple[bytes, int, tuple[Operation, ...], bytes, int]] = {}
+
+    def save(self, changes: Changes) -> None:
+        for entry, sequence in changes.entries:
+            self.rows[entry.number] = (entry.key, sequence, entry.operations, entry.body, entry.made_at_ms)
+        for settled in changes.settled:
+            self.rows.pop(settled.entry.number, None)
+        self.last = changes.last
+
+    def entries(self) -> list[Entry]:
+        found = []
+        for number, (key, sequence, operations, body, made_at_ms) in sorted(self.rows.items()):
+            entry = Entry(number, key, operations, body, made_at_ms)
+            entry.sequence = sequence
+            found.append(entry)
+        return found

@@ -1,0 +1,296 @@
+"""The protocol of the ledger's client against a model of the server, with all that a network and a machine do.
+
+Requests and answers are lost, doubled, late and out of order; the client crashes at any point, with what it was saving
+saved or not; conditions fail; the server is busy, refuses, and forgets. Whatever happens: each write is committed at
+most once, in the callers' order; what was told of it is so; nothing that was saved is left without an outcome.
+"""
+
+from collections import Counter
+from random import Random
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.ledger.model_ledger import Asked, ModelFile, ModelLedger, operations_of
+from oncelog.client.ledger.entries import Answer, Call, Changes, Committed, Denied, Gap, Settled, Taken, Unknown
+from oncelog.client.ledger.protocol import Protocol
+from oncelog.client.ledger.values import Outcome, Refused, Written
+from oncelog.errors import ServerRefusedError
+
+STEPS: Final = 500
+DAY_MS: Final = 24 * 3600 * 1000
+DENIED: Final = Denied(ServerRefusedError("forbidden", "may not be written"))
+
+
+class World:
+    """One client, its server, and what chance does to both."""
+
+    def __init__(self, seed: int, *, late: bool = False, evictions: bool = False, foreign: bool = False) -> None:
+        self.chance = Random(seed)
+        self.server = ModelLedger(self.chance)
+        self.file = ModelFile()
+        self.in_flight_max = self.chance.choice((1, 2, 5, 64))
+        self.protocol = self.restarted()
+        self.late = late
+        self.submitted: list[bytes] = []
+        self.unsaved: set[bytes] = set()
+        """Lost before they were on the disk: as if they had never been."""
+        self.told: dict[bytes, Outcome | Exception | None] = {}
+        self.doubtful: set[bytes] = set()
+        """Copies of them were still under way when something else was told."""
+        self.travelling: list[tuple[Call, Asked]] = []
+        self.answers: list[tuple[Call, Answer]] = []
+        self.orphans: list[Asked] = []
+        """Copies that nobody waits for."""
+        self.saving: Changes | None = None
+        self.question: bool | None = None
+        self.seen: Counter[str] = Counter()
+        self.foreign = 0
+        self.now_ms = 0
+        actions = {
+            self.submit: 12, self.begin_save: 15, self.end_save: 15, self.send: 25, self.deliver: 30, self.answer: 30,
+            self.lose: 3, self.ask: 10, self.release: 10, self.crash: 1, self.deny: 1, self.fail_save: 1,
+            self.double: 4 if late else 0, self.deliver_orphan: 6 if late else 0,
+            self.evict: 1 if evictions else 0, self.write_foreign: 2 if foreign else 0,
+        }  # fmt: skip
+        self.actions, self.weights = list(actions), list(actions.values())
+
+    def restarted(self) -> Protocol:
+        return Protocol(self.file.last, self.file.entries(), in_flight_max=self.in_flight_max)
+
+    # --- what can happen
+
+    def act(self) -> None:
+        self.chance.choices(self.actions, self.weights)[0]()
+        self.hear()
+
+    def submit(self) -> None:
+        if self.protocol.forgotten is not None:
+            return
+        for _ in range(self.chance.randint(1, 4)):
+            key = (len(self.submitted) + 1).to_bytes(16, "big")
+            # Many say the same: a number that two of them had must not make them one.
+            name = self.chance.choice(("a", "a", key.hex()))
+            operations = operations_of(name, is_conditional=self.chance.random() < 0.25)
+            self.protocol.submit(key, operations, name.encode(), self.now_ms)
+            self.submitted.append(key)
+            self.unsaved.add(key)
+
+    def begin_save(self) -> None:
+        if self.saving is None:
+            self.saving = self.protocol.take_changes()
+
+    def end_save(self) -> None:
+        changes, self.saving = self.saving, None
+        if changes is not None:
+            self.file.save(changes)
+            self.unsaved -= {entry.key for entry, _ in changes.entries}
+            self.protocol.saved(changes)
+            for settled in changes.settled:
+                self.tell(settled)
+
+    def fail_save(self) -> None:
+        """A full disk."""
+        changes, self.saving = self.saving, None
+        if changes is not None:
+            self.protocol.not_saved(changes)
+
+    def send(self) -> None:
+        for call in self.protocol.next_calls(self.now_ms):
+            entry = call.entry
+            _, sequence, operations, _, _ = self.file.rows[entry.number]
+            assert sequence == call.sequence, "sent before it was saved"
+            assert operations == entry.operations
+            self.travelling.append((call, Asked(entry.key, call.sequence, entry.operations)))
+
+    def deliver(self) -> None:
+        if self.travelling:
+            call, asked = self.travelling.pop(self.place(self.travelling))
+            self.answers.append((call, self.server.write(asked)))
+
+    def answer(self) -> None:
+        if self.answers:
+            call, answer = self.answers.pop(self.place(self.answers))
+            if self.chance.random() < 0.1:
+                answer = Unknown()
+            self.seen[type(answer).__name__] += 1
+            self.protocol.answered(call, answer)
+
+    def lose(self) -> None:
+        if self.travelling:
+            call, asked = self.travelling.pop(self.place(self.travelling))
+            self.leave(asked)
+            self.protocol.answered(call, Unknown())
+
+    def deny(self) -> None:
+        if self.travelling:
+            call, _ = self.travelling.pop(self.place(self.travelling))
+            self.seen["Denied"] += 1
+            self.protocol.answered(call, DENIED)
+
+    def double(self) -> None:
+        if self.travelling:
+            self.leave(self.chance.choice(self.travelling)[1])
+
+    def leave(self, asked: Asked) -> None:
+        if self.late:
+            self.orphans.append(asked)
+            self.doubtful.add(asked.key)
+
+    def deliver_orphan(self) -> None:
+        if self.orphans:
+            self.server.write(self.orphans.pop(self.place(self.orphans)))
+
+    def ask(self) -> None:
+        if self.question is None:
+            self.question = True if self.protocol.take_question() else None
+            return
+        self.question = None
+        if self.chance.random() < 0.2:
+            self.protocol.state_lost()
+        elif self.chance.random() < 0.05:
+            self.protocol.state_denied(DENIED.error)
+        else:
+            self.protocol.state_told(self.server.state(), self.now_ms)
+
+    def release(self) -> None:
+        self.protocol.release()
+
+    def crash(self) -> None:
+        self.seen["crash"] += 1
+        if self.saving is not None and self.chance.random() < 0.5:  # it was on the disk, and nobody was told
+            self.file.save(self.saving)
+            self.unsaved -= {entry.key for entry, _ in self.saving.entries}
+            for settled in self.saving.settled:
+                self.told.setdefault(settled.entry.key, settled.outcome)  # its caller has died with it
+        for _, asked in self.travelling:
+            self.leave(asked)
+        self.travelling, self.answers, self.saving, self.question = [], [], None, None
+        self.protocol = self.restarted()
+
+    def evict(self) -> None:
+        """A day passes: nothing is under way any more."""
+        if self.chance.random() < 0.3:
+            self.seen["evict"] += 1
+            for call, _ in self.travelling:
+                self.protocol.answered(call, Unknown())
+            self.travelling, self.orphans = [], []
+            self.now_ms += DAY_MS
+            self.server.forget()
+
+    def write_foreign(self) -> None:
+        """Another process has the same name, as it must not."""
+        self.foreign += 1
+        key = (2**64 + self.foreign).to_bytes(16, "big")
+        operations = operations_of(self.chance.choice(("a", key.hex())))
+        self.server.write(Asked(key, self.server.last + 1, operations))
+
+    # --- what is told
+
+    def hear(self) -> None:
+        for settled in self.protocol.take_written():
+            self.tell(settled)
+        self.protocol.take_told()
+        if self.protocol.forgotten is not None and self.saving is None:
+            self.seen["forgotten"] += 1
+            # The application looks for itself what became of them, which takes it as long as all under way needs.
+            while self.travelling:
+                self.deliver()
+            while self.answers:
+                self.answer()
+            committed = {asked.key for asked in self.server.log}
+            self.protocol.resume({entry.key for entry in self.protocol.pending} - committed)
+
+    def tell(self, settled: Settled) -> None:
+        key, outcome = settled.entry.key, settled.outcome
+        before = self.told.get(key)
+        if before is not None:
+            assert isinstance(before, Written), "told otherwise, and then again"
+            assert isinstance(outcome, Written | None)
+        if not isinstance(before, Written):
+            self.told[key] = outcome
+
+    def place(self, several: list[object] | list[tuple[Call, Asked]] | list[tuple[Call, Answer]] | list[Asked]) -> int:
+        """Mostly in order."""
+        return 0 if self.chance.random() < 0.6 else self.chance.randrange(len(several))
+
+    # --- the end
+
+    def finish(self) -> None:
+        self.weights = [0] * len(self.actions)
+        for action in (self.begin_save, self.end_save, self.send, self.deliver, self.answer, self.ask, self.release):
+            self.weights[self.actions.index(action)] = 10
+        for _ in range(100_000):
+            self.act()
+            self.begin_save()
+            if not len(self.protocol) and self.saving is None:
+                break
+        else:
+            pytest.fail(f"it does not come to an end: {list(self.protocol.pending)}")
+        while self.orphans:
+            self.deliver_orphan()
+
+    def check(self, *, in_order: bool = True) -> None:
+        committed = [asked.key for asked in self.server.log if asked.key in set(self.submitted)]
+        assert len(set(committed)) == len(committed), "committed twice"
+        assert not self.file.rows
+        for key in self.submitted:
+            if key in self.unsaved:
+                assert key not in committed
+                continue
+            assert key in self.told, "no outcome"
+            outcome = self.told[key]
+            if isinstance(outcome, Written) or outcome is None:
+                assert key in committed, "lost"
+            elif key in committed:
+                assert key in self.doubtful, "told that it was not written"
+                assert isinstance(outcome, Refused | Exception)
+        if in_order:
+            sure = [key for key in committed if key not in self.doubtful or isinstance(self.told[key], Written)]
+            assert sure == sorted(sure), "out of order"
+
+    def run(self, *, in_order: bool = True) -> "World":
+        for _ in range(STEPS):
+            self.act()
+        self.finish()
+        self.check(in_order=in_order)
+        return self
+
+
+@pytest.mark.rule("LG-19")
+@given(st.integers(0, 2**32))
+def test_each_write_once_and_in_order_through_losses_and_crashes(seed: int) -> None:
+    World(seed).run()
+
+
+@pytest.mark.rule("LG-19")
+@given(st.integers(0, 2**32))
+def test_the_same_with_copies_that_come_late(seed: int) -> None:
+    World(seed, late=True).run()
+
+
+@pytest.mark.rule("LG-16")
+@pytest.mark.rule("LG-19")
+@given(st.integers(0, 2**32))
+def test_the_same_with_a_server_that_forgets(seed: int) -> None:
+    World(seed, evictions=True).run()
+
+
+@pytest.mark.rule("LG-19")
+@given(st.integers(0, 2**32))
+def test_nothing_is_lost_or_doubled_by_another_writer_of_the_same_name(seed: int) -> None:
+    World(seed, foreign=True).run(in_order=False)
+
+
+def test_the_simulation_meets_everything_it_is_for() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        seen += World(seed, late=True).run().seen
+        seen += World(seed, evictions=True).run().seen
+        seen += World(seed, foreign=True).run(in_order=False).seen
+    for name in (Committed, Gap, Taken, Unknown, Denied):
+        assert seen[name.__name__] > 10, seen
+    for happened in ("ComeToNothing", "crash", "evict", "forgotten"):
+        assert seen[happened] > 10, seen
