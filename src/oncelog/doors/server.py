@@ -105,6 +105,7 @@ class Server:
         self._arrivals = Arrivals(limits.connections_max, limits.connect_timeout_ms, self._clock.elapsed_ms)
         self._renewing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._is_ready = False
         self.urls: list[str] = []
         """Where it listens."""
@@ -117,6 +118,7 @@ class Server:
             with_reflection=self.settings.openapi,
             certificate=lambda: self._pem,
             address_of=self._network_of,
+            demand_room=self._demand_room,
         )
 
     def _read_pem(self) -> tuple[bytes, bytes] | None:
@@ -220,10 +222,15 @@ class Server:
     def _cannot_read(self, error: Exception) -> None:
         """The log could not be read for long. Everybody is let go; whoever comes back finds it as it is then."""
         logger.error("the log cannot be read; all connections are closed: %s", error)
-        self._is_ready = False
+        self._set_ready(is_ready=False)
         self.sockets.fail(error)
         if not self._door.is_closing:
             self._listening = asyncio.get_running_loop().create_task(self._listen_again())
+
+    def _set_ready(self, *, is_ready: bool) -> None:
+        self._is_ready = is_ready
+        if self.rpc is not None and not self._door.is_closing:
+            self._telling = asyncio.get_running_loop().create_task(self.rpc.set_ready(is_ready=is_ready))
 
     async def _listen_again(self) -> None:
         while True:
@@ -233,7 +240,7 @@ class Server:
                 logger.warning("the log still cannot be read: %s", error)
                 await asyncio.sleep(RENEW_S)
             else:
-                self._is_ready = True
+                self._set_ready(is_ready=True)
                 logger.warning("the log can be read again")
                 return
 

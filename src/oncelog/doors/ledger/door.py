@@ -128,7 +128,7 @@ class LedgerDoor:
         """The client that writes: the credential's. Raises DoorError for another's (LG-1)."""
         own = principal.client_id
         if own is None and not self.entrance.is_open:
-            own = principal.actor.partition(":")[2]
+            own = principal.actor  # all of it: a user and an API key may have one name
         if own is None:
             _check_text(asked, "client_id", CLIENT_ID_CHARACTERS_MAX)
             return asked or principal.actor.partition(":")[2]
@@ -412,6 +412,6 @@ def _tokens(token: str, count: int) -> tuple[str, ...]:
         names = _TOKEN.decode(urlsafe_b64decode(token.encode("ascii")))
     except (ValueError, msgspec.MsgspecError):
         names = ()
-    if len(names) != count:
+    if len(names) != count or any("\0" in name for name in names):
         raise _bad("page_token", "must be one that a page has given")
     return names

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from msgspec import Struct
 
 from oncelog import codes
 from oncelog.doors.entrance import has_ended
@@ -38,7 +39,9 @@ STATUS: Final = {
 }
 """The one table from the doors' errors to gRPC's."""
 CALLS_MAX: Final = 10_000
-"""At a time, on one connection."""
+"""At a time."""
+CLOSING_S: Final = 1.0
+"""How long one who does not read may take to be closed when the server stops."""
 Context = Any
 """grpc.aio.ServicerContext: its types are only half there."""
 Certificate = Callable[[], tuple[bytes, bytes] | None]
@@ -59,6 +62,7 @@ class LedgerRpc:
         with_reflection: bool,
         certificate: Certificate,
         address_of: AddressOf,
+        demand_room: Callable[[], None],
     ) -> None:
         self._door = door
         self._host = host
@@ -66,9 +70,11 @@ class LedgerRpc:
         self._with_reflection = with_reflection
         self._certificate = certificate
         self._address_of = address_of
+        self._demand_room = demand_room
         self._server: Any = None
         self._health: Any = None
-        self._watchers: dict[asyncio.Task[Any], tuple[Principal, str]] = {}
+        self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
+        self._calls: set[asyncio.Task[Any]] = set()
         self._is_closing = False
         self.port = 0
         """Where it listens."""
@@ -91,7 +97,8 @@ class LedgerRpc:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
                 ("grpc.so_reuseport", 0),
             ],
-            maximum_concurrent_rpcs=limits.connections_max,
+            # Those who follow blocks are counted by us, so that they are told in our words.
+            maximum_concurrent_rpcs=CALLS_MAX + limits.connections_max,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -135,15 +142,22 @@ class LedgerRpc:
             return
         await self._health.enter_graceful_shutdown()
         for task in list(self._watchers):
-            task.cancel()
-        await self._server.stop(grace_s)
+            self._send_away(task, stopping())
+        # Not gRPC's own grace: whoever watches our health would use it up, and is told enough already.
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=grace_s)
+        await self._server.stop(CLOSING_S if self._watchers else 0)
 
     def renew(self) -> None:
         """Ends the streams of those whose rights have ended."""
-        for task, (principal, scope) in list(self._watchers.items()):
-            current = self._door.entrance.current(principal)
-            if current is None or not current.grants.may_read(scope):
-                task.cancel()
+        for task, watcher in list(self._watchers.items()):
+            current = self._door.entrance.current(watcher.principal)
+            if current is None or not current.grants.may_read(watcher.scope):
+                self._send_away(task, has_ended())
+
+    def _send_away(self, task: asyncio.Task[Any], error: DoorError) -> None:
+        self._watchers[task].error = error
+        task.cancel()
 
     # --- calls
 
@@ -175,6 +189,10 @@ class LedgerRpc:
         context: Context,
     ) -> bytes:
         counts = self._door.counts
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs every call in one
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
         try:
             principal = self._principal(context)
             told = await answer(_read(kind, data), principal)
@@ -261,8 +279,8 @@ class LedgerRpc:
 
     # --- watching
 
-    async def _watch(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
-        counts = self._door.counts
+    async def _watch(self, data: bytes, context: Context) -> None:
+        """Writes, and does not yield: who does not read is waited for here, and can be sent away from here."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every call in one
         try:
@@ -270,23 +288,36 @@ class LedgerRpc:
             request = _read(pb.WatchBlocksRequest, data)
             if self._is_closing:
                 raise stopping()
-            scope = await self._door.demand_height(request.organization, request.vault, request.after_height, principal)
-            self._watchers[task] = (principal, scope.name)
-            counts.requests["ledger", "grpc", "ok"] += 1
-            async with aclosing(self._door.watch(scope, request.after_height)) as several:
+            self._demand_room()
+            after = request.after_height
+            scope = await self._door.demand_height(request.organization, request.vault, after, principal)
+            self._watchers[task] = _Watcher(principal, scope.name)
+            self._door.counts.requests["ledger", "grpc", "ok"] += 1
+            async with aclosing(self._door.watch(scope, after)) as several:
                 async for blocks in several:
                     for one in blocks:
-                        yield messages.block(one).SerializeToString()
+                        await context.write(messages.block(one).SerializeToString())
         except DoorError as error:
             await self._abort(context, error)
         except OncelogError as error:
             await self._abort(context, error_of(error, UNREADABLE))
         except asyncio.CancelledError:
-            # By us: the server stops, or the rights have ended. By gRPC: the reader has gone, and is told nothing.
+            watcher = self._watchers.get(task)
+            if watcher is None or watcher.error is None:
+                raise  # the reader has gone
             task.uncancel()
-            await self._abort(context, stopping() if self._is_closing else has_ended())
+            await self._abort(context, watcher.error)
         finally:
             self._watchers.pop(task, None)
+
+
+class _Watcher(Struct):
+    """One who follows blocks."""
+
+    principal: Principal
+    scope: str
+    error: DoorError | None = None
+    """Why it is sent away."""
 
 
 def _read(kind: type[Message], data: bytes) -> Any:

@@ -3,6 +3,7 @@
 Hashes, salts and idempotency keys are hexadecimal, values of entities base64, numbers are numbers up to 2^53−1.
 """
 
+import re
 from base64 import b64encode
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -33,6 +34,7 @@ from oncelog.errors import CanonicalError
 
 _OPERATIONS: Final = slice(len('{"operations":'), -1)
 """Of a body: the array alone."""
+_MISSING: Final = re.compile("Object missing required field `(.+)`")
 _UUID_CHARACTERS: Final = 36
 _UUID_HYPHENS: Final = slice(8, 24, 5)
 
@@ -109,8 +111,11 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise bad_value(error) from error
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `")
-        field = path.rstrip("`").removeprefix("$").removeprefix(".") or "body"
-        raise DoorError(BAD_REQUEST, f"{field}: {reason}", field=field) from error
+        field = path.rstrip("`").removeprefix("$").removeprefix(".")
+        missing = _MISSING.fullmatch(reason)
+        if missing is not None:
+            field, reason = f"{field}.{missing[1]}".removeprefix("."), "is missing"
+        raise DoorError(BAD_REQUEST, f"{field or 'body'}: {reason}", field=field or "body") from error
 
 
 def _write(given: _WriteJson | _BatchJson, operations: tuple[OperationJson, ...], path: str) -> Write:

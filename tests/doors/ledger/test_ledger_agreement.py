@@ -1,0 +1,319 @@
+"""Evictions of a ledger: whichever store it is in, and however its writes were put into batches, they are the same.
+
+A model evicts as the document says it, at once and from plain tables: at a position that is a multiple of the interval,
+everything that was last seen more than the time to live before. The stores only note the time of an eviction, and must
+tell no difference.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from crash.observing import say
+from databases import address_of
+from oncelog.core.identity import lane_of
+from oncelog.core.operations import SetEntity
+from oncelog.core.policy import LEDGER
+from oncelog.core.transactions import ledger_scope, transaction
+from oncelog.core.values import (
+    ClientEntry,
+    Committed,
+    Refused,
+    Replayed,
+    Request,
+    Settings,
+    Submission,
+    Verdict,
+)
+from oncelog.engine.books import Books
+from oncelog.engine.cache import AnswerCache
+from oncelog.engine.limits import Limits
+from oncelog.stores.memory import MemoryStore
+from oncelog.stores.postgres import PostgresStore
+from oncelog.stores.protocol import Store
+from oncelog.stores.sqlite import SqliteStore
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.driven import DrivenStore
+from stores.sessions import QuickDriver
+
+TTL_MS: Final = LEDGER.retention.ttl_ms
+STEPS_MS: Final = (0, 0, 0, 1, 1000, TTL_MS // 3, TTL_MS // 2, TTL_MS - 1, TTL_MS, TTL_MS + 1)
+SCOPES: Final = (ledger_scope("acme"), ledger_scope("acme", "main"), ledger_scope("other"))
+CLIENTS: Final = ("ann", "bob", "cyd")
+Told = tuple[Any, ...]
+
+
+class Moment(NamedTuple):
+    """Writes that come at one time."""
+
+    step_ms: int
+    """After the one before; below 0 the clock is set back."""
+    writes: list[Submission]
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    fingerprint: bytes
+    place: Told
+    seen_ms: int
+
+
+class Table:
+    """What one lane remembers."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.time_ms = 0
+        self.clients: dict[tuple[str, str], ClientEntry] = {}
+        self.keys: dict[tuple[str, str, bytes], Known] = {}
+        self.sequences: dict[tuple[str, str, int], Known] = {}
+
+    def evict(self) -> None:
+        """Candidates in the order of their encoded keys, as the document has it; here no order could matter."""
+        tables: list[tuple[dict[Any, Any], Any]] = [
+            (self.clients, lambda entry: entry.last_seen_ms),
+            (self.keys, lambda known: known.seen_ms),
+            (self.sequences, lambda known: known.seen_ms),
+        ]
+        for table, seen_ms in tables:
+            for candidate in sorted(table, key=repr):
+                if self.time_ms - seen_ms(table[candidate]) > TTL_MS:
+                    del table[candidate]
+
+
+class Model:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tables: dict[int, Table] = {}
+        self._versions: dict[str, int] = {}
+        self.evictions: list[tuple[int, int]] = []
+        """Lane and position of each."""
+
+    def table(self, scope: str) -> tuple[int, Table]:
+        lane = lane_of(scope, self._settings.lanes)
+        return lane, self._tables.setdefault(lane, Table())
+
+    def decide(self, write: Submission, now_ms: int) -> Told:
+        lane, table = self.table(write.scope)
+        client, sequence = (write.scope, write.client), write.client_sequence
+        known = table.keys.get((*client, write.key)) if write.key else None
+        if known is not None:
+            return known.place if known.fingerprint == write.fingerprint else ("identity_reused",)
+        entry = table.clients.get(client)
+        last = 0 if entry is None else entry.sequence
+        if sequence > last + 1:
+            return ("sequence_gap", last)
+        if sequence <= last:
+            old = table.sequences.get((*client, sequence))
+            if old is None:
+                return ("forgotten",)
+            return old.place if old.fingerprint == write.fingerprint else ("sequence_reused", last)
+        self._commit(write, now_ms, lane, table)
+        return ("committed", *table.sequences[*client, sequence].place[1:])
+
+    def _commit(self, write: Submission, now_ms: int, lane: int, table: Table) -> None:
+        client = (write.scope, write.client)
+        table.position += 1
+        table.time_ms = max(table.time_ms, now_ms)
+        version = self._versions[write.scope] = self._versions.get(write.scope, 0) + 1
+        place = ("replayed", lane, table.position, version, table.time_ms, write.client_sequence)
+        known = Known(write.fingerprint, place, table.time_ms)
+        if write.key:
+            table.keys[*client, write.key] = known
+        table.sequences[*client, write.client_sequence] = known
+        table.clients[client] = ClientEntry(
+            sequence=write.client_sequence,
+            last_seen_ms=table.time_ms,
+            last_key=write.key,
+            last_fingerprint=write.fingerprint,
+        )
+        if table.position % self._settings.eviction_interval == 0:
+            self.evictions.append((lane, table.position))
+            table.evict()
+
+    def states(self) -> list[ClientEntry | None]:
+        return [self.table(scope)[1].clients.get((scope, client)) for scope in SCOPES for client in CLIENTS]
+
+
+# --- histories -------------------------------------------------------------------------------------------------------
+
+
+class Author:
+    """Writes histories in which clients come back late, retry, skip, and use keys again."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)
+        self.settings = Settings(lanes=self.chance.choice([1, 1, 2]), eviction_interval=self.chance.randint(1, 7))
+        self._model = Model(self.settings)
+        self._now_ms = ManualClock().wall_ms()
+        self._sent: list[Submission] = []
+
+    def history(self, moments: int) -> list[Moment]:
+        return [self._moment() for _ in range(moments)]
+
+    def _moment(self) -> Moment:
+        step_ms = self.chance.choice(STEPS_MS)
+        if self.chance.random() < 0.08:
+            step_ms = -self.chance.choice(STEPS_MS[3:])
+        self._now_ms += step_ms
+        return Moment(step_ms, [self._write() for _ in range(self.chance.randint(1, 6))])
+
+    def _write(self) -> Submission:
+        write = self._new() if not self._sent or self.chance.random() < 0.65 else self.chance.choice(self._sent[-12:])
+        self._model.decide(write, self._now_ms)
+        return write
+
+    def _new(self) -> Submission:
+        scope, client = self.chance.choice(SCOPES), self.chance.choice(CLIENTS)
+        entry = self._model.table(scope)[1].clients.get((scope, client))
+        sequence = 1 if entry is None else entry.sequence + 1
+        if self.chance.random() < 0.15:  # as one does who is mistaken
+            sequence = self.chance.choice([1, sequence + 1, max(1, sequence - 1), max(1, sequence - 2)])
+        key = b"" if self.chance.random() < 0.2 else b"k" + self.chance.randrange(30).to_bytes(15, "big")
+        operation = SetEntity(f"{self.chance.randrange(3)}", b"%d" % self.chance.randrange(4))
+        write = transaction(scope, client, sequence, [operation], key=key)
+        self._sent.append(write)
+        return write
+
+
+# --- stores ----------------------------------------------------------------------------------------------------------
+
+
+class Teller:
+    """Tells a history to one store, in batches of its own."""
+
+    def __init__(self, log: DrivenStore, chance: Random | None, is_whole: bool) -> None:
+        self.log = log
+        self._chance = chance
+        self._is_whole = is_whole
+
+    def tell(self, moment: Moment) -> list[Told]:
+        clock = self.log.clock
+        clock.jump(moment.step_ms) if moment.step_ms < 0 else clock.advance(moment.step_ms)
+        told: list[Told] = []
+        for batch in self._batches(moment.writes):
+            decided = self.log.batch(*[Request((write,)) for write in batch])
+            told += [_told(verdict) for verdicts in decided.verdicts for verdict in verdicts]
+        return told
+
+    def _batches(self, writes: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
+        start = 0
+        while start < len(writes):
+            size = len(writes) if self._is_whole else 1
+            if self._chance is not None:
+                size = self._chance.randint(1, len(writes) - start)
+            yield writes[start : start + size]
+            start += size
+
+    def states(self) -> list[ClientEntry | None]:
+        nothing: Any = None
+        books = Books(self.log.store, AnswerCache(0, 1), nothing, Limits(), lambda: None)
+        return [self.log.run(books.client(scope, client)) for scope in SCOPES for client in CLIENTS]
+
+    def heads(self) -> dict[int, tuple[int, int, int]]:
+        return {
+            lane: (head.position, head.log_time_ms, head.eviction_time_ms) for lane, head in self.log.heads().items()
+        }
+
+
+def _told(verdict: Verdict) -> Told:
+    """A verdict but for the height of its block, which is where batches differ."""
+    match verdict:
+        case Committed(receipt) | Replayed(receipt):
+            if receipt is None:
+                return ("forgotten",)
+            kind = "committed" if isinstance(verdict, Committed) else "replayed"
+            return (
+                kind,
+                receipt.lane,
+                receipt.position,
+                receipt.sequence,
+                receipt.log_time_ms,
+                receipt.client_sequence,
+            )
+        case Refused(reason):
+            named = reason.value
+            return (named,) if named == "identity_reused" else (named, verdict.current)
+    raise AssertionError(verdict)
+
+
+@contextmanager
+def told_to(path: Path, settings: Settings, seed: int, with_postgres: bool) -> Iterator[dict[str, Teller]]:
+    """One by one in memory, each moment as one batch in a file, in batches of any size in both and in a database."""
+
+    def in_memory(clock: ManualClock, its: Settings | None) -> Store:
+        return MemoryStore(its, clock=clock, draw=bytes)
+
+    def in_file(name: str) -> Any:
+        def made(clock: ManualClock, its: Settings | None) -> Store:
+            return SqliteStore(path / name, its, clock=clock, draw=bytes, driver=QuickDriver(), seal_keys=4)
+
+        return made
+
+    def in_database(clock: ManualClock, its: Settings | None) -> Store:
+        return PostgresStore(address_of(path), its, clock=clock, draw=bytes, keep_clock_ms=0)
+
+    makers: dict[str, tuple[Any, Random | None, bool]] = {
+        "memory, one by one": (in_memory, None, False),
+        "memory, any size": (in_memory, Random(seed + 1), False),
+        "file, whole": (in_file("whole.db"), None, True),
+        "file, any size": (in_file("any.db"), Random(seed + 2), False),
+    }
+    if with_postgres:
+        makers["database, any size"] = (in_database, Random(seed + 3), False)
+        makers["database, whole"] = (
+            lambda clock, its: PostgresStore(address_of(path / "whole"), its, clock=clock, draw=bytes, keep_clock_ms=0),
+            None,
+            True,
+        )
+    found: dict[str, Teller] = {}
+    try:
+        for name, (make, chance, is_whole) in makers.items():
+            is_durable = make is not in_memory
+            found[name] = Teller(DrivenStore(make, settings, is_durable), chance, is_whole)
+        yield found
+    finally:
+        for teller in found.values():
+            teller.log.close()
+
+
+def compare(path: Path, seed: int, moments: int, *, with_postgres: bool) -> None:
+    say(f"seed {seed}")
+    author = Author(seed)
+    model = Model(author.settings)
+    told: set[str] = set()
+    now_ms = ManualClock().wall_ms()
+    with told_to(path, author.settings, seed, with_postgres) as tellers:
+        for number, moment in enumerate(author.history(moments)):
+            now_ms += moment.step_ms
+            expected = [model.decide(write, now_ms) for write in moment.writes]
+            told.update(kind for kind, *_ in expected)
+            for name, teller in tellers.items():
+                assert teller.tell(moment) == expected, (seed, number, name)
+                assert teller.states() == model.states(), (seed, number, name)
+            heads = [teller.heads() for teller in tellers.values()]
+            assert heads == [heads[0]] * len(heads), (seed, number)
+            if number % 9 == 8:
+                for teller in tellers.values():
+                    teller.log.reopen()
+    # A history in which something never happens shows nothing about it.
+    assert model.evictions
+    assert told == {"committed", "replayed", "forgotten", "identity_reused", "sequence_gap", "sequence_reused"}
+
+
+@pytest.mark.rule("LG-15", "LG-16", "LG-6", "LG-8", "CO-17")
+@pytest.mark.parametrize("seed", range(8))
+def test_files_and_memory_evict_the_same_at_the_same_positions(tmp_path: Path, seed: int) -> None:
+    compare(tmp_path, seed, 60, with_postgres=False)
+
+
+@pytest.mark.rule("LG-15", "LG-16", "LG-6", "LG-8", "CO-17")
+@pytest.mark.parametrize("seed", range(102, 104))
+def test_databases_evict_the_same_at_the_same_positions(tmp_path: Path, seed: int) -> None:
+    compare(tmp_path, seed, 50, with_postgres=True)
