@@ -13,7 +13,9 @@ from oncelog.core.values import Committed, Refused, Request, Snapshot, Submissio
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import Store
 from oncelog.stores.sqlite import SqliteStore, recent
+from oncelog.stores.sqlite.files import SqliteDriver, connect, look
 from oncelog.stores.sqlite.recent import Recent
+from oncelog.stores.sqlite.writing import Writing
 from oncelog.testing.clock import ManualClock
 
 SEED = 20_261_116
@@ -77,6 +79,49 @@ def test_a_transaction_that_came_to_nothing_leaves_nothing(tmp_path: Path, monke
     asyncio.run(main())
 
 
+@pytest.mark.rule("CO-12")
+def test_a_file_that_was_put_back_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    """Its number of commits becomes the same again, on another way."""
+    path = tmp_path / "log.db"
+
+    async def commit_alone(*items: Submission) -> None:
+        store = SqliteStore(path, Settings(1))
+        await store.open()
+        for item in items:
+            assert isinstance((await commit(store, item))[0], Committed)
+        await store.close()
+
+    async def main() -> None:
+        await commit_alone(write(1, SetEntity("a", b"")))
+        copy = path.read_bytes()
+        connection = connect(SqliteDriver(), str(path))
+        writing = Writing(look(connection, str(path)), ManualClock(), bytes, 600_000)
+
+        def shared(item: Submission) -> Verdict:
+            connection.execute("BEGIN IMMEDIATE")
+            (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
+            connection.execute("COMMIT")
+            writing.confirm()
+            return verdict
+
+        for sequence in (2, 3):
+            assert isinstance(shared(write(sequence, DeleteEntity("a"))), Committed)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+        path.write_bytes(copy)
+        await commit_alone(write(1, SetEntity("b", b""), scope="ledger/other"), write(2, DeleteEntity("b")))
+        connection = connect(SqliteDriver(), str(path))
+        gap = shared(write(4, DeleteEntity("a")))
+        assert isinstance(gap, Refused), gap
+        assert gap.current == 2
+        following = shared(write(3, DeleteEntity("a")))
+        assert isinstance(following, Committed)
+        assert following.receipt.sequence == 3
+        connection.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("rows_max", [3, recent.ROWS_MAX])
 def test_generated_histories_are_decided_as_without_it(
     tmp_path: Path, rows_max: int, monkeypatch: pytest.MonkeyPatch
@@ -128,8 +173,8 @@ def test_generated_histories_are_decided_as_without_it(
 
 def test_memory_is_bounded() -> None:
     kept = Recent()
-    kept.begin(0)
+    kept.begin(0, {})
     for number in range(recent.ROWS_MAX + 1):
-        kept.stage({"streams": [f"s{number}"]}, Snapshot(), None, 0)
+        kept.stage({"streams": [f"s{number}"]}, Snapshot())
         kept.confirm()
     assert len(kept._rows["streams"]) <= 1

@@ -145,7 +145,7 @@ class Guest:
         if tip is not None:
             row = self._connection.execute(_ROOT, tip[:2]).fetchone()
             if row is None or row[0] != tip[2]:
-                self._file.writing.index = None
+                self._file.writing.forget()
                 tip = None
         self._tip = tip or self._connection.execute(_NEWEST_ROOT).fetchone()
 

@@ -4,11 +4,11 @@ Clients number one write after the other, and streams grow by one: what a batch 
 it left. So it need not be asked for, which for each row costs more than the decision.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from oncelog.core.operations import Entity
-from oncelog.core.values import Changes, Snapshot
+from oncelog.core.values import Changes, LaneHead, Snapshot
 
 ROWS_MAX: Final = 20_000
 """Of each table. Beyond it all of them are let go: the next batches ask for what they need."""
@@ -21,22 +21,35 @@ Rows = dict[Any, Any]
 """By key; None for one that is not there."""
 
 
+Heads = Mapping[int, LaneHead]
+
+
 class Recent:
-    """Believed only while the log says as many commits as this one knows of."""
+    """Believed only while the log's heads are those that this one knows of: their hashes stand for all that was before.
+
+    A number of commits would not do: of a file that was put back to an earlier state it may become the same again.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, Rows] = {name: {} for name in TABLES}
-        self._commits = -1
+        self._known: tuple[int, Heads] | None = None
+        """How many commits there have been, and the heads after them."""
         self._staged: dict[str, Rows] = {}
-        self._staged_commits = -1
+        self._staged_known: tuple[int, Heads] | None = None
 
-    def begin(self, commits: int) -> None:
-        """A transaction begins on a log that says so many commits. What others wrote in between is not known here."""
+    def begin(self, commits: int, heads: Heads) -> None:
+        """A transaction begins on a log that says this. What others wrote in between is not known here."""
         self.roll_back()
-        if commits != self._commits:
-            for rows in self._rows.values():
-                rows.clear()
-            self._commits = commits
+        if (commits, heads) != self._known:
+            self.forget()
+            self._known = (commits, heads)
+
+    def forget(self) -> None:
+        """Nothing is known any more."""
+        self.roll_back()
+        self._known = None
+        for rows in self._rows.values():
+            rows.clear()
 
     def known(self, name: str, wanted: Iterable[Any]) -> tuple[Rows, list[Any]]:
         """Of the keys those that are known, and those that must be asked for. What is known not to be there is in
@@ -54,7 +67,7 @@ class Recent:
                 found[key] = value
         return found, missing
 
-    def stage(self, asked: dict[str, list[Any]], snapshot: Snapshot, changes: Changes | None, commits: int) -> None:
+    def stage(self, asked: dict[str, list[Any]], snapshot: Snapshot, changes: Changes | None = None) -> None:
         """What was asked for and what was written, to be kept once the transaction has been committed."""
         for name, keys in asked.items():
             loaded = getattr(snapshot, name)
@@ -63,7 +76,9 @@ class Recent:
             changed = getattr(changes, name)
             if changed:
                 self._staged.setdefault(name, {}).update(changed)
-        self._staged_commits = commits
+        if changes is not None and self._known is not None:
+            commits, heads = self._known
+            self._staged_known = (commits + 1, {**heads, **changes.heads})
 
     def confirm(self) -> None:
         """The transaction has been committed."""
@@ -75,14 +90,13 @@ class Recent:
                     del rows[key]
             if len(rows) > ROWS_MAX:
                 rows.clear()
-        if self._staged_commits >= 0:
-            self._commits = self._staged_commits
+        self._known = self._staged_known or self._known
         self.roll_back()
 
     def roll_back(self) -> None:
         """It came to nothing."""
         self._staged = {}
-        self._staged_commits = -1
+        self._staged_known = None
 
 
 def _is_large(value: Any) -> bool:

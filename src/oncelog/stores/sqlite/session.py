@@ -222,6 +222,8 @@ class Session:
             self._writing = Writing(file, self._clock, self._draw, self._jump_ms_max, self._seal_keys)
         elif self._writing.file.epoch != file.epoch:
             raise StoreUnavailableError(f"{self._path} is another log than the one that was opened; open it anew")
+        else:
+            self._writing.forget()
 
     @contextmanager
     def _translating(self, hint: str = "") -> Iterator[None]:
@@ -235,7 +237,7 @@ class Session:
             yield
         except sqlite3.Error as error:
             if self._has_begun and self._writing is not None:
-                self._writing.index = None  # else nothing was read or written: another process holds the lock
+                self._writing.forget()  # else nothing was read or written: another process holds the lock
             ours = translated(error, self._path, hint)
             connection = self._connection
             if connection is not None and (connection.in_transaction or not isinstance(ours, StoreUnavailableError)):

@@ -101,13 +101,13 @@ class Writing:
         index = self.caught_up(connection, state)
         mark, jumped = self.proposed(state)
         needs = footprint(batch, self.file.settings)
-        self._recent.begin(state.commits)
+        self._recent.begin(state.commits, state.heads)
         snapshot, hashes = self._load_identities(connection, index, needs, state)
         asked = tables.load(connection, needs, snapshot, self._recent)
         decided = decide(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
         decided.erasures = state.erasures
         if decided.changes.is_empty:
-            self._recent.stage(asked, snapshot, None, state.commits)
+            self._recent.stage(asked, snapshot)
             return decided
         if jumped is not None:
             raise jumped
@@ -116,7 +116,7 @@ class Writing:
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
         connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
-        self._recent.stage(asked, snapshot, decided.changes, state.commits + 1)
+        self._recent.stage(asked, snapshot, decided.changes)
         return decided
 
     def confirm(self) -> None:
@@ -130,6 +130,11 @@ class Writing:
         if self.index is not None and self.index.is_staged:
             self.index = None
         self._recent.roll_back()
+
+    def forget(self) -> None:
+        """Nothing that is remembered is believed any more: the next transaction finds it out anew."""
+        self.index = None
+        self._recent.forget()
 
     def declare(self, connection: Any, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps what is new and gives all; raises PolicyError for what contradicts."""
@@ -156,7 +161,7 @@ class Writing:
     def caught_up(self, connection: Any, state: State) -> KeyIndex:
         """The key index, with all that others have committed."""
         if self.index is not None and state.commits < self.index.commits:
-            self.index = None  # another file has been put in the place of this one
+            self.forget()  # another file has been put in the place of this one
         if self.index is None:
             index = KeyIndex(self.file.index_secret, self.seal_keys)
             index.catch_up(connection, state.commits, state.lanes)
