@@ -12,6 +12,7 @@ from doors.serving import item
 from gateways.gateway_stores import WAIT_S, event, fetched, place, positions, proxied, run, until
 from gateways.running import Gateway, gateways
 from oncelog.core.values import Submission
+from oncelog.engine.limits import Limits
 from oncelog.engine.log import open_log
 from oncelog.testing.postgres_proxy import PostgresProxy
 
@@ -125,3 +126,27 @@ async def demand_taken_over(database: str, pid: int, since_ms: int) -> None:
     ((taken_ms,),) = await fetched(database, statement)
     assert LANE_MS <= taken_ms - since_ms <= LANE_MS + MARGIN_MS
     assert await fetched(database, "SELECT pid FROM pg_stat_activity WHERE pid = $1", pid) == []
+
+
+@pytest.mark.parametrize("requests", [1, 3, 6, 8])
+def test_a_gateway_that_is_frozen_while_it_starts_keeps_nobody_out(database: str, requests: int) -> None:
+    async def main() -> None:
+        async with open_log(database):
+            pass
+        async with PostgresProxy(database) as proxy:
+            held = proxy.hold_after("BEGIN;", requests)
+            starting = asyncio.create_task(opened_and_closed(proxy.address))
+            reached = asyncio.create_task(held.reached())
+            await asyncio.wait([starting, reached], return_when=asyncio.FIRST_COMPLETED)
+            async with open_log(database, limits=Limits(postgres_lane_ms=CUT_OFF_MS)) as other:
+                await other.submit(event(1))
+            held.let_go()
+            await starting
+            reached.cancel()
+
+    run(main())
+
+
+async def opened_and_closed(address: str) -> None:
+    async with open_log(address, limits=Limits(postgres_lane_ms=CUT_OFF_MS)):
+        pass

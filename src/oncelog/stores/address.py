@@ -31,7 +31,10 @@ def shown(store: str) -> str:
     if not is_address(store):
         return store
     scheme = store.partition("://")[0]
-    parts = urlsplit(store)
+    try:
+        parts = urlsplit(store)
+    except ValueError:
+        raise SettingsError(BAD_ADDRESS) from None
     user, at, hosts = parts.netloc.rpartition("@")
     if parts.fragment or "@" in parts.path + parts.query or not _HOSTS.fullmatch(hosts):
         return f"{scheme}://…"  # what it means is not clear, so nobody knows which part is the password

@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Final, TypeVar
 
 from oncelog.core.values import LaneHead
@@ -230,7 +230,10 @@ async def _ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
             reading = loop.run_in_executor(None, next, parts, None)
             yield part
     finally:
-        await asyncio.wait([reading])  # whoever comes next uses the same connection, or closes it
+        # Whoever comes next uses the same connection, or closes it. Also if it is told twice to end.
+        while not reading.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([reading])
 
 
 def _now_ms() -> int:

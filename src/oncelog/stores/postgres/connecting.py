@@ -1,6 +1,7 @@
 """Sessions with the server: how each is set up, and what it must do before anything that it reads is believed."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -55,11 +56,19 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
 
     Each is waited for as long as one may take: one that says nothing must not keep us from the next.
     """
-    *others, last = addresses_of(address)
-    for one in others:
-        with suppress(*OF_POSTGRES):
+    errors: list[Exception] = []
+    for one in addresses_of(address):
+        try:
             return await _connect(one, timeouts)
-    return await _connect(last, timeouts)
+        except OF_POSTGRES as error:
+            errors.append(error)
+    # Of several the one that says most: that nobody is there says least.
+    raise next((error for error in errors if not is_refused(error)), errors[-1])
+
+
+def is_refused(error: BaseException) -> bool:
+    """Nobody listens there, or there is no such host, or it does not speak TLS (a plain ConnectionError)."""
+    return isinstance(error, ConnectionRefusedError | socket.gaierror) or type(error) is ConnectionError
 
 
 def addresses_of(address: str) -> list[str]:
@@ -125,6 +134,15 @@ async def pass_barrier(connection: Connection) -> None:
         await asyncio.sleep(0)
     if warnings:
         raise ConnectionAbortedError(f"the barrier was not waited for: {warnings[0]}")
+
+
+async def demand_standby(connection: Connection, timeouts: Timeouts) -> None:
+    """Raises TimeoutError where a session of ours has waited for a standby for long: another would wait as well.
+
+    Those whose program has ended go on to wait on the server, and would use up its connections.
+    """
+    if await connection.fetchval(SQL["waits_for_long"], timeouts.connect_ms / 1000):
+        raise TimeoutError("the server does not commit: it waits for a standby that is away")
 
 
 @contextmanager

@@ -18,6 +18,13 @@ async def make_or_open(connection: Any, name: str, settings: Settings | None, no
     Raises SettingsError for settings that a log which is there was not made with; None takes what it has.
     """
     await demand_database(connection, name)
+    if await connection.fetchval(SQL["is_there"]):
+        # Without the lock that all who start need: one that is frozen while it holds it would keep the others out.
+        about = await look(connection, name)
+        if about.schema_version == SCHEMA_VERSION:
+            if settings is not None:
+                demand_settings(name, about.settings, settings)
+            return about
     async with connection.transaction():
         await connection.execute(SQL["alone"])  # gateways that are started together come here together
         if not await connection.fetchval(SQL["is_there"]):

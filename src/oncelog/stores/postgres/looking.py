@@ -14,7 +14,7 @@ import msgspec
 from oncelog.errors import CorruptError, OncelogError, SettingsError, StoreError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.address import BAD_ADDRESS, shown
-from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
+from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, demand_standby, pass_barrier
 from oncelog.stores.postgres.database import look
 from oncelog.stores.postgres.statements import SCHEMA_VERSION
 from oncelog.stores.postgres.troubles import OF_POSTGRES, translated
@@ -125,7 +125,11 @@ async def _connected(address: str) -> Connection:
         with abandoning(connection, _TIMEOUTS.commit_ms):
             # A head that is exported must not be of a commit that can still be lost. (A standby has none to lose.)
             if not await connection.fetchval("SELECT pg_is_in_recovery()"):
+                await demand_standby(connection, _TIMEOUTS)
                 await pass_barrier(connection)
+    except TimeoutError as error:
+        connection.terminate()
+        raise StoreUnavailableError(f"{shown(address)}: {error}") from error
     except BaseException:
         connection.terminate()
         raise

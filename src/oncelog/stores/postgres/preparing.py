@@ -8,13 +8,14 @@ it, and so no limit of the server would take its lanes away.
 from typing import Any, Final
 
 from oncelog.stores.absence import SWEPT
+from oncelog.stores.postgres.connecting import abandoning
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.sweeping import slice_of
 from oncelog.stores.postgres.tables import DELETE, LOAD, SAVE
 
 _NAMED: Final = (
     *("state", "keys", "sequences", "save", "save_lanes", "save_clock", "roots", "policies"),
-    *("bodies", "erase", "touch_lane", "own_transaction"),
+    *("bodies", "erase", "touch_lane", "own_transaction", "declare_policy"),
 )
 STATEMENTS: Final = (
     *(SQL[name] for name in _NAMED),
@@ -23,11 +24,12 @@ STATEMENTS: Final = (
     *DELETE.values(),
     *(slice_of(table, is_first=is_first) for table in SWEPT for is_first in (True, False)),
 )
-"""All that are used while lanes are held. A session keeps more than these, and for as long as it lives."""
+"""All that are used while lanes, or the lock of declarations, are held. A session keeps them as long as it lives."""
 
 
-async def prepare(connection: Any) -> None:
-    """On a session that is in no transaction."""
+async def prepare(connection: Any, limit_ms: int) -> None:
+    """On a session that is in no transaction. Each may take so long: of a server far away all of them take a while."""
     for statement in STATEMENTS:
-        # What `prepare` of asyncpg makes known is its caller's alone, and is not found by `execute` and `fetch`.
-        await connection._get_statement(statement, None)  # noqa: SLF001
+        with abandoning(connection, limit_ms):
+            # What `prepare` of asyncpg makes known is its caller's alone, and is not found by `execute` and `fetch`.
+            await connection._get_statement(statement, None)  # noqa: SLF001

@@ -119,7 +119,7 @@ class Writer:
     async def _prepared(self) -> Connection:
         connection = await self._connected()
         try:
-            await self._within(connection, self._timeouts.transaction_ms, prepare(connection))
+            await prepare(connection, self._timeouts.connect_ms)
         except BaseException:
             connection.terminate()
             raise

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -21,7 +20,15 @@ from oncelog.stores.about import About
 from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
 from oncelog.stores.postgres import ledger_reading, reading
-from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
+from oncelog.stores.postgres.connecting import (
+    Connection,
+    Timeouts,
+    abandoning,
+    connect,
+    demand_standby,
+    is_refused,
+    pass_barrier,
+)
 from oncelog.stores.postgres.database import look, make_or_open
 from oncelog.stores.postgres.news import News
 from oncelog.stores.postgres.session import Patience, Writer
@@ -117,7 +124,7 @@ class PostgresStore:
                 raise SettingsError(BAD_ADDRESS) from error
             except OF_POSTGRES as error:
                 # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
-                if not is_lost(error) or _is_refused(error):
+                if not is_lost(error) or is_refused(error):
                     raise translated(error, self._name) from error
                 await patience.wait_for_another(error)
         about = self._writing.about
@@ -130,6 +137,7 @@ class PostgresStore:
         connection = await connect(self._address, self._timeouts)
         try:
             with abandoning(connection, self._timeouts.commit_ms):
+                await demand_standby(connection, self._timeouts)
                 await pass_barrier(connection)
                 now_ms = self._time.now_ms(0) if self._has_own_time else None
                 about = await make_or_open(connection, self._name, self._wanted, now_ms)
@@ -360,11 +368,6 @@ class PostgresStore:
                 await patience.wait_for_another(error)
             except (UnicodeError, msgspec.MsgspecError) as error:
                 raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
-
-
-def _is_refused(error: BaseException) -> bool:
-    """Nobody listens there, or there is no such host, or it does not speak TLS (a plain ConnectionError)."""
-    return isinstance(error, ConnectionRefusedError | socket.gaierror) or type(error) is ConnectionError
 
 
 async def _left_as_it_is(_connection: Connection) -> None:

@@ -15,11 +15,12 @@ _LOST: Final = (
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.ReadOnlySQLTransactionError,  # the server is a standby by now
+    asyncpg.InvalidCachedStatementError,  # asyncpg has forgotten what was prepared (`preparing`)
     OSError,  # TimeoutError among them
 )
 """The session is gone, or is with a server that is not the one to write to. On another one it can be tried again."""
 
-_AGAIN: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
+_AGAIN: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """Nothing has happened; the same transaction can be begun anew on the same session."""
 
 _UNAVAILABLE: Final = (

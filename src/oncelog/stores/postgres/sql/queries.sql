@@ -385,6 +385,13 @@ WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclas
 -- name: waits_for_standby
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep');
 
+-- name: waits_for_long
+-- Whether a session of ours has waited for a standby for longer than so many seconds.
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity WHERE application_name = 'oncelog' AND datname = current_database()
+    AND wait_event = 'SyncRep' AND clock_timestamp() - state_change > $1::double precision * interval '1 second'
+);
+
 -- name: own_transaction
 SELECT pg_current_xact_id()::text;
 
