@@ -28,7 +28,8 @@ from oncelog import (
     Status,
 )
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order
-from oncelog.engine.blocking import BlockingWorks
+from oncelog.engine.blocking import BlockingBooks, BlockingWorks
+from oncelog.engine.books import Books
 from oncelog.engine.working import Works
 from oncelog.testing.contract.writes import committed, event, key
 
@@ -60,13 +61,16 @@ def test_every_method_of_the_log_is_there_with_its_signature() -> None:
             ours, theirs = ours.fget, theirs.fget
         mine, his = inspect.signature(ours), inspect.signature(theirs)
         assert mine.parameters == his.parameters, name
-        if name not in ("follow", "works"):  # which give something of each kind
+        if name not in ("follow", "works", "books"):  # which give something of each kind
             assert mine.return_annotation == his.return_annotation, name
         assert not inspect.iscoroutinefunction(ours)
         assert ours.__doc__.startswith(f"As `Log.{name}`")
     assert public(BlockingWorks) == {"recall", "begin", "carry_out", "complete", "fail", "give_back"}
     for name in public(BlockingWorks) - {"carry_out"}:  # whose call is of each kind
         assert inspect.signature(getattr(BlockingWorks, name)) == inspect.signature(getattr(Works, name)), name
+    assert public(BlockingBooks) == public(Books)
+    for name in public(BlockingBooks) - {"follow_blocks"}:
+        assert inspect.signature(getattr(BlockingBooks, name)) == inspect.signature(getattr(Books, name)), name
     assert inspect.signature(oncelog.open_blocking).parameters == inspect.signature(oncelog.open).parameters
 
 

@@ -153,6 +153,25 @@ def test_what_proves_a_record_is_in_memory_until_something_is_erased(tmp_path: P
     run(main())
 
 
+@pytest.mark.rule("CO-41")
+def test_no_salt_stays_when_another_process_erases_though_nothing_had_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncelog.engine.log.ERASURES_LOOK_MS", 1)
+
+    async def main() -> None:
+        place = log_at(tmp_path / "log.db")
+        async with oncelog.open(place) as log, oncelog.open(place) as other:
+            receipt = committed(await log.submit(write(1)))
+            assert log.books.attested(receipt) is not None
+            assert await other.erase(stream=ACME) == 1
+            async with asyncio.timeout(30):
+                while log.books.attested(receipt) is not None:  # noqa: ASYNC110 - it looks by itself
+                    await asyncio.sleep(0)
+
+    run(main())
+
+
 def test_the_blocking_twin_has_the_same(tmp_path: Path) -> None:
     with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
         receipt = committed(log.submit(write(1, SetEntity("a", b"1"), Relate("doc", "owner", "ann"))))

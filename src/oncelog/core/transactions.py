@@ -77,8 +77,7 @@ def check_operations(operations: Sequence[Operation], value_bytes_max: int, path
     """Raises CanonicalError with the path of the first that cannot be taken, and the limit that it breaks."""
     if not operations:
         raise CanonicalError(path, "must hold at least one")
-    if len(operations) > OPERATIONS_MAX:
-        raise CanonicalError(path, f"must be at most {OPERATIONS_MAX}, not {len(operations)}")
+    demand_few(len(operations), path)
     for index, operation in enumerate(operations):
         match operation:
             case SetEntity():
@@ -89,6 +88,12 @@ def check_operations(operations: Sequence[Operation], value_bytes_max: int, path
                 kind = "create_relationship" if isinstance(operation, Relate) else "delete_relationship"
                 for name in ("resource", "relation", "subject"):
                     _check_text(getattr(operation, name), f"{path}[{index}].{kind}.{name}")
+
+
+def demand_few(count: int, path: str = "operations") -> None:
+    """Raises CanonicalError for more than a transaction may have."""
+    if count > OPERATIONS_MAX:
+        raise CanonicalError(path, f"must be at most {OPERATIONS_MAX}, not {count}")
 
 
 def _check_setting(operation: SetEntity, value_bytes_max: int, path: str) -> None:
@@ -235,6 +240,7 @@ def operations_of(record: Record) -> tuple[Operation, ...]:
 
 def operations_of_json(given: Sequence[OperationJson], path: str = "operations") -> tuple[Operation, ...]:
     """Operations as they came over a wire of JSON. Raises CanonicalError with the path of one that is none."""
+    demand_few(len(given), path)
     return tuple([_operation(one, path, index) for index, one in enumerate(given)])
 
 

@@ -128,10 +128,13 @@ def _stream() -> Schema:
         "anyOf": [whole(), {"type": "string", "maxLength": 0}],
         "description": "The last height that was received. It goes before `after_height`. An empty one is none.",
     }
+    epoch = parameter(
+        "epoch", {**TEXT, "description": "That of the block which the height is of. Another one gets 409."}
+    )
     after = parameter("after_height", {**whole("The cursor: blocks above this height."), "default": 0})
     return {
-        **operation("watchBlocks", "Follow blocks", about, told, (*_READ, 503), tag="ledger"),
-        "parameters": [*_scope(), after, {**parameter("Last-Event-ID", resumed), "in": "header"}],
+        **operation("watchBlocks", "Follow blocks", about, told, (*_READ, 409, 503), tag="ledger"),
+        "parameters": [*_scope(), after, epoch, {**parameter("Last-Event-ID", resumed), "in": "header"}],
     }
 
 
@@ -211,7 +214,7 @@ def schemas(limits: DoorLimits) -> Schema:
             merkle_root=_HASH,
             hash=_HASH,
         ),
-        "Block": object_of(header=ref("BlockHeader"), tx_ids={"type": "array", "items": _TX_ID}),
+        "Block": object_of(header=ref("BlockHeader"), tx_ids={"type": "array", "items": _TX_ID}, epoch=TEXT),
         "ProofDocument": object_of(
             record={"type": "object"},
             salt={"type": ["string", "null"]},

@@ -49,6 +49,11 @@ class AnswerCache:
     def __len__(self) -> int:
         return len(self._answers)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing here that an erasure would have to take away."""
+        return not self._answers and not self._blocks
+
     def __contains__(self, identity: KeyIdentity) -> bool:
         return identity in self._answers
 

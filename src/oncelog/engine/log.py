@@ -528,7 +528,7 @@ class Log:
     def _committed(self, decided: Decided) -> None:
         if not decided.changes.is_empty:
             self._tailers.committed(decided.changes)
-        if len(self._cache):
+        if not self._cache.is_empty:
             self._look_soon()
 
     def _keep_result(self, identity: KeyIdentity, result: Result, generation: int) -> None:

@@ -151,7 +151,11 @@ def test_who_follows_at_one_gateway_gets_what_is_written_at_the_other(pair: Pair
             for number in range(2, 6):
                 answer = success(await (one, other)[number % 2].write(number, SET))
                 (block,) = await blocks(watching, 1)
-                assert block == {"header": answer["block_header"], "tx_ids": [answer["committed_tx_id"]]}
+                assert block == {
+                    "header": answer["block_header"],
+                    "tx_ids": [answer["committed_tx_id"]],
+                    "epoch": block["epoch"],
+                }
             await watching.close()
 
     run(main())

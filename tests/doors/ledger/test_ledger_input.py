@@ -611,8 +611,11 @@ def test_a_height_that_the_lane_has_not_cannot_be_followed_from(house: House) ->
                 return await watching.next()
 
             error = await refused(begun())
-            message = f"after_height: must be from 0 to {newest}, the newest of the scope's lane, not {height}"
-            assert error.told == ("INVALID_ARGUMENT", message, "after_height")
+            message = (
+                f"after_height: must be from 0 to {newest}, the newest of the scope's lane, and of this history; "
+                "read again from a height that you know"
+            )
+            assert error.told == ("FAILED_PRECONDITION", message, "after_height")
 
     house.run(main())
 

@@ -341,7 +341,7 @@ def test_the_proofs_of_all_transactions_of_a_block_verify(
                     for ledger, answer in zip(ledgers, answers, strict=True)
                     if ledger.vault == vault
                 ]
-                assert found == {"header": headers[0], "tx_ids": sorted(expected)}
+                assert found == {"header": headers[0], "tx_ids": sorted(expected), "epoch": found["epoch"]}
 
     run(main())
 
@@ -357,7 +357,11 @@ def test_blocks_are_a_chain_and_hashes_have_their_prefixes(tmp_path: Path, wire:
             previous = NO_HASH
             for height, answer in enumerate(answers, 1):
                 block = await ledger.get_block(height)
-                assert block == {"header": answer["block_header"], "tx_ids": [answer["committed_tx_id"]]}
+                assert block == {
+                    "header": answer["block_header"],
+                    "tx_ids": [answer["committed_tx_id"]],
+                    "epoch": block["epoch"],
+                }
                 header = block["header"]
                 assert (header["height"], header["count"], header["first_position"]) == (height, 1, height)
                 assert header["previous_hash"] == previous
@@ -464,7 +468,11 @@ def test_blocks_are_followed_from_the_first_and_from_any_height(tmp_path: Path, 
             fourth = success(await ledger.write(4, SET))
             for watching in (empty, resumed):
                 (block,) = await blocks(watching, 1)
-                assert block == {"header": fourth["block_header"], "tx_ids": [fourth["committed_tx_id"]]}
+                assert block == {
+                    "header": fourth["block_header"],
+                    "tx_ids": [fourth["committed_tx_id"]],
+                    "epoch": block["epoch"],
+                }
                 await watching.close()
 
     run(main())
@@ -541,5 +549,29 @@ def test_a_stream_ends_when_the_server_stops_and_goes_on_at_the_next(tmp_path: P
             (block,) = await blocks(watching, 1)
             assert block["tx_ids"] == [third["committed_tx_id"]]
             await watching.close()
+
+    run(main())
+
+
+@pytest.mark.rule("CO-40")
+def test_a_height_of_another_history_is_told(tmp_path: Path, wire: str) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, wire) as door:
+            ledger = door.ledger(client_id="app")
+            await ledger.write(1, SET)
+            block = await ledger.get_block(1)
+            assert block["epoch"] == door.server.log.epoch
+            scoped = ledger._scoped(after_height=1)
+            watching = await ledger.wire.watch({**scoped, "epoch": block["epoch"]}, None)
+            await ledger.write(2, SET)
+            assert [one["header"]["height"] for one in await blocks(watching, 1)] == [2]
+            await watching.close()
+
+            async def begun() -> None:
+                other = await ledger.wire.watch({**scoped, "epoch": "0123456789abcdef"}, None)
+                await other.next()
+
+            error = await refused(begun())
+            assert (error.status, error.field) == ("FAILED_PRECONDITION", "after_height")
 
     run(main())

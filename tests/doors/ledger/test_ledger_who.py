@@ -378,6 +378,21 @@ def test_grants_are_of_a_scope(
     run(main())
 
 
+@pytest.mark.rule("CO-22", "LG-2")
+def test_who_may_write_and_not_read_is_not_shown_what_a_condition_found(tmp_path: Path, wire: str) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, wire, tokens=True) as door:
+            await door.ledger(credential=token()).write(1, put("a"))
+            ledger = door.ledger(credential=token("bob", [], ["*"]))
+            answer = await ledger.write(1, put("a", condition={"must_not_exist": True}))
+            assert answer["error"]["code"] == "KEY_EXISTS"
+            assert answer["error"]["key"] == "a"
+            assert not answer["error"].keys() & {"current_value", "current_version"}
+            assert "1" not in answer["error"]["message"]
+
+    run(main())
+
+
 @pytest.mark.rule("CO-22", "CO-18")
 def test_who_may_not_write_learns_nothing_of_keys_and_sequences(tmp_path: Path, wire: str) -> None:
     async def main() -> None:

@@ -34,6 +34,8 @@ from oncelog.client.ledger.values import CONDITIONS, ClientState, Outcome, Refus
 from oncelog.core.operations import Operation
 from oncelog.errors import ServerRefusedError
 
+SET_BACK_MS: Final = 60_000
+"""By so much a clock may be corrected."""
 REMEMBERED_MS: Final = 23 * 3600 * 1000
 """For so long a server has surely not forgotten a write: 24 hours, less one for clocks that disagree."""
 
@@ -336,7 +338,9 @@ class Protocol:
 
     @staticmethod
     def _is_old(entry: Entry, now_ms: int) -> bool:
-        return not entry.is_certain and now_ms - entry.made_at_ms > REMEMBERED_MS
+        """By its age; of one that was made long after now, by a clock that was set back since, nobody knows it."""
+        age_ms = now_ms - entry.made_at_ms
+        return not entry.is_certain and not -SET_BACK_MS <= age_ms <= REMEMBERED_MS
 
     def _settle_denied(self, state: ClientState) -> None:
         for entry in list(self._queue.values()):

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from oncelog.codes import BAD_REQUEST, FORBIDDEN, NOT_FOUND, RATE_LIMITED, SERVER_BUSY
+from oncelog.codes import BAD_REQUEST, FORBIDDEN, HISTORY_CHANGED, NOT_FOUND, RATE_LIMITED, SERVER_BUSY
 from oncelog.core.canonical import nfc
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX, SEQUENCE_MAX
 from oncelog.core.operations import Entity
@@ -72,6 +72,7 @@ _CONDITIONS: Final = (Reason.KEY_EXISTS, Reason.KEY_NOT_FOUND, Reason.VERSION_MI
 _MESSAGES: Final = {
     Reason.IDENTITY_REUSED: "the idempotency key was used for other operations; nothing was written",
 }
+_UNMET: Final = "a condition is not met; how the entity stands may not be read"
 _CALL_ERRORS: Final = {Reason.BUSY: SERVER_BUSY, Reason.RATE_LIMITED: RATE_LIMITED}
 _FIELDS: Final = {"client_sequence": "sequence", "key": "idempotency_key", "client": "client_id", "body": "operations"}
 
@@ -94,7 +95,7 @@ class LedgerDoor:
         submission = self.submission(asked, principal)
         try:
             verdict = await self.log.submit(submission)
-            return await self._answer(submission, verdict)
+            return await self._answer(submission, verdict, principal)
         except OncelogError as error:
             raise error_of(error) from error
 
@@ -136,7 +137,7 @@ class LedgerDoor:
             raise _bad("client_id", "must be that of the credential, or be left out")
         return own
 
-    async def _answer(self, submission: Submission, verdict: Verdict) -> WriteAnswer:
+    async def _answer(self, submission: Submission, verdict: Verdict, principal: Principal) -> WriteAnswer:
         match verdict:
             case Committed(receipt):
                 self.counts.ledger_writes[COMMITTED] += 1
@@ -144,7 +145,7 @@ class LedgerDoor:
             case Replayed(receipt, _, erased):
                 return self._replayed(submission, receipt, erased=erased)
             case Refused():
-                return self._refused(verdict)
+                return self._refused(verdict, may_read=principal.grants.may_read(submission.scope))
         raise TypeError(f"a write was answered with {verdict!r}")
 
     def _success(self, receipt: Receipt) -> WriteSuccess | None:
@@ -197,7 +198,8 @@ class LedgerDoor:
             erased=erased,
         )
 
-    def _refused(self, refused: Refused) -> WriteError:
+    def _refused(self, refused: Refused, *, may_read: bool) -> WriteError:
+        """Who may write and not read is told that a condition failed, and not what the entity is."""
         reason = refused.reason
         code = _CODES.get(reason)
         if code is None:
@@ -206,10 +208,10 @@ class LedgerDoor:
             field = _FIELDS.get(refused.field, refused.field)
             raise DoorError(BAD_REQUEST, f"{field}: {refused.message}", field=field)
         self.counts.ledger_writes[code.name.lower()] += 1
-        exists = reason in _CONDITIONS and refused.value is not None
+        exists = reason in _CONDITIONS and refused.value is not None and may_read
         return WriteError(
             code=code,
-            message=_MESSAGES.get(reason, refused.message),
+            message=_MESSAGES.get(reason, refused.message) if may_read or reason not in _CONDITIONS else _UNMET,
             key=refused.field if reason in _CONDITIONS else "",
             current_version=refused.current if exists else None,
             current_value=refused.value if exists else None,
@@ -318,25 +320,38 @@ class LedgerDoor:
             found = await self.log.books.blocks(scope.name, min(height, 2**62) - 1, 1)
         if not found or found[0].block.height != height:
             raise DoorError(NOT_FOUND, "height: the scope's lane has no such block", field="height")
-        return scope_block(found[0])
+        return self.scope_block(found[0])
 
-    async def demand_height(self, organization: str, vault: str, after: int, principal: Principal) -> Scope:
-        """The scope whose blocks may be watched from there. Raises DoorError for a height that the lane has not."""
+    def watched(self, organization: str, vault: str, principal: Principal) -> Scope:
+        """The scope whose blocks may be watched. Raises DoorError."""
         scope = read_scope(organization, vault)
         self._demand_readable(scope, principal)
+        return scope
+
+    async def demand_height(self, scope: Scope, after: int, epoch: str) -> None:
+        """Raises DoorError for a height that the lane has not, or one of another history (CO-40)."""
         with telling():
             heads = await self.log.heads()
         lane = self.log.books.lane(scope.name)
         height = heads[lane].height if lane in heads else 0
-        if not 0 <= after <= height:
-            raise _bad("after_height", f"must be from 0 to {height}, the newest of the scope's lane, not {after}")
-        return scope
+        if (epoch and epoch != self.log.epoch) or after > height:
+            message = (
+                f"after_height: must be from 0 to {height}, the newest of the scope's lane, and of this history; "
+                "read again from a height that you know"
+            )
+            raise DoorError(HISTORY_CHANGED, message, field="after_height", epoch=self.log.epoch, height=height)
 
     async def watch(self, scope: Scope, after: int) -> AsyncGenerator[Sequence[ScopeBlock], None]:
         """Blocks after a height, and those to come, for a scope that `demand_height` has let through."""
         async with aclosing(self.log.books.follow_blocks(scope.name, after)) as several:
             async for blocks in several:
-                yield [scope_block(one) for one in blocks]
+                yield [self.scope_block(one) for one in blocks]
+
+    def scope_block(self, found: ScopedBlock) -> ScopeBlock:
+        """A block as readers of a scope see it."""
+        lane = found.block.lane
+        tx_ids = tuple([tx_id_of(lane, position) for position in found.positions])
+        return ScopeBlock(found.block, tx_ids, self.log.epoch)
 
     # --- rights
 
@@ -364,12 +379,6 @@ def read_scope(organization: str, vault: str) -> Scope:
             # Grants are compared in NFC: two spellings of a name would be two scopes with the same rights.
             raise _bad(field, "must be in NFC")
     return Scope(organization, vault, ledger_scope(organization, vault))
-
-
-def scope_block(found: ScopedBlock) -> ScopeBlock:
-    """A block as readers of a scope see it."""
-    lane = found.block.lane
-    return ScopeBlock(found.block, tuple([tx_id_of(lane, position) for position in found.positions]))
 
 
 def bad_value(error: CanonicalError) -> DoorError:

@@ -123,11 +123,12 @@ class LedgerHttp:
     async def _watch(self, request: web.Request, address: str) -> web.StreamResponse:
         door = self.door
         principal = door.entrance.authenticate(credential_of(request), address)
-        given = _given(request, (*_SCOPE, "after_height"))
+        given = _given(request, (*_SCOPE, "after_height", "epoch"))
         resumed = request.headers.get("Last-Event-ID")
         name = "Last-Event-ID" if resumed else "after_height"
         after = number_of(resumed or given.get("after_height", "0"), name)
-        scope = await door.demand_height(*_scope(given), after, principal)
+        scope = door.watched(*_scope(given), principal)
+        await door.demand_height(scope, after, given.get("epoch", ""))
         door.counts.requests["ledger", "http", "ok"] += 1
 
         def may_read(current: Principal) -> bool:

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from oncelog.core.operations import Entity
 from oncelog.core.proof import Block
+from oncelog.core.transactions import demand_few
 from oncelog.doors.ledger.door import bad_value
 from oncelog.doors.ledger.values import (
     ClientState,
@@ -41,6 +42,7 @@ def read_batch(message: pb.BatchWriteRequest) -> Write:
 
 def _write(message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence[pb.Operation]) -> Write:
     try:
+        demand_few(len(operations))  # before any of them is looked at
         return Write(
             message.organization,
             message.vault,
@@ -167,7 +169,7 @@ def transaction(found: Transaction) -> pb.Transaction:
 
 def block(given: ScopeBlock) -> pb.Block:
     """A block with the scope's own transactions."""
-    return pb.Block(header=header(given.block), tx_ids=given.tx_ids)
+    return pb.Block(header=header(given.block), tx_ids=given.tx_ids, epoch=given.epoch)
 
 
 def proof(proven: Proven) -> pb.ProofDocument:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -20,11 +20,13 @@ from oncelog.doors.entrance import has_ended
 from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
 from oncelog.doors.ledger.door import LedgerDoor
+from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.stores.protocol import RelationshipQuery
 
+T = TypeVar("T")
 logger: Final = logging.getLogger("oncelog.doors")
 
 SERVICE: Final = "oncelog.ledger.v1.Ledger"
@@ -33,13 +35,24 @@ STATUS: Final = {
     codes.AUTH_FAILED: grpc.StatusCode.UNAUTHENTICATED,
     codes.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     codes.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    codes.HISTORY_CHANGED: grpc.StatusCode.FAILED_PRECONDITION,
     codes.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     codes.SERVER_BUSY: grpc.StatusCode.UNAVAILABLE,
     codes.SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
 }
 """The one table from the doors' errors to gRPC's."""
-CALLS_MAX: Final = 10_000
-"""At a time."""
+CALLS_MAX: Final = 1000
+"""At a time, on one connection."""
+IDLE_MS: Final = 300_000
+"""How long a connection without a call is kept."""
+METADATA_BYTES_MAX: Final = 32 * 1024
+"""So that a token of the length that we allow comes through."""
+TELLING_S: Final = 0.2
+"""For those who watch our health, to hear that we stop."""
+HEALTH_WATCHES_MAX: Final = 1000
+"""Nobody is asked for a credential there."""
+BODY_S: Final = 60
+"""How long the message of a call may take to come."""
 CLOSING_S: Final = 1.0
 """How long one who does not read may take to be closed when the server stops."""
 Context = Any
@@ -93,14 +106,16 @@ class LedgerRpc:
             options=[
                 ("grpc.max_receive_message_length", limits.frame_bytes_max),
                 ("grpc.max_concurrent_streams", CALLS_MAX),
+                ("grpc.server_handshake_timeout_ms", limits.connect_timeout_ms),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+                ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+                ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
                 ("grpc.keepalive_time_ms", limits.heartbeat_ms),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
                 ("grpc.so_reuseport", 0),
             ],
-            # Those who follow blocks are counted by us, so that they are told in our words.
-            maximum_concurrent_rpcs=CALLS_MAX + limits.connections_max,
         )
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._with_reflection:
             names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -146,7 +161,7 @@ class LedgerRpc:
         # Not gRPC's own grace: whoever watches our health would use it up, and is told enough already.
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace_s)
-        await self._server.stop(CLOSING_S if self._watchers else 0)
+        await self._server.stop(CLOSING_S if self._watchers else TELLING_S if self._health.watching else 0)
 
     def renew(self) -> None:
         """Ends the streams of those whose rights have ended."""
@@ -175,17 +190,19 @@ class LedgerRpc:
             "GetProof": (pb.GetProofRequest, self._proof),
         }
         # Without a deserializer: what cannot be read is told in the door's own words, and not as an accident of gRPC's.
+        # And as streams, which on the wire is the same: so who it is is asked before the message is taken, and not
+        # when gRPC has gathered all of it, of whomever.
         unary: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(partial(self._call, kind, answer))
+            name: grpc.stream_unary_rpc_method_handler(partial(self._call, kind, answer))
             for name, (kind, answer) in calls.items()
         }
-        return {**unary, "WatchBlocks": grpc.unary_stream_rpc_method_handler(self._watch)}
+        return {**unary, "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch)}
 
     async def _call(
         self,
         kind: type[Message],
         answer: Callable[[Any, Principal], Awaitable[Message]],
-        data: bytes,
+        _: object,
         context: Context,
     ) -> bytes:
         counts = self._door.counts
@@ -195,7 +212,8 @@ class LedgerRpc:
         task.add_done_callback(self._calls.discard)
         try:
             principal = self._principal(context)
-            told = await answer(_read(kind, data), principal)
+            request = await _message(kind, context)
+            told = await answer(request, self._door.entrance.still(principal))
         except DoorError as error:
             await self._abort(context, error)
         except Exception:  # asyncio.CancelledError is none: the caller has gone
@@ -208,7 +226,7 @@ class LedgerRpc:
         """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
         self._door.counts.requests["ledger", "grpc", error.code] += 1
         told = {"oncelog-code": error.code}
-        for name in ("field", "limit", "retry_after_ms"):
+        for name in ("field", "limit", "retry_after_ms", "epoch"):
             if name in error.details:
                 told[name.replace("_", "-")] = _ascii(error.details[name])
         await context.abort(STATUS[error.code], error.message, tuple(told.items()))
@@ -228,12 +246,14 @@ class LedgerRpc:
     async def _write(self, request: pb.WriteRequest, principal: Principal) -> pb.WriteResponse:
         if self._is_closing:
             raise stopping()
-        return messages.answer(await self._door.write(messages.read_write(request), principal))
+        asked = await _converted(messages.read_write, request)
+        return messages.answer(await self._door.write(asked, principal))
 
     async def _batch_write(self, request: pb.BatchWriteRequest, principal: Principal) -> pb.WriteResponse:
         if self._is_closing:
             raise stopping()
-        return messages.answer(await self._door.write(messages.read_batch(request), principal))
+        asked = await _converted(messages.read_batch, request)
+        return messages.answer(await self._door.write(asked, principal))
 
     async def _client_state(self, request: pb.GetClientStateRequest, principal: Principal) -> Message:
         asked = (request.organization, request.vault, request.client_id)
@@ -279,28 +299,33 @@ class LedgerRpc:
 
     # --- watching
 
-    async def _watch(self, data: bytes, context: Context) -> None:
+    async def _watch(self, _: object, context: Context) -> None:
         """Writes, and does not yield: who does not read is waited for here, and can be sent away from here."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every call in one
         try:
             principal = self._principal(context)
-            request = _read(pb.WatchBlocksRequest, data)
+            request = await _message(pb.WatchBlocksRequest, context)
             if self._is_closing:
                 raise stopping()
             self._demand_room()
-            after = request.after_height
-            scope = await self._door.demand_height(request.organization, request.vault, after, principal)
+            scope = self._door.watched(request.organization, request.vault, principal)
             self._watchers[task] = _Watcher(principal, scope.name)
+            await self._door.demand_height(scope, request.after_height, request.epoch)
             self._door.counts.requests["ledger", "grpc", "ok"] += 1
-            async with aclosing(self._door.watch(scope, after)) as several:
+            async with aclosing(self._door.watch(scope, request.after_height)) as several:
                 async for blocks in several:
                     for one in blocks:
-                        await context.write(messages.block(one).SerializeToString())
+                        async with asyncio.timeout(2 * self._door.limits.heartbeat_ms / 1000):
+                            await context.write(messages.block(one).SerializeToString())
         except DoorError as error:
             await self._abort(context, error)
         except OncelogError as error:
             await self._abort(context, error_of(error, UNREADABLE))
+        except TimeoutError:
+            logger.warning("a slow reader is closed", extra={"actor": self._watchers[task].principal.actor})
+            self._door.counts.slow_readers_closed += 1
+            await self._abort(context, DoorError(codes.SERVER_BUSY, "too slow: come back with the last height"))
         except asyncio.CancelledError:
             watcher = self._watchers.get(task)
             if watcher is None or watcher.error is None:
@@ -309,6 +334,25 @@ class LedgerRpc:
             await self._abort(context, watcher.error)
         finally:
             self._watchers.pop(task, None)
+
+
+class _Health(health.aio.HealthServicer):
+    """With a limit of those who watch it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watching = 0
+
+    async def Watch(self, request: Any, context: Context) -> None:  # noqa: N802 - the service's name
+        """As the service says."""
+        if self.watching >= HEALTH_WATCHES_MAX:
+            message = f"at most {HEALTH_WATCHES_MAX} may watch at a time"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        self.watching += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self.watching -= 1
 
 
 class _Watcher(Struct):
@@ -320,8 +364,22 @@ class _Watcher(Struct):
     """Why it is sent away."""
 
 
-def _read(kind: type[Message], data: bytes) -> Any:
-    """Raises DoorError."""
+async def _converted(convert: Callable[[Any], T], request: Any) -> T:
+    """What is long is read in a thread: others must not wait for it."""
+    if request.ByteSize() > LONG_FRAME_BYTES:
+        return await asyncio.to_thread(convert, request)
+    return convert(request)
+
+
+async def _message(kind: type[Message], context: Context) -> Any:
+    """The one message of a call. Raises DoorError."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            data = await context.read()
+    except TimeoutError:
+        raise DoorError(codes.BAD_REQUEST, f"the message must be there within {BODY_S} seconds") from None
+    if not isinstance(data, bytes):  # grpc.aio.EOF
+        raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
     message = kind()
     try:
         message.ParseFromString(data)

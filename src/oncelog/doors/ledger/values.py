@@ -113,3 +113,5 @@ class ScopeBlock(Struct, frozen=True, gc=False):
 
     block: Block
     tx_ids: tuple[str, ...]
+    epoch: str
+    """Of the history that its height belongs to."""

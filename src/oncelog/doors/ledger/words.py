@@ -280,4 +280,4 @@ def transaction_json(transaction: Transaction) -> bytes:
 
 def block_json(block: ScopeBlock) -> bytes:
     """A block with the scope's own transactions."""
-    return orjson.dumps({"header": header(block.block), "tx_ids": block.tx_ids})
+    return orjson.dumps({"header": header(block.block), "tx_ids": block.tx_ids, "epoch": block.epoch})

@@ -375,22 +375,26 @@ class GetBlockRequest(_message.Message):
     def __init__(self, organization: _Optional[str] = ..., vault: _Optional[str] = ..., height: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("header", "tx_ids")
+    __slots__ = ("header", "tx_ids", "epoch")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TX_IDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     header: BlockHeader
     tx_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, header: _Optional[_Union[BlockHeader, _Mapping]] = ..., tx_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    epoch: str
+    def __init__(self, header: _Optional[_Union[BlockHeader, _Mapping]] = ..., tx_ids: _Optional[_Iterable[str]] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class WatchBlocksRequest(_message.Message):
-    __slots__ = ("organization", "vault", "after_height")
+    __slots__ = ("organization", "vault", "after_height", "epoch")
     ORGANIZATION_FIELD_NUMBER: _ClassVar[int]
     VAULT_FIELD_NUMBER: _ClassVar[int]
     AFTER_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     organization: str
     vault: str
     after_height: int
-    def __init__(self, organization: _Optional[str] = ..., vault: _Optional[str] = ..., after_height: _Optional[int] = ...) -> None: ...
+    epoch: str
+    def __init__(self, organization: _Optional[str] = ..., vault: _Optional[str] = ..., after_height: _Optional[int] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class TransactionProof(_message.Message):
     __slots__ = ("index", "count", "path", "salt")

@@ -13,7 +13,7 @@ from oncelog.stores.postgres.timing import DatabaseTime
 from oncelog.stores.protocol import EntityPage, RelationshipPage, RelationshipQuery, ScopedBlock, SideState
 from oncelog.stores.side_state import behind_prefix, lane_of_scope
 
-_FETCH_MIN = 64
+_FETCH_MIN = 8
 
 
 async def blocks(connection: Any, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:

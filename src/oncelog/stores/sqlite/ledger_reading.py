@@ -17,6 +17,7 @@ from oncelog.stores.sqlite.reading import heads
 from oncelog.stores.sqlite.statements import SQL
 
 _FETCH: Final = 100
+_FETCH_MIN: Final = 4
 TimeOf = Callable[[ClockMark], int]
 """The time at which a write would be decided, from the clock of the newest commit."""
 
@@ -59,9 +60,11 @@ def entities(
         cursor = connection.execute(SQL["entity_page_to_the_end"], (lane, scope, after, prefix, time_ms))
     found: list[tuple[str, Entity]] = []
     size = 0
-    while len(found) <= limit and size <= bytes_max and (rows := cursor.fetchmany(_FETCH)):
+    many = _FETCH_MIN  # values can be long: few at first, and then as many as will fit by the length of those
+    while len(found) <= limit and size <= bytes_max and (rows := cursor.fetchmany(min(many, limit + 1 - len(found)))):
         found.extend((row[0], Entity(*row[1:])) for row in rows)
         size += sum(len(row[1]) for row in rows)
+        many = max(1, min(_FETCH, 1 + (bytes_max - size) * len(found) // max(1, size)))
     cursor.close()
     return EntityPage.of(found, limit, bytes_max)
 
