@@ -204,7 +204,7 @@ def test_every_status_of_the_door_is_described() -> None:
         ("/v1/events", "get", {200, 409}),
         (STREAM, "get", {200, 409}),
         ("/v1/ledger/write", "post", {200, 408, 413, 415}),
-        ("/v1/ledger/blocks/stream", "get", {200}),
+        ("/v1/ledger/blocks/stream", "get", {200, 409}),
     ):
         described = set(map(int, paths[path][method]["responses"]))
         assert described == set(STATUS.values()) - {404, 409} | others

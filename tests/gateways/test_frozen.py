@@ -150,3 +150,14 @@ def test_a_gateway_that_is_frozen_while_it_starts_keeps_nobody_out(database: str
 async def opened_and_closed(address: str) -> None:
     async with open_log(address, limits=Limits(postgres_lane_ms=CUT_OFF_MS)):
         pass
+
+
+def test_gateways_that_start_together_on_an_empty_database_make_one_log(database: str) -> None:
+    async def main() -> None:
+        logs = [open_log(database) for _ in range(8)]
+        await asyncio.gather(*(log.__aenter__() for log in logs))
+        assert len({log.epoch for log in logs}) == 1
+        for log in logs:
+            await log.close()
+
+    run(main())

@@ -1,7 +1,8 @@
 -- Every statement that the store runs, by name. What a batch needs or saves comes as arrays: one statement for all of it.
 
 -- name: is_there
-SELECT to_regclass('oncelog_log') IS NOT NULL;
+-- By the catalog itself: a session that has looked for the name before goes on to say what it said then.
+SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'oncelog_log' AND pg_table_is_visible(oid));
 
 -- name: encoding
 SELECT current_setting('server_encoding'), pg_is_in_recovery();
