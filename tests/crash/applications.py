@@ -48,6 +48,8 @@ class Application:
         self._seed = seed
         self._events = events
         self._process: asyncio.subprocess.Process | None = None
+        self._end = b""
+        """What it is told to come to, once that is known."""
 
     async def live(self, url: str, dies: Iterator[int]) -> None:
         """Until it has ended in order. `dies` says for each life after how many events it ends by itself, or 0."""
@@ -91,6 +93,8 @@ class Application:
             limit=2**24,
         )
         try:
+            if self._end and process.stdin is not None:
+                process.stdin.write(self._end)
             yield process
         finally:
             self._process = None
@@ -111,10 +115,10 @@ class Application:
         await self._process.wait()
 
     def come_to(self, committed_id: int) -> None:
-        """When it has been given everything up to this number, it ends."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"%d\n" % committed_id)
+        """When it has been given everything up to this number, it ends: in this life, or in the next if it is dying."""
+        self._end = b"%d\n" % committed_id
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(self._end)
 
     # --- what is left of it
 
