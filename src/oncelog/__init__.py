@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from oncelog.core.canonical import canonical, canonical_args, canonical_text
+from oncelog.core.deltas import delta, deltas_scope
 from oncelog.core.identity import (
     delta_id,
     fingerprint,
@@ -255,7 +256,9 @@ __all__ = [
     "canonical",
     "canonical_args",
     "canonical_text",
+    "delta",
     "delta_id",
+    "deltas_scope",
     "event",
     "evicted_after",
     "extract",

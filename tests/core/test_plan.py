@@ -20,7 +20,7 @@ from core.writes import (
     transaction,
 )
 from oncelog.core.footprint import Footprint, footprint
-from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_MAX
+from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_MAX, ROW_BYTES_MAX
 from oncelog.core.merge import Op
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
 from oncelog.core.plan import known_answer, plan
@@ -886,6 +886,16 @@ def test_a_row_has_a_limit_of_columns() -> None:
     committed(log(delta(3, 3, c0="2")))
     committed(log(delta(4, 4, op=Op.DELETE)))
     committed(log(delta(5, 5, one_more="1")))
+
+
+@pytest.mark.rule("CO-30", "DE-5")
+def test_a_row_has_a_limit_of_bytes() -> None:
+    log = Log()
+    long = "1" * (ROW_BYTES_MAX // 2)
+    committed(log(delta(1, 1, a=long, b=long)))
+    refused(log(delta(2, 2, c="1")), Reason.ROW_TOO_LARGE)
+    committed(log(delta(3, 3, b="1")))
+    committed(log(delta(4, 4, c="1")))
 
 
 @pytest.mark.rule("CO-17")

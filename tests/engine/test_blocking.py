@@ -43,6 +43,7 @@ ASYNC_ONLY = {
     "listen",
     "unlisten",
     "submit_nowait",
+    "recall",
     "submit_many_nowait",
 }
 """For servers that serve many from one event loop; a thread that reads follows, and one that writes can wait."""

@@ -22,6 +22,7 @@ from oncelog.stores.protocol import (
     Query,
     RelationshipPage,
     RelationshipQuery,
+    RowPage,
     ScopedBlock,
     Show,
     SideState,
@@ -151,6 +152,9 @@ class WatchedStore:
 
     async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
         return await self.inner.entities(scope, prefix, after, limit, bytes_max)
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        return await self.inner.rows(scope, table, after, limit, bytes_max)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         return await self.inner.relationships(query)

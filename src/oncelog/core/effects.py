@@ -3,7 +3,7 @@
 from msgspec import Struct, field
 
 from oncelog.core.desk import Desk
-from oncelog.core.limits import ROW_COLUMNS_MAX
+from oncelog.core.limits import ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Row, RowDelta, merge
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
 from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIdentity, RowIdentity, Submission
@@ -44,6 +44,9 @@ def _merged(scope: str, delta: RowDelta, desk: Desk) -> Effects | Refused:
         return Refused(
             Reason.TOO_MANY_COLUMNS, f"the row would have more than {ROW_COLUMNS_MAX} columns", field="columns"
         )
+    if after is not before and sum([len(value) for value, _ in after.columns.values()]) > ROW_BYTES_MAX:
+        message = f"the row's values would have more than {ROW_BYTES_MAX} bytes"
+        return Refused(Reason.ROW_TOO_LARGE, message, field="columns")
     return Effects(rows={} if after is before else {identity: after})
 
 

@@ -28,6 +28,8 @@ FAILURE_BYTES_MAX: Final = 4096
 """Of what a failed run leaves for those who waited."""
 OPERATIONS_MAX: Final = 10_000
 ROW_COLUMNS_MAX: Final = 1000
+ROW_BYTES_MAX: Final = 4 * 2**20
+"""Of the values of one row, in canonical form."""
 RATE_MAX: Final = 1_000_000
 """New writes that a rate can allow, a second and at once: each costs a whole number of microseconds."""
 STORED_INTEGER_MAX: Final = 2**63 - 1

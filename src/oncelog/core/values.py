@@ -214,6 +214,7 @@ class Reason(Enum):
     VERSION_MISMATCH = "version_mismatch"
     VALUE_MISMATCH = "value_mismatch"
     TOO_MANY_COLUMNS = "too_many_columns"
+    ROW_TOO_LARGE = "row_too_large"
     CLOCK_DRIFT = "clock_drift"
     INVALID = "invalid"
     RATE_LIMITED = "rate_limited"

@@ -49,6 +49,13 @@ class Entrance:
         """The principal with the rights of now; None if their connection must end."""
         return self._authenticator.current(principal, self.clock.wall_ms())
 
+    def client_of(self, principal: Principal) -> str | None:
+        """The one client that a credential writes as; None in development mode, where everybody may be anybody.
+
+        Without a client of its own it is the actor, all of it: a user and an API key may have one name.
+        """
+        return principal.actor if principal.client_id is None and not self.is_open else principal.client_id
+
     def still(self, principal: Principal) -> Principal:
         """The same where there must be some. Raises DoorError: they may have been taken away while a body came."""
         current = self.current(principal)

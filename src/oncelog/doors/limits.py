@@ -39,6 +39,9 @@ LONG_FRAME_BYTES: Final = 64 * 1024
 """What is longer is read in a thread of its own, beside what others send."""
 
 SETTINGS_FILE_BYTES_MAX: Final = 1024 * 1024
+SCHEMAS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+COMPACT_DELTAS_MAX: Final = 10_000
+"""Compacted by one request; whoever wants more asks again."""
 SETTING_NUMBER_MAX: Final = 2**53 - 1
 """The largest whole number that a setting may be."""
 
@@ -69,6 +72,8 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     """Bytes that wait for one reader. At half of it the reader is warned, beyond it closed."""
     entity_value_bytes_max: int = _MIB
     """Of the value of one entity of a ledger."""
+    column_value_bytes_max: int = 256 * 1024
+    """Of the value of one column of a delta, in canonical JSON."""
     connect_timeout_ms: int = 10_000
     """Until a connection must have sent its first request, and a WebSocket have said who it is."""
     heartbeat_ms: int = 30_000

@@ -24,6 +24,7 @@ class Counts:
         "auth_failures",
         "bytes_sent",
         "deliveries",
+        "deltas",
         "events_committed",
         "events_rejected",
         "events_replayed",
@@ -48,6 +49,8 @@ class Counts:
         """By door, kind and outcome. As with reasons: whatever a client could make up would be kept for ever."""
         self.ledger_writes: defaultdict[str, int] = defaultdict(int)
         """By what became of them: new, answered from memory or from the store, or an error's code."""
+        self.deltas: defaultdict[str, int] = defaultdict(int)
+        """By what became of them: committed, known, known under another op."""
         self.deliveries = 0
         self.bytes_sent = 0
         self.slow_readers_warned = 0
@@ -113,6 +116,7 @@ class _Counted(Collector):
         yield _requests(counts.requests)
         yield _counter_by("events", "Submitted events by what became of them.", "outcome", _outcomes(counts))
         yield _counter_by("ledger_writes", "Ledger writes by what became of them.", "outcome", counts.ledger_writes)
+        yield _counter_by("deltas", "Pushed deltas by what became of them.", "outcome", counts.deltas)
         yield _counter("deliveries", "Events that were sent to readers.", counts.deliveries)
         yield _counter("sent_bytes", "Bytes of frames and bodies that were sent.", counts.bytes_sent)
         steps = {"warned": counts.slow_readers_warned, "closed": counts.slow_readers_closed}

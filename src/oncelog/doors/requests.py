@@ -1,7 +1,7 @@
 """Requests and answers over plain HTTP, as every door has them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -70,6 +70,18 @@ def query_of(request: web.Request) -> list[tuple[str, str]]:
         is_text = isinstance(error, UnicodeDecodeError)
         message = "the query must be UTF-8" if is_text else f"the query must have at most {_FIELDS_MAX} parameters"
         raise DoorError(codes.BAD_REQUEST, message, field="query") from None
+
+
+def parameters_of(request: web.Request, names: Collection[str]) -> dict[str, str]:
+    """The parameters of a query. Raises DoorError for one that has no meaning, or is there twice."""
+    given: dict[str, str] = {}
+    for name, value in query_of(request):
+        if name not in names:
+            raise DoorError(codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
+        if name in given:
+            raise DoorError(codes.BAD_REQUEST, f"{name}: must be there once", field=name)
+        given[name] = value
+    return given
 
 
 def number_of(text: str, name: str) -> int:

@@ -16,6 +16,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from oncelog import codes
 from oncelog.doors.arrivals import Arrivals
+from oncelog.doors.deltas.door import DeltasDoor
+from oncelog.doors.deltas.http import PATH, DeltasHttp
+from oncelog.doors.deltas.schemas import Schemas, both
+from oncelog.doors.deltas.words import error_response as deltas_error_response
 from oncelog.doors.entrance import Entrance
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.http import EventsHttp
@@ -74,7 +78,11 @@ class Server:
     def __init__(self, settings: ServerSettings, clock: Clock | None = None) -> None:
         self.settings = settings
         self._clock = clock or SystemClock()
-        validate = None if settings.validate is None else validate_of(settings.validate)
+        self._schemas = None if settings.deltas_schemas is None else Schemas(settings.deltas_schemas)
+        validate = both(
+            None if settings.validate is None else validate_of(settings.validate),
+            None if self._schemas is None else self._schemas.validate,
+        )
         self.log = open_log(settings.store, validate=validate, limits=settings.engine_limits, clock=clock)
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
@@ -88,6 +96,7 @@ class Server:
         self._network_of = lru_cache(maxsize=JUDGED_MAX)(self._network)
         ledger_door = LedgerDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts)
         self.ledger = LedgerHttp(ledger_door)
+        self.deltas = DeltasHttp(DeltasDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts))
         self.rpc = self._new_rpc(ledger_door) if settings.grpc else None
         self.metrics = Metrics(
             self.counts,
@@ -139,7 +148,8 @@ class Server:
     @property
     def _readers(self) -> int:
         """Who is connected to stay."""
-        return len(self.sockets) + len(self.http.streams) + len(self.ledger.streams) + len(self.rpc or ())
+        streams = len(self.http.streams) + len(self.ledger.streams) + len(self.deltas.streams)
+        return len(self.sockets) + streams + len(self.rpc or ())
 
     @property
     def grpc_address(self) -> str:
@@ -158,6 +168,8 @@ class Server:
     async def start(self) -> None:
         """Opens the log and listens. Raises OncelogError for what is wrong with either."""
         self._authenticator.reload()
+        if self._schemas is not None:
+            self._schemas.reload()
         self._tls = self._tls_context()
         self._pem = self._read_pem()
         await self.log.__aenter__()
@@ -182,7 +194,7 @@ class Server:
         if self._runner is None:
             return
         self._is_ready = False
-        self._door.is_closing = self.ledger.is_closing = True
+        self._door.is_closing = self.ledger.is_closing = self.deltas.is_closing = True
         runner, self._runner = self._runner, None
         logger.info("stopping", extra={"connections": self._readers, "queued": self.log.queued})
         if self._listener is not None:
@@ -199,6 +211,7 @@ class Server:
         self.sockets.finish()
         self.http.streams.finish()
         self.ledger.streams.finish()
+        self.deltas.streams.finish()
         await runner.cleanup()
         if calls is not None:
             await calls
@@ -290,6 +303,8 @@ class Server:
         app.router.add_get("/v1/events/stream", self._stream)
         for path, (method, handler) in self.ledger.routes().items():
             app.router.add_route(method, f"/v1/ledger/{path}", partial(self._handle_ledger, handler))
+        for path, (method, handler) in self.deltas.routes().items():
+            app.router.add_route(method, f"/v1/sync/{{gateway}}/{path}", partial(self._handle_deltas, handler))
 
     def reload(self) -> None:
         """Takes keys, grants and certificates anew, and looks at everybody who is connected.
@@ -300,6 +315,8 @@ class Server:
             self._tls_context()  # tried on another one first: a bad key would leave ours with none at all
             pem = self._read_pem()
             self._authenticator.reload()
+            if self._schemas is not None:
+                self._schemas.reload()
             if self._tls is not None:
                 self._load_certificate(self._tls)
             self._pem = pem
@@ -335,6 +352,7 @@ class Server:
         self.sockets.renew()
         self.http.streams.renew()
         self.ledger.streams.renew()
+        self.deltas.streams.renew()
         if self.rpc is not None:
             self.rpc.renew()
 
@@ -344,6 +362,7 @@ class Server:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Whom we do not serve at all, and how errors look."""
         self._arrivals.spoke(request.transport)
+        respond = deltas_error_response if request.path.startswith(PATH) else error_response
         try:
             self._demand_ours(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
@@ -351,21 +370,21 @@ class Server:
             return await handler(request)
         except DoorError as error:
             self.counts.requests[_door_of(request.path), "http", error.code] += 1
-            return error_response(error)
+            return respond(error)
         except web.HTTPRequestEntityTooLarge:
             size = self.settings.door_limits.frame_bytes_max
             message = f"body: must have at most {size} bytes"
-            return error_response(DoorError(codes.BAD_REQUEST, message, field="body", limit=size, status=413))
+            return respond(DoorError(codes.BAD_REQUEST, message, field="body", limit=size, status=413))
         except web.HTTPException as error:
             allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-            return error_response(DoorError(codes.BAD_REQUEST, error.reason, status=error.status), allowed)
+            return respond(DoorError(codes.BAD_REQUEST, error.reason, status=error.status), allowed)
         except asyncio.CancelledError:
             raise
         except ConnectionError:
             raise
         except Exception:
             logger.exception("a request failed", extra={"method": request.method, "path": request.path})
-            return error_response(DoorError(codes.SERVER_ERROR, "the server is at fault"))
+            return respond(DoorError(codes.SERVER_ERROR, "the server is at fault", status=500))
 
     def _demand_ours(self, request: web.Request) -> None:
         headers = request.headers
@@ -432,11 +451,22 @@ class Server:
             self._demand_room()
         return await handler(request, self._address(request))
 
+    async def _handle_deltas(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/live"):
+            self._demand_room()
+        return await handler(request, self._address(request))
+
     # --- for operators
 
     async def _hello(self, _: web.Request) -> web.Response:
         return web.json_response(
-            {"oncelog": codes.PROTOCOL_VERSION, "events": "/v1/events", "ledger": "/v1/ledger", "health": "/readyz"}
+            {
+                "oncelog": codes.PROTOCOL_VERSION,
+                "events": "/v1/events",
+                "ledger": "/v1/ledger",
+                "deltas": "/v1/sync",
+                "health": "/readyz",
+            }
         )
 
     async def _healthz(self, _: web.Request) -> web.Response:
@@ -486,7 +516,7 @@ def _http_logger() -> logging.Logger:
 
 
 def _door_of(path: str) -> str:
-    return "ledger" if path.startswith("/v1/ledger/") else "events"
+    return "ledger" if path.startswith("/v1/ledger/") else "deltas" if path.startswith(PATH) else "events"
 
 
 def _place(address: tuple[str, int] | str) -> str:

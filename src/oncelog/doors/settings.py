@@ -50,6 +50,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Lets everybody do everything, without a credential. Only where `host` is a loopback address."""
     validate: str | None = None
     """The application's own validation of new events: `package.module:callable`, or an entry point's name."""
+    deltas_schemas: str | None = None
+    """A file in JSON with the tables that gateways know: `{gateway: {table: {column: type}}}`."""
     origins: tuple[str, ...] = ()
     """Web origins whose pages may connect besides our own: `https://app.example.org`."""
     trusted_proxies: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
+from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import EVENTS, LEDGER, Policy
 from oncelog.core.values import (
@@ -28,7 +29,7 @@ from oncelog.core.values import (
 )
 from oncelog.engine.books import BLOCKS, Books
 from oncelog.engine.cache import Attested
-from oncelog.engine.cursors import Cursor, Proven, Reading
+from oncelog.engine.cursors import Compacted, Cursor, Proven, Reading
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
@@ -37,7 +38,7 @@ from oncelog.engine.work import Holding, Work, doing, done_here
 from oncelog.engine.working import Works
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
-from oncelog.stores.protocol import Consumer, EntityPage, RelationshipPage, RelationshipQuery, ScopedBlock
+from oncelog.stores.protocol import Consumer, EntityPage, RelationshipPage, RelationshipQuery, RowPage, ScopedBlock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,6 +133,10 @@ class BlockingLog:
         return self._portal.call(
             self._log.erase, key=key, policy=policy, scope=scope, client=client, partition=partition, stream=stream
         )
+
+    def compact(self, scope: str, *, upto: int | None = None, keep: int | None = None, limit: int = 2**53) -> Compacted:
+        """As `Log.compact`."""
+        return self._portal.call(self._log.compact, scope, upto=upto, keep=keep, limit=limit)
 
     def read(
         self,
@@ -289,6 +294,18 @@ class BlockingBooks:
     def entities(self, scope: str, *, prefix: str = "", after: str = "", limit: int = 500) -> EntityPage:
         """As `Books.entities`."""
         return self._portal.call(self._books.entities, scope, prefix=prefix, after=after, limit=limit)
+
+    def newest(self, scope: str) -> int:
+        """As `Books.newest`."""
+        return self._portal.call(self._books.newest, scope)
+
+    def row(self, scope: str, table: str, row_id: str) -> Row | None:
+        """As `Books.row`."""
+        return self._portal.call(self._books.row, scope, table, row_id)
+
+    def rows(self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500) -> RowPage:
+        """As `Books.rows`."""
+        return self._portal.call(self._books.rows, scope, table=table, after=after, limit=limit)
 
     def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """As `Books.relationship`."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of
+from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.values import ClientEntry, Receipt, Record
@@ -13,7 +14,7 @@ from oncelog.engine.cache import AnswerCache, Attested
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailers
 from oncelog.errors import ClosedError
-from oncelog.stores.protocol import EntityPage, Query, RelationshipPage, RelationshipQuery, ScopedBlock, Store
+from oncelog.stores.protocol import EntityPage, Query, RelationshipPage, RelationshipQuery, RowPage, ScopedBlock, Store
 
 BLOCKS: Final = 100
 """Read at a time, for whoever follows them."""
@@ -58,6 +59,26 @@ class Books:
         """Entities by key: those that begin with the prefix and come after a key."""
         self._demand_open()
         return await self._store.entities(scope, prefix, after, self._page(limit), self._limits.page_bytes_max)
+
+    async def newest(self, scope: str) -> int:
+        """The newest sequence of a stream; 0 before the first."""
+        self._demand_open()
+        found = await self._store.side_state(Footprint(lanes={self.lane(scope)}, streams={scope}))
+        return found.snapshot.streams.get(scope, 0)
+
+    async def row(self, scope: str, table: str, row_id: str) -> Row | None:
+        """A merged row as it stands, deleted or not; None where there never was one."""
+        self._demand_open()
+        identity = (scope, table, row_id)
+        found = await self._store.side_state(Footprint(lanes={self.lane(scope)}, rows={identity}))
+        return found.snapshot.rows.get(identity)
+
+    async def rows(
+        self, scope: str, *, table: str = "", after: tuple[str, str] = ("", ""), limit: int = 500
+    ) -> RowPage:
+        """Merged rows by table and row id, deleted ones too: of one table, or of all."""
+        self._demand_open()
+        return await self._store.rows(scope, table, after, self._page(limit), self._limits.page_bytes_max)
 
     async def relationship(self, scope: str, resource: str, relation: str, subject: str) -> int | None:
         """The version that made a relationship; None where there is none."""

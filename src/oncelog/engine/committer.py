@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from oncelog.core.operations import SetEntity
 from oncelog.core.plan import Validate, known_answer
+from oncelog.core.policy import Policy
 from oncelog.core.shape import malformed
 from oncelog.core.values import (
     Claim,
@@ -253,6 +254,20 @@ class Committer:
                 return None
             answers.append(answer)
         return answers
+
+    def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
+        """What is remembered of keys that are all in memory; None if one is not, or if not everybody may know."""
+        if self._is_closing or policy.members_only or policy.client_sequence:
+            return None
+        now_ms = self._clock.wall_ms()
+        name, found = policy.name, self._cache.get
+        remembered: list[Remembered] = []
+        for key in keys:
+            known = found(policy, (name, scope, "", key), now_ms)
+            if known is None:
+                return None
+            remembered.append(known)
+        return remembered
 
     @property
     def queued(self) -> int:

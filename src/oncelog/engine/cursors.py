@@ -6,7 +6,7 @@ from oncelog.core.proof import Block, Proof
 from oncelog.core.values import Record
 from oncelog.cursor import Cursor
 
-__all__ = ["Cursor", "Proven", "Reading", "order_of"]
+__all__ = ["Compacted", "Cursor", "Proven", "Reading", "order_of"]
 
 
 class Reading(Struct, frozen=True):
@@ -30,6 +30,17 @@ class Proven(Struct, frozen=True):
     body_hash: bytes
     proof: Proof
     block: Block
+
+
+class Compacted(Struct, frozen=True):
+    """How far a stream has been compacted."""
+
+    deltas: int
+    """Whose bodies were dropped now."""
+    upto: int
+    """The sequence up to which nothing has a body any more."""
+    has_more: bool = False
+    """It stopped early, at its limit: there is more to compact."""
 
 
 def order_of(stream: str | None, lane: int) -> str:

@@ -17,10 +17,11 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of, normal_partitions, text_field
 from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.core.plan import Validate
-from oncelog.core.policy import BUILT_IN, EVENTS, Policy
+from oncelog.core.policy import BUILT_IN, DELTAS, EVENTS, Policy
 from oncelog.core.proof import leaf_hash, prove, record_header
 from oncelog.core.values import (
     Applied,
@@ -31,6 +32,7 @@ from oncelog.core.values import (
     Receipt,
     Record,
     Refused,
+    Remembered,
     Request,
     SetCursor,
     Settings,
@@ -39,7 +41,7 @@ from oncelog.core.values import (
 from oncelog.engine.books import Books
 from oncelog.engine.cache import AnswerCache
 from oncelog.engine.committer import Committer, Receiver
-from oncelog.engine.cursors import Cursor, Proven, Reading, order_of
+from oncelog.engine.cursors import Compacted, Cursor, Proven, Reading, order_of
 from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
 from oncelog.engine.outcome import Outcome, outcome_of
@@ -55,6 +57,8 @@ from oncelog.stores.sqlite import SqliteStore
 
 logger: Final = logging.getLogger("oncelog.engine")
 
+COMPACTION: Final = "oncelog.compaction"
+"""The consumer whose cursor says up to where a stream has been compacted."""
 ERASE_RECORDS = 500
 """Erased in one transaction."""
 SCRUB_TRIES = 200
@@ -210,6 +214,11 @@ class Log:
         outcome = self._committer.submit_request(Request(items, mode))
         return await outcome if isinstance(outcome, asyncio.Future) else cast("list[Verdict]", outcome)
 
+    def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
+        """What is remembered of some keys, if all of them are in memory: for servers, which have checked who asks."""
+        self._demand_open()
+        return self._committer.recall(policy, scope, keys)
+
     async def erase(
         self,
         *,
@@ -242,6 +251,34 @@ class Log:
         await self._scrub()
         return erased
 
+    async def compact(
+        self, scope: str, *, upto: int | None = None, keep: int | None = None, limit: int = 2**53
+    ) -> Compacted:
+        """Drops the bodies of a stream's deltas up to a sequence, or of all but the newest. Their rows stay.
+
+        Ids, sequences and hashes stay too. It can be repeated, goes on where it was interrupted, and stops at `limit`.
+        """
+        self._demand_open()
+        if (upto is None) == (keep is None):
+            raise ValueError("compact takes one of upto and keep")
+        identity = (scope, COMPACTION)
+        needs = Footprint(lanes={lane_of(scope, self.settings.lanes)}, streams={scope}, consumers={identity})
+        known = (await self._store.side_state(needs)).snapshot
+        newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
+        wanted = newest - _whole(keep, "keep") if keep is not None else min(newest, _whole(upto, "upto"))
+        bound = min(wanted, after + _whole(limit, "limit"))
+        if bound <= after:
+            return Compacted(0, after)
+        try:
+            erased = await self._erase_all(
+                Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS), policy=DELTAS.name
+            )
+        finally:
+            self._forget_answers()
+        await self._scrub()
+        await self._submit_work(SetCursor(COMPACTION, bound, scope))
+        return Compacted(erased, bound, has_more=bound < wanted)
+
     async def _scrub(self) -> None:
         """Also where nothing was left to erase: the last time may have failed here."""
         for _ in range(SCRUB_TRIES):
@@ -257,11 +294,11 @@ class Log:
         standing = await self._store.standing(identity)
         return 0 if standing.record is None else await self._store.erase(standing.record.lane, standing.positions)
 
-    async def _erase_all(self, query: Query) -> int:
+    async def _erase_all(self, query: Query, policy: str | None = None) -> int:
         erased = 0
         while True:
             page = await self._store.read(query)
-            full = [record for record in page.records if not record.erased]
+            full = [one for one in page.records if not one.erased and policy in (None, one.policy)]
             if full:
                 erased += await self._store.erase(full[0].lane, [record.position for record in full])
             if not page.has_more:
@@ -346,10 +383,10 @@ class Log:
                     yield record
 
     def follow_several(
-        self, *, partitions: Sequence[str] = (), after: int | Cursor | str = 0
+        self, *, partitions: Sequence[str] = (), stream: str | None = None, after: int | Cursor | str = 0
     ) -> AsyncGenerator[Sequence[Record], None]:
-        """As `follow`, of lane 0, with all that has come at a time: for servers. Close it (`aclosing`)."""
-        return self._follow_several(self._partitions(None, partitions, None), None, 0, after, None)
+        """As `follow`, of lane 0 or a stream, with all that has come at a time: for servers. Close it (`aclosing`)."""
+        return self._follow_several(self._partitions(None, partitions, stream), stream, 0, after, None)
 
     async def _follow_several(
         self,

@@ -41,6 +41,7 @@ from oncelog.stores.protocol import (
     Query,
     RelationshipPage,
     RelationshipQuery,
+    RowPage,
     ScopedBlock,
     Show,
     SideState,
@@ -280,6 +281,23 @@ class MemoryStore:
         ]
         wanted.sort(key=itemgetter(0))
         return EntityPage.of(wanted, limit, bytes_max)
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        """As `Store` says."""
+        found = sorted(
+            (
+                (name, row_id, row)
+                for (where, name, row_id), row in self._demand_open().snapshot.rows.items()
+                if where == scope and table in ("", name) and (name, row_id) > after
+            ),
+            key=itemgetter(0, 1),
+        )
+        size = 0
+        for count, (_, _, row) in enumerate(found):
+            size += sum(len(value) for value in row.values.values())
+            if count and size > bytes_max:
+                return RowPage.of(found[:count], limit, has_more=True)
+        return RowPage.of(found, limit)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.footprint import Footprint
+from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
@@ -230,6 +231,19 @@ class EntityPage(Struct, frozen=True):
         return cls(list(entities), has_more=False)
 
 
+class RowPage(Struct, frozen=True):
+    """Some rows of a scope in the order of table and row id, those that were deleted too."""
+
+    rows: list[tuple[str, str, Row]]
+    """Table, row id, and what is left of its deltas."""
+    has_more: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[str, str, Row]], limit: int, *, has_more: bool = False) -> "RowPage":
+        """As many of them as a page holds."""
+        return cls(list(rows[:limit]), has_more or len(rows) > limit)
+
+
 class RelationshipQuery(Struct, frozen=True, kw_only=True):
     """Which relationships of a scope. What is empty is any; the relation alone is not enough to find one by."""
 
@@ -318,6 +332,9 @@ class Store(Protocol):
 
     async def entities(self, scope: str, prefix: str, after: str, limit: int, bytes_max: int) -> EntityPage:
         """Entities whose keys begin with the prefix and come after a key. A page ends early when it is that large."""
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        """Rows of a table, or of all where none is named, that come after a table and row id. Pages end early too."""
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """A page of relationships."""

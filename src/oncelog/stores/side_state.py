@@ -52,6 +52,11 @@ def _encode_row(row: Row) -> tuple[bytes]:
     return (msgspec.msgpack.encode(row),)
 
 
+def row_of(state: bytes) -> Row:
+    """A merged row, from its column."""
+    return _ROW.decode(state)
+
+
 _FIRST: Final[Callable[[Any], Any]] = itemgetter(0)
 _SECOND: Final[Callable[[Any], Any]] = itemgetter(1)
 _ENTRY: Final = ("sequence", "last_seen_ms", "last_key", "last_fingerprint")
@@ -90,7 +95,7 @@ TABLES: Final = (
         tuple,
         tuple,
         _encode_row,
-        lambda columns: _ROW.decode(columns[0]),
+        lambda columns: row_of(columns[0]),
     ),
     Table(
         "leases",

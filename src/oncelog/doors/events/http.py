@@ -20,7 +20,7 @@ from oncelog.doors.faults import DoorError, error_of, stopping
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
 from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, query_of
-from oncelog.doors.sse import Streams
+from oncelog.doors.streams import Streams
 from oncelog.errors import OncelogError
 
 _STREAM_PARAMETERS: Final = frozenset({"partition", "since", "epoch"})

@@ -127,9 +127,7 @@ class LedgerDoor:
 
     def client_of(self, asked: str, principal: Principal) -> str:
         """The client that writes: the credential's. Raises DoorError for another's (LG-1)."""
-        own = principal.client_id
-        if own is None and not self.entrance.is_open:
-            own = principal.actor  # all of it: a user and an API key may have one name
+        own = self.entrance.client_of(principal)
         if own is None:
             _check_text(asked, "client_id", CLIENT_ID_CHARACTERS_MAX)
             return asked or principal.actor.partition(":")[2]

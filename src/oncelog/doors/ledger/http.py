@@ -8,15 +8,14 @@ from typing import Final
 
 from aiohttp import web
 
-from oncelog import codes
-from oncelog.doors.faults import DoorError, stopping
+from oncelog.doors.faults import stopping
 from oncelog.doors.ledger import words
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.values import Scope, Write
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
-from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, query_of
-from oncelog.doors.sse import Streams
+from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of
+from oncelog.doors.streams import Streams
 from oncelog.proof import encode, proof_document
 from oncelog.stores.protocol import RelationshipQuery
 
@@ -76,7 +75,7 @@ class LedgerHttp:
         address: str,
     ) -> web.Response:
         principal = self.door.entrance.authenticate(credential_of(request), address)
-        return self._ok(await answer(_given(request, (*_SCOPE, *names)), principal))
+        return self._ok(await answer(parameters_of(request, (*_SCOPE, *names)), principal))
 
     async def _client_state(self, given: Given, principal: Principal) -> bytes:
         return words.client_state_json(
@@ -123,7 +122,7 @@ class LedgerHttp:
     async def _watch(self, request: web.Request, address: str) -> web.StreamResponse:
         door = self.door
         principal = door.entrance.authenticate(credential_of(request), address)
-        given = _given(request, (*_SCOPE, "after_height", "epoch"))
+        given = parameters_of(request, (*_SCOPE, "after_height", "epoch"))
         resumed = request.headers.get("Last-Event-ID")
         name = "Last-Event-ID" if resumed else "after_height"
         after = number_of(resumed or given.get("after_height", "0"), name)
@@ -146,18 +145,6 @@ class LedgerHttp:
         self.door.counts.requests["ledger", "http", "ok"] += 1
         self.door.counts.bytes_sent += len(body)
         return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})
-
-
-def _given(request: web.Request, names: tuple[str, ...]) -> Given:
-    """The parameters of a query. Raises DoorError for one that has no meaning, or is there twice."""
-    given: Given = {}
-    for name, value in query_of(request):
-        if name not in names:
-            raise DoorError(codes.BAD_REQUEST, f"{name}: is no parameter of this request", field=name)
-        if name in given:
-            raise DoorError(codes.BAD_REQUEST, f"{name}: must be there once", field=name)
-        given[name] = value
-    return given
 
 
 def _scope(given: Given) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from oncelog.errors import ClosedError, CorruptError, OncelogError, SettingsErro
 from oncelog.stores.about import About
 from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
-from oncelog.stores.postgres import ledger_reading, reading
+from oncelog.stores.postgres import delta_reading, ledger_reading, reading
 from oncelog.stores.postgres.connecting import (
     Connection,
     Timeouts,
@@ -49,6 +49,7 @@ from oncelog.stores.protocol import (
     Query,
     RelationshipPage,
     RelationshipQuery,
+    RowPage,
     ScopedBlock,
     Show,
     SideState,
@@ -276,6 +277,10 @@ class PostgresStore:
         """As `Store` says."""
         bounds = (scope, prefix, after, limit, bytes_max)
         return await self._read(ledger_reading.entities, bounds, self.settings, self._time)
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        """As `Store` says."""
+        return await self._read(delta_reading.rows, (scope, table, after, limit, bytes_max), self.settings)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""

@@ -29,12 +29,13 @@ from oncelog.stores.protocol import (
     Query,
     RelationshipPage,
     RelationshipQuery,
+    RowPage,
     ScopedBlock,
     Show,
     SideState,
     Standing,
 )
-from oncelog.stores.sqlite import ledger_reading, reading
+from oncelog.stores.sqlite import delta_reading, ledger_reading, reading
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.session import Session
@@ -178,6 +179,10 @@ class SqliteStore:
         """As `Store` says."""
         bounds = (scope, prefix, after, limit, bytes_max)
         return await self._read(ledger_reading.entities, bounds, self.settings, self._session.time_of)
+
+    async def rows(self, scope: str, table: str, after: tuple[str, str], limit: int, bytes_max: int) -> RowPage:
+        """As `Store` says."""
+        return await self._read(delta_reading.rows, (scope, table, after, limit, bytes_max), self.settings)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""

@@ -216,6 +216,15 @@ WHERE lane = $1 AND scope = $2 AND key > $3 AND key >= $4 AND ($5 = '' OR key < 
     AND (expires_at_ms IS NULL OR expires_at_ms > $6)
 ORDER BY key LIMIT $7;
 
+-- name: row_page
+-- Rows of all tables of a scope, by table and row.
+SELECT table_name, row_id, state FROM oncelog_rows
+WHERE lane = $1 AND scope = $2 AND (table_name, row_id) > ($3, $4) ORDER BY table_name, row_id LIMIT $5;
+
+-- name: row_page_of_table
+SELECT table_name, row_id, state FROM oncelog_rows
+WHERE lane = $1 AND scope = $2 AND table_name = $3 AND row_id > $4 ORDER BY row_id LIMIT $5;
+
 -- name: relationship_page
 SELECT resource, relation, subject, version FROM oncelog_relationships
 WHERE lane = $1 AND scope = $2 AND (resource, relation, subject) > ($3, $4, $5)

@@ -156,6 +156,15 @@ ORDER BY key;
 SELECT key, value, version, expires_at_ms FROM oncelog_entities
 WHERE lane = ? AND scope = ? AND key > ? AND key >= ? AND (expires_at_ms IS NULL OR expires_at_ms > ?) ORDER BY key;
 
+-- name: row_page
+-- Rows of all tables of a scope, by table and row.
+SELECT table_name, row_id, state FROM oncelog_rows
+WHERE lane = ? AND scope = ? AND (table_name, row_id) > (?, ?) ORDER BY table_name, row_id;
+
+-- name: row_page_of_table
+SELECT table_name, row_id, state FROM oncelog_rows
+WHERE lane = ? AND scope = ? AND table_name = ? AND row_id > ? ORDER BY row_id;
+
 -- name: relationship_page
 SELECT resource, relation, subject, version FROM oncelog_relationships
 WHERE lane = :lane AND scope = :scope AND (resource, relation, subject) > (:after_resource, :after_relation, :after_subject)

@@ -1,10 +1,10 @@
-"""Server-sent events: one reader who follows something, until he goes or is sent away."""
+"""Readers who follow something, by server-sent events or a WebSocket, until they go or are sent away."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -18,6 +18,80 @@ from oncelog.errors import OncelogError
 logger: Final = logging.getLogger("oncelog.doors")
 
 HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class Wire(Protocol):
+    """How one reader is written to."""
+
+    async def write(self, data: bytes) -> None:
+        """Sends what is for the reader, and waits until there is room for more."""
+
+    async def beat(self) -> None:
+        """Shows that the connection lives."""
+
+    def last_words(self, error: DoorError) -> bytes:
+        """What a reader is told who is sent away."""
+
+    def abort(self) -> None:
+        """Cuts the connection off."""
+
+
+class SseWire:
+    """Server-sent events."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        words: Callable[[DoorError], bytes] = error_json,
+    ) -> None:
+        self._request = request
+        self._response = response
+        self._words = words
+
+    async def write(self, data: bytes) -> None:
+        """As `Wire` says."""
+        await self._response.write(data)
+
+    async def beat(self) -> None:
+        """As `Wire` says."""
+        await self.write(b":\n\n")
+
+    def last_words(self, error: DoorError) -> bytes:
+        """As `Wire` says."""
+        return b"event: error\ndata: %b\n\n" % self._words(error)
+
+    def abort(self) -> None:
+        """As `Wire` says."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+class SocketWire:
+    """A WebSocket, whose beats are aiohttp's."""
+
+    def __init__(
+        self, request: web.Request, socket: web.WebSocketResponse, words: Callable[[DoorError], bytes]
+    ) -> None:
+        self._request = request
+        self._socket = socket
+        self._words = words
+
+    async def write(self, data: bytes) -> None:
+        """As `Wire` says."""
+        await self._socket.send_str(data.decode())
+
+    async def beat(self) -> None:
+        """As `Wire` says."""
+
+    def last_words(self, error: DoorError) -> bytes:
+        """As `Wire` says."""
+        return self._words(error)
+
+    def abort(self) -> None:
+        """As `Wire` says."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
 
 class Streams:
@@ -38,21 +112,34 @@ class Streams:
         principal: Principal,
         may_read: Callable[[Principal], bool],
         chunks: Callable[[], AsyncGenerator[bytes, None]],
+        words: Callable[[DoorError], bytes] = error_json,
     ) -> web.StreamResponse:
         """Answers with what comes out of `chunks`, for as long as the reader may have it."""
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
         if request.method == "HEAD":
             return response
-        stream = _Stream(self._limits, self._counts, request, response, principal, may_read)
-        self._streams.add(stream)
         self._counts.sse_connections += 1
+        try:
+            await self.run(SseWire(request, response, words), principal, may_read, chunks)
+        finally:
+            self._counts.sse_connections -= 1
+        return response
+
+    async def run(
+        self,
+        wire: Wire,
+        principal: Principal,
+        may_read: Callable[[Principal], bool],
+        chunks: Callable[[], AsyncGenerator[bytes, None]],
+    ) -> None:
+        """Writes what comes out of `chunks`, for as long as the reader may have it. Cancel it when he has gone."""
+        stream = _Stream(self._limits, self._counts, wire, principal, may_read)
+        self._streams.add(stream)
         try:
             await stream.run(chunks)
         finally:
             self._streams.discard(stream)
-            self._counts.sse_connections -= 1
-        return response
 
     def renew(self) -> None:
         """Ends the streams of those whose rights have ended."""
@@ -74,15 +161,13 @@ class _Stream:
         self,
         limits: DoorLimits,
         counts: Counts,
-        request: web.Request,
-        response: web.StreamResponse,
+        wire: Wire,
         principal: Principal,
         may_read: Callable[[Principal], bool],
     ) -> None:
         self._heartbeat_s = limits.heartbeat_ms / 1000
         self._counts = counts
-        self._request = request
-        self._response = response
+        self._wire = wire
         self.principal = principal
         self.may_read = may_read
         self._sending: asyncio.Task[None] | None = None
@@ -101,8 +186,7 @@ class _Stream:
             # off, and can come back with the id of the last thing it got (CO-31).
             logger.warning("a slow reader is closed", extra={"actor": self.principal.actor})
             self._counts.slow_readers_closed += 1
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            self._wire.abort()
 
     async def _send_until_ended(self, chunks: Callable[[], AsyncGenerator[bytes, None]]) -> None:
         if self._is_ended:
@@ -119,7 +203,7 @@ class _Stream:
         """Sends the reader away, with a reason if there is one."""
         self._is_ended = True
         if error is not None:
-            self._last_words = _error_event(error)
+            self._last_words = self._wire.last_words(error)
         if self._sending is not None:
             self._sending.cancel()
 
@@ -129,12 +213,12 @@ class _Stream:
                 coming = asyncio.ensure_future(anext(chunks))
                 try:
                     while not (await asyncio.wait([coming], timeout=self._heartbeat_s))[0]:
-                        await self._write(b":\n\n")
+                        await self._in_time(self._wire.beat())
                     chunk = await coming
                 except StopAsyncIteration:
                     return
                 except OncelogError as error:
-                    self._last_words = _error_event(error_of(error, UNREADABLE))
+                    self._last_words = self._wire.last_words(error_of(error, UNREADABLE))
                     return
                 finally:
                     if not coming.done():
@@ -146,9 +230,8 @@ class _Stream:
         """One who does not read for as long as two heartbeats is let go."""
         if data:
             self._counts.bytes_sent += len(data)
-            async with asyncio.timeout(2 * self._heartbeat_s):
-                await self._response.write(data)
+            await self._in_time(self._wire.write(data))
 
-
-def _error_event(error: DoorError) -> bytes:
-    return b"event: error\ndata: %b\n\n" % error_json(error)
+    async def _in_time(self, writing: Awaitable[None]) -> None:
+        async with asyncio.timeout(2 * self._heartbeat_s):
+            await writing

@@ -1,0 +1,281 @@
+"""Deltas of rows: the stream they go to, how they come in JSON, and the submission that each becomes.
+
+A push is read in canonical form as a whole. Then the columns of each delta are bytes that need no second look: they go
+into its id, its body and its row as they stand.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+import orjson
+from msgspec import Raw, Struct
+
+from oncelog.core.canonical import canonical, canonical_text
+from oncelog.core.hlc import hlc_text, parse_hlc
+from oncelog.core.identity import scope_of, text_field
+from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_BYTES_MAX, ROW_COLUMNS_MAX
+from oncelog.core.merge import Op, RowDelta
+from oncelog.core.policy import DELTAS
+from oncelog.core.values import Rate, Submission
+from oncelog.errors import CanonicalError
+
+SCOPE_PREFIX: Final = "deltas"
+PUSH_DELTAS_MAX: Final = 10_000
+IDENTIFIER_CHARACTERS_MAX: Final = 128
+"""Of the names of tables and columns."""
+ROW_ID_CHARACTERS_MAX: Final = 512
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_MISSING: Final = re.compile("Object missing required field `(.+)`")
+
+
+def deltas_scope(gateway: str) -> str:
+    """The stream of a gateway's deltas: `deltas/shop`."""
+    return scope_of(SCOPE_PREFIX, gateway)
+
+
+# --- as they come ------------------------------------------------------------------------------------
+
+
+class ColumnJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A column as a wire of JSON has it. Its value is not looked into."""
+
+    column: str
+    value: Raw
+
+
+class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
+    """A delta as a wire of JSON has it, in canonical form. Other members have no part in it."""
+
+    client_id: str
+    columns: Raw
+    delta_id: str
+    hlc: str
+    op: Op
+    row_id: str
+    table: str
+
+    def identity(self) -> bytes:
+        """The id that its content has, whatever it says itself."""
+        return _identity(self.client_id, self.columns, self.hlc, self.row_id, self.table)
+
+
+class _PushJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    deltas: list[DeltaJson]
+
+
+class _PartsJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    deltas: list[Raw]
+
+
+_PUSH: Final = msgspec.json.Decoder(_PushJson)
+_PARTS: Final = msgspec.json.Decoder(_PartsJson)
+_DELTA: Final = msgspec.json.Decoder(DeltaJson)
+_COLUMNS: Final = msgspec.json.Decoder(list[ColumnJson])
+_COLUMN: Final = msgspec.json.Decoder(ColumnJson)
+_RAWS: Final = msgspec.json.Decoder(list[Raw])
+
+
+def read_push(body: bytes) -> list[DeltaJson]:
+    """The deltas of `{"deltas": […]}`. Raises CanonicalError with the path of what is none."""
+    text = canonical_text(body)  # nothing is rounded, no key is there twice, and −0 is 0
+    try:
+        return _PUSH.decode(text).deltas
+    except msgspec.ValidationError as error:
+        raise _fault(text, error) from error
+
+
+def read_delta(text: bytes, path: str = "$") -> RowDelta:
+    """A delta in JSON, checked as one that is pushed. Raises CanonicalError."""
+    try:
+        given = _DELTA.decode(canonical_text(text))
+    except msgspec.ValidationError as error:
+        raise _told(error, path) from error
+    identity = given.identity()
+    demand_identity(given, identity, path)
+    return row_delta(given, identity, path)
+
+
+def demand_identity(given: DeltaJson, identity: bytes, path: str) -> None:
+    """Raises WrongIdError for a delta that says another id than its own (DE-3)."""
+    if given.delta_id != identity.hex():
+        raise WrongIdError(f"{path}.deltaId", identity.hex())
+
+
+class WrongIdError(CanonicalError):
+    """A delta with an id that is not that of its content."""
+
+    def __init__(self, path: str, expected: str) -> None:
+        super().__init__(path, f"is not that of the delta, which is {expected}")
+        self.expected = expected
+
+
+def row_delta(given: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
+    """What it says, checked (DE-10). Raises CanonicalError with the path of what cannot be."""
+    _check_identifier(given.table, f"{path}.table")
+    _check_text(given.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
+    _check_text(given.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
+    hlc = parse_hlc(given.hlc, f"{path}.hlc")
+    try:
+        columns = _COLUMNS.decode(given.columns)
+    except msgspec.ValidationError as error:
+        raise _column_fault(given.columns, error, path) from error
+    if len(columns) > ROW_COLUMNS_MAX:
+        raise CanonicalError(f"{path}.columns", f"must be at most {ROW_COLUMNS_MAX}, not {len(columns)}")
+    named: dict[str, bytes] = {}
+    for index, one in enumerate(columns):
+        name, value = one.column, bytes(one.value)
+        if name in named:
+            raise CanonicalError(f"{path}.columns[{index}].column", f"{name!r} is named twice")
+        if not is_identifier(name):
+            _check_identifier(name, f"{path}.columns[{index}].column")
+        if len(value) > value_bytes_max:
+            reason = f"must have at most {value_bytes_max} bytes in canonical JSON, not {len(value)}"
+            raise CanonicalError(f"{path}.columns[{index}].value", reason)
+        named[name] = value
+    return RowDelta(given.op, given.table, given.row_id, given.client_id, hlc, tuple(named.items()), identity)
+
+
+@lru_cache(maxsize=4096)
+def is_identifier(name: str) -> bool:
+    """Whether a table or column can be called so."""
+    return _IDENTIFIER.fullmatch(name) is not None
+
+
+def _check_identifier(name: str, path: str) -> None:
+    if not is_identifier(name):
+        reason = f"must be an identifier (letters, digits and _) of 1 to {IDENTIFIER_CHARACTERS_MAX} characters"
+        raise CanonicalError(path, reason)
+
+
+def _check_text(text: str, path: str, characters_max: int) -> None:
+    if not 1 <= len(text) <= characters_max:
+        raise CanonicalError(path, f"must have 1 to {characters_max} characters, not {len(text)}")
+    if "\0" in text:
+        raise CanonicalError(path, "must not have U+0000")
+
+
+# --- what is wrong with them, and where ----------------------------------------------------------------
+
+
+def _fault(text: bytes, error: msgspec.ValidationError) -> CanonicalError:
+    """The decoder does not say which of the deltas it is about, so they are looked at one by one."""
+    try:
+        parts = _PARTS.decode(text).deltas
+    except msgspec.ValidationError as whole:
+        return _told(whole, "")
+    for index, part in enumerate(parts):
+        try:
+            _DELTA.decode(part)
+        except msgspec.ValidationError as one:
+            return _told(one, f"deltas[{index}]")
+    return _told(error, "")
+
+
+def _column_fault(columns: bytes, error: msgspec.ValidationError, path: str) -> CanonicalError:
+    try:
+        parts = _RAWS.decode(columns)
+    except msgspec.ValidationError as whole:
+        return _told(whole, f"{path}.columns")
+    for index, part in enumerate(parts):
+        try:
+            _COLUMN.decode(part)
+        except msgspec.ValidationError as one:
+            return _told(one, f"{path}.columns[{index}]")
+    return _told(error, f"{path}.columns")
+
+
+def _told(error: msgspec.ValidationError, path: str) -> CanonicalError:
+    reason, _, where = str(error).partition(" - at `")
+    path += where.rstrip("`").removeprefix("$")
+    missing = _MISSING.fullmatch(reason)
+    if missing is not None:
+        path, reason = f"{path}.{missing[1]}", "is missing"
+    if reason.startswith("Invalid enum value"):
+        reason = f"must be one of {', '.join(op.value for op in Op)}"
+    return CanonicalError(path.removeprefix(".") or "body", reason)
+
+
+# --- as they are kept --------------------------------------------------------------------------------
+
+
+def _identity(client_id: str, columns: bytes, hlc: str, row_id: str, table: str) -> bytes:
+    """By hand: this is on the way of every delta, new or not. Tests hold it against `delta_id`."""
+    parts = (_quoted(client_id), columns, hlc.encode(), orjson.dumps(row_id), _quoted(table))
+    return sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
+
+
+@lru_cache(maxsize=4096)
+def _quoted(text: str) -> bytes:
+    return orjson.dumps(text)
+
+
+def delta_body(delta: RowDelta) -> bytes:
+    """A delta in canonical JSON: how it is kept, and how whoever reads it gets it."""
+    columns = ",".join([f'{{"column":"{name}","value":{value.decode()}}}' for name, value in delta.columns])
+    return b'{"clientId":%b,"columns":[%b],"deltaId":"%b","hlc":"%d","op":"%b","rowId":%b,"table":%b}' % (
+        _quoted(delta.client_id),
+        columns.encode(),
+        delta.delta_id.hex().encode(),
+        delta.hlc,
+        _OPS[delta.op],
+        orjson.dumps(delta.row_id),
+        _quoted(delta.table),
+    )
+
+
+_OPS: Final = {op: op.value.encode() for op in Op}
+
+
+def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
+    """A delta under the policy DELTAS. Its id is its key; its op is all that two deltas of one id can differ in.
+
+    Raises CanonicalError for a delta that no door would take.
+    """
+    check_delta(change)
+    return submission_of(scope, change, actor=actor, rate=rate)
+
+
+def submission_of(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
+    """The same of a delta that has been checked (`row_delta`)."""
+    return Submission(
+        policy=DELTAS,
+        scope=scope,
+        key=change.delta_id,
+        fingerprint=_OPS[change.op],
+        body=delta_body(change),
+        actor=actor,
+        client=change.client_id,
+        delta=change,
+        rate=rate,
+    )
+
+
+def check_delta(change: RowDelta, path: str = "$") -> None:
+    """Raises CanonicalError for a delta that could not be pushed."""
+    for name, text in (("clientId", change.client_id), ("rowId", change.row_id), ("table", change.table)):
+        text_field(text, f"{path}.{name}")
+    listed = [{"column": name, "value": Raw(value)} for name, value in change.columns]
+    columns = msgspec.json.encode(listed)
+    if canonical(msgspec.json.decode(columns)) != columns:
+        raise CanonicalError(f"{path}.columns", "must have their values in canonical form")
+    given = DeltaJson(
+        change.client_id,
+        Raw(columns),
+        change.delta_id.hex(),
+        hlc_text(change.hlc, f"{path}.hlc"),
+        change.op,
+        change.row_id,
+        change.table,
+    )
+    identity = given.identity()
+    demand_identity(given, identity, path)
+    row_delta(given, identity, path)
+
+
+def deltas_body(bodies: Sequence[bytes]) -> bytes:
+    """A push of deltas in canonical form."""
+    return b'{"deltas":[%b]}' % b",".join(bodies)

@@ -1,0 +1,1 @@
+"""The deltas door: push, pull, rows, snapshots, live delivery and compaction. docs/deltas.md."""

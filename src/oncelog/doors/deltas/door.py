@@ -1,0 +1,409 @@
+"""What the deltas door does, whatever the wire: who may do what, what is asked, and what a verdict is called there.
+
+Nothing is decided here. A push is read, and its ids are made again; what of it is new, known or refused, `core.plan`
+says.
+"""
+
+import asyncio
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from functools import lru_cache
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncelog import codes
+from oncelog.core.canonical import canonical_text, nfc
+from oncelog.core.deltas import (
+    PUSH_DELTAS_MAX,
+    ROW_ID_CHARACTERS_MAX,
+    DeltaJson,
+    WrongIdError,
+    deltas_scope,
+    demand_identity,
+    is_identifier,
+    read_push,
+    row_delta,
+    submission_of,
+)
+from oncelog.core.hlc import parse_hlc, wall_ms
+from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
+from oncelog.core.merge import Row
+from oncelog.core.policy import DELTAS
+from oncelog.core.values import Committed, Mode, Rate, Reason, Record, Refused, Replayed, Submission, Verdict
+from oncelog.doors.entrance import Entrance
+from oncelog.doors.faults import DoorError, error_of, telling
+from oncelog.doors.limits import COMPACT_DELTAS_MAX, LONG_FRAME_BYTES, DoorLimits
+from oncelog.doors.metrics import Counts
+from oncelog.doors.principal import Principal
+from oncelog.engine.cursors import Compacted
+from oncelog.engine.log import Log
+from oncelog.errors import CanonicalError, HistoryChangedError, OncelogError
+
+GATEWAY_CHARACTERS_MAX: Final = 80
+COMPACT: Final = "compact"
+"""What a gateway's stream is called in a grant, with this behind it, for those who may compact it."""
+_CODES: Final = {
+    Reason.CLOCK_DRIFT: codes.CLOCK_DRIFT,
+    Reason.INVALID: codes.INVALID,
+    Reason.TOO_MANY_COLUMNS: codes.INVALID,
+    Reason.ROW_TOO_LARGE: codes.INVALID,
+    Reason.RATE_LIMITED: codes.RATE_LIMITED,
+    Reason.BUSY: codes.SERVER_BUSY,
+}
+"""The one table from the reasons of a refusal to the words of this wire. The others are faults of the request."""
+T = TypeVar("T")
+
+Result = tuple[str, int, bool]
+"""Of a pushed delta: its id, its sequence, and whether it was known."""
+
+
+class Pulled(Struct, frozen=True):
+    """A page of deltas; or none, where they are in a snapshot only."""
+
+    deltas: list[Record]
+    cursor: int
+    has_more: bool
+    is_snapshot: bool = False
+
+
+class Snapshot(Struct, frozen=True):
+    """A page of rows with their stamps, and after which delta to go on when all pages have been read."""
+
+    rows: list[tuple[str, str, Row]]
+    cursor: int
+    following: str
+
+
+class DeltasDoor:
+    """One for a server. Every call raises DoorError for what is no success."""
+
+    def __init__(self, log: Log, entrance: Entrance, *, limits: DoorLimits, counts: Counts) -> None:
+        self.log = log
+        self.entrance = entrance
+        self.limits = limits
+        self.counts = counts
+        per_second = limits.new_events_per_second_max
+        self._rate = Rate(per_second, burst=per_second) if per_second else None
+
+    # --- push
+
+    def demand_writable(self, gateway: str, principal: Principal) -> str:
+        """The stream of a gateway that may be pushed to. Raises DoorError."""
+        scope = read_gateway(gateway)
+        if not principal.grants.may_write(scope):
+            raise _forbidden("not be written")
+        return scope
+
+    async def push(self, scope: str, body: bytes, principal: Principal) -> list[Result]:
+        """Takes all of a push, or nothing of it."""
+        own = self.entrance.client_of(principal)
+        given, keys = await _beside(len(body), lambda: read_deltas(body, own))
+        try:
+            known = self.log.recall(DELTAS, scope, keys)
+            if known is not None:
+                verdicts: Sequence[Verdict] = [
+                    Replayed(one.receipt, one.fingerprint != delta.op.value.encode())
+                    for one, delta in zip(known, given, strict=True)
+                ]
+            else:
+                submissions = await _beside(len(body), lambda: self._submissions(scope, given, keys, principal))
+                verdicts = await self.log.submit_many(submissions, Mode.ALL)
+        except OncelogError as error:
+            raise error_of(error) from error
+        return self._results(given, verdicts)
+
+    def _submissions(
+        self, scope: str, given: Sequence[DeltaJson], keys: Sequence[bytes], principal: Principal
+    ) -> list[Submission]:
+        value_bytes_max, actor, rate = self.limits.column_value_bytes_max, principal.actor, self._rate
+        submissions = []
+        for index, (delta, key) in enumerate(zip(given, keys, strict=True)):
+            try:
+                change = row_delta(delta, key, "", value_bytes_max)
+            except CanonicalError as error:
+                raise _bad_delta(error, index) from error
+            submissions.append(submission_of(scope, change, actor=actor, rate=rate))
+        return submissions
+
+    def _results(self, given: Sequence[DeltaJson], verdicts: Sequence[Verdict]) -> list[Result]:
+        if verdicts and isinstance(verdicts[0], Refused):
+            raise _refused(verdicts, given)  # of all or nothing
+        results: list[Result] = []
+        committed = other_op = 0
+        for delta, verdict in zip(given, verdicts, strict=True):
+            match verdict:
+                case Replayed(receipt, mismatch):
+                    other_op += mismatch
+                    results.append((delta.delta_id, receipt.sequence if receipt else 0, True))
+                case Committed(receipt):
+                    committed += 1
+                    results.append((delta.delta_id, receipt.sequence, False))
+                case _:
+                    raise TypeError(f"a delta was answered with {verdict!r}")
+        self.counts.deltas["committed"] += committed
+        self.counts.deltas["known"] += len(results) - committed - other_op
+        self.counts.deltas["known_under_another_op"] += other_op
+        return results
+
+    # --- read
+
+    def demand_readable(self, gateway: str, principal: Principal) -> str:
+        """The stream of a gateway that may be read. Raises DoorError."""
+        scope = read_gateway(gateway)
+        if not principal.grants.may_read(scope):
+            raise _forbidden("not be read")
+        return scope
+
+    async def pull(self, scope: str, since: int, limit: int | None, epoch: str) -> Pulled:
+        """Deltas after a sequence, in the order of their arrival (DE-9)."""
+        self._demand_epoch(epoch)
+        with _telling_history():
+            reading = await self.log.read(stream=scope, after=since, limit=self._page_size(limit))
+        deltas, is_snapshot = until_compacted(reading.records)
+        if is_snapshot and not deltas:
+            return Pulled([], since, has_more=True, is_snapshot=True)
+        self.counts.deliveries += len(deltas)
+        if is_snapshot:
+            return Pulled(deltas, deltas[-1].sequence, has_more=True)
+        return Pulled(deltas, reading.cursor.position, reading.has_more)
+
+    async def demand_cursor(self, scope: str, since: int, epoch: str) -> None:
+        """Raises DoorError for a cursor that is not of this history."""
+        self._demand_epoch(epoch)
+        with _telling_history():
+            await self.log.read(stream=scope, after=since, upto=since, limit=1)
+
+    async def follow(self, scope: str, since: int) -> AsyncGenerator[Sequence[Record] | None, None]:
+        """Deltas after a sequence, then those to come. None, and nothing more, where they are in a snapshot only."""
+        async with aclosing(self.log.follow_several(stream=scope, after=since)) as several:
+            async for records in several:
+                deltas, is_snapshot = until_compacted(records)
+                if deltas:
+                    self.counts.deliveries += len(deltas)
+                    yield deltas
+                if is_snapshot:
+                    yield None
+                    return
+
+    async def rows(self, scope: str, table: str, after: str, limit: int | None) -> tuple[list[tuple[str, Row]], str]:
+        """The rows of a table that exist, and after which to go on; "" behind the last."""
+        _check_table(table)
+        _check_row_id(after, "after")
+        with telling():
+            page = await self.log.books.rows(scope, table=table, after=(table, after), limit=self._page_size(limit))
+        existing = [(row_id, row) for _, row_id, row in page.rows if row.exists]
+        return existing, page.rows[-1][1] if page.has_more else ""
+
+    async def row(self, scope: str, table: str, row_id: str) -> list[tuple[str, Row]]:
+        """One row, if it exists."""
+        _check_table(table)
+        _check_row_id(row_id, "rowId")
+        with telling():
+            row = await self.log.books.row(scope, table, row_id)
+        return [] if row is None or not row.exists else [(row_id, row)]
+
+    async def snapshot(self, scope: str, page_token: str, limit: int | None) -> Snapshot:
+        """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it."""
+        with telling():
+            cursor, table, row_id = (
+                _place_of(page_token) if page_token else (await self.log.books.newest(scope), "", "")
+            )
+            page = await self.log.books.rows(scope, after=(table, row_id), limit=self._page_size(limit))
+        following = _token(cursor, *page.rows[-1][:2]) if page.has_more else ""
+        return Snapshot(page.rows, cursor, following)
+
+    # --- compaction
+
+    def demand_compactable(self, gateway: str, principal: Principal) -> str:
+        """The stream of a gateway that may be compacted. Raises DoorError."""
+        scope = read_gateway(gateway)
+        if not principal.grants.may_write(f"{scope}/{COMPACT}"):
+            raise _forbidden("not be compacted")
+        return scope
+
+    async def compact(self, scope: str, body: bytes) -> Compacted:
+        """Drops the bodies of old deltas; as many as one request may."""
+        upto, keep = _read_compact(body)
+        with telling():
+            return await self.log.compact(scope, upto=upto, keep=keep, limit=COMPACT_DELTAS_MAX)
+
+    # --- cursors
+
+    def _demand_epoch(self, epoch: str) -> None:
+        if epoch and epoch != self.log.epoch:
+            message = "epoch: is that of another history; read the snapshot, and go on from its cursor"
+            raise DoorError(codes.HISTORY_CHANGED, message, field="epoch", epoch=self.log.epoch)
+
+    def _page_size(self, asked: int | None) -> int:
+        limits = self.limits
+        return max(1, min(limits.page_events_default if asked is None else asked, limits.page_events_max))
+
+
+@contextmanager
+def _telling_history() -> Iterator[None]:
+    """As `telling`, and of a cursor that is ahead of the log."""
+    with telling():
+        try:
+            yield
+        except HistoryChangedError as error:
+            message = f"since: must be at most {error.newest}, the newest; read the snapshot, and go on from its cursor"
+            details = {"epoch": error.epoch, "newest": error.newest}
+            raise DoorError(codes.HISTORY_CHANGED, message, field="since", **details) from error
+
+
+async def _beside(size: int, work: Callable[[], T]) -> T:
+    """What is long is done in a thread: others must not wait for it."""
+    return await asyncio.to_thread(work) if size > LONG_FRAME_BYTES else work()
+
+
+def read_deltas(body: bytes, own: str | None) -> tuple[list[DeltaJson], list[bytes]]:
+    """The deltas of a push and their ids, which are made here (DE-3). Raises DoorError.
+
+    `own` is the one client whose deltas they may be; None where everybody may be anybody.
+    """
+    try:
+        given = read_push(body)
+    except CanonicalError as error:
+        raise _bad(error) from error
+    if len(given) > PUSH_DELTAS_MAX:
+        message = f"deltas: must be at most {PUSH_DELTAS_MAX}, not {len(given)}"
+        raise DoorError(codes.TOO_LARGE, message, field="deltas", limit=PUSH_DELTAS_MAX)
+    keys = [delta.identity() for delta in given]
+    for index, (delta, key) in enumerate(zip(given, keys, strict=True)):
+        if delta.client_id != own and own is not None:
+            message = f"deltas[{index}].clientId: must be that of the credential"
+            raise DoorError(codes.FORBIDDEN, message, field="clientId", index=index)
+        if delta.delta_id != key.hex():
+            try:
+                row_delta(delta, key, "")  # what it says may be no delta at all: that is told first
+                demand_identity(delta, key, "")
+            except CanonicalError as error:
+                raise _bad_delta(error, index) from error
+    return given, keys
+
+
+def until_compacted(records: Sequence[Record]) -> tuple[list[Record], bool]:
+    """The deltas among them up to the first without a body, and whether there is one."""
+    deltas: list[Record] = []
+    for record in records:
+        if record.policy != DELTAS.name:
+            continue
+        if record.erased:
+            return deltas, True
+        deltas.append(record)
+    return deltas, False
+
+
+@lru_cache(maxsize=4096)  # the same come again and again
+def read_gateway(name: str) -> str:
+    """The stream of a gateway. Raises DoorError."""
+    if not 1 <= len(name) <= GATEWAY_CHARACTERS_MAX:
+        message = f"gateway: must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {len(name)}"
+        raise DoorError(codes.BAD_REQUEST, message, field="gateway", limit=GATEWAY_CHARACTERS_MAX)
+    if "\0" in name or (not name.isascii() and nfc(name) != name):
+        # Grants are compared in NFC: two spellings of a name would be two gateways with the same rights.
+        raise DoorError(codes.BAD_REQUEST, "gateway: must be in NFC, without U+0000", field="gateway")
+    return deltas_scope(name)
+
+
+def _refused(verdicts: Sequence[Verdict], given: Sequence[DeltaJson]) -> DoorError:
+    """What is told of the one at fault; the others were not looked at."""
+    index, refused = next(
+        (index, verdict)
+        for index, verdict in enumerate(verdicts)
+        if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED
+    )
+    reason = refused.reason
+    code = _CODES.get(reason, codes.BAD_REQUEST)
+    if code in (codes.RATE_LIMITED, codes.SERVER_BUSY):
+        return DoorError(code, refused.message, retry_after_ms=refused.retry_after_ms)
+    if reason is Reason.CLOCK_DRIFT:
+        ahead_ms = wall_ms(parse_hlc(given[index].hlc)) - refused.current
+        return DoorError(
+            code,
+            f"deltas[{index}].hlc: {refused.message}",
+            index=index,
+            server_time_ms=refused.current,
+            retry_after_ms=max(1, ahead_ms - CLOCK_DRIFT_MS_MAX),
+        )
+    separator = "." if reason is Reason.INVALID else ": "  # a schema names the member, as the path goes on
+    return DoorError(code, f"deltas[{index}]{separator}{refused.message}", index=index)
+
+
+def _bad_delta(error: CanonicalError, index: int) -> DoorError:
+    """The same of one that is no delta: its path is that inside the delta."""
+    message = f"deltas[{index}]{error.path}: {error.reason}"
+    if isinstance(error, WrongIdError):
+        return DoorError(codes.DELTA_ID_MISMATCH, message, index=index, expected=error.expected)
+    return DoorError(codes.BAD_REQUEST, message, index=index)
+
+
+def _bad(error: CanonicalError) -> DoorError:
+    field = error.path.removeprefix("$").removeprefix(".") or "body"
+    found = _INDEX.match(field)
+    details = {} if found is None else {"index": int(found[1])}
+    return DoorError(codes.BAD_REQUEST, f"{field}: {error.reason}", **details)
+
+
+_INDEX: Final = re.compile(r"deltas\[(\d+)\]")
+
+
+def _forbidden(what: str) -> DoorError:
+    return DoorError(codes.FORBIDDEN, f"gateway: may {what}", field="gateway")
+
+
+def _check_table(table: str) -> None:
+    if not is_identifier(table):
+        raise DoorError(codes.BAD_REQUEST, "table: must be an identifier (letters, digits and _)", field="table")
+
+
+def _check_row_id(row_id: str, field: str) -> None:
+    if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
+        message = f"{field}: must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
+        raise DoorError(codes.BAD_REQUEST, message, field=field, limit=ROW_ID_CHARACTERS_MAX)
+
+
+# --- smaller messages ---------------------------------------------------------------------------------------
+
+
+class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True):
+    upto: int | None = None
+    keep: int | None = None
+
+
+_COMPACT: Final = msgspec.json.Decoder(_CompactJson)
+_PLACE: Final = msgspec.json.Decoder(tuple[int, str, str])
+
+
+def _read_compact(body: bytes) -> tuple[int | None, int | None]:
+    try:
+        given = _COMPACT.decode(canonical_text(body))
+    except CanonicalError as error:
+        raise _bad(error) from error
+    except msgspec.ValidationError as error:
+        raise DoorError(codes.BAD_REQUEST, f"body: {error}") from error
+    if (given.upto is None) == (given.keep is None):
+        raise DoorError(codes.BAD_REQUEST, "body: must have one of upto and keep")
+    number = given.upto if given.keep is None else given.keep
+    if number is not None and number < 0:
+        field = "upto" if given.keep is None else "keep"
+        raise DoorError(codes.BAD_REQUEST, f"{field}: must be a whole number from 0 on", field=field)
+    return given.upto, given.keep
+
+
+def _token(cursor: int, table: str, row_id: str) -> str:
+    return urlsafe_b64encode(msgspec.json.encode((cursor, table, row_id))).decode()
+
+
+def _place_of(token: str) -> tuple[int, str, str]:
+    try:
+        cursor, table, row_id = _PLACE.decode(urlsafe_b64decode(token.encode("ascii")))
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise DoorError(codes.BAD_REQUEST, "page: must be one that a page has given", field="page") from error
+    if cursor < 0 or "\0" in table + row_id:
+        raise DoorError(codes.BAD_REQUEST, "page: must be one that a page has given", field="page")
+    return cursor, table, row_id
