@@ -9,13 +9,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from oncelog.core.identity import lane_of
-from oncelog.core.merge import Row
+from oncelog.core.merge import NEVER, Row, Stamp
 from oncelog.core.operations import Entity
 from oncelog.core.values import Bucket, ClientEntry, Lease
 
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
-_ROW: Final = msgspec.msgpack.Decoder(Row)
 _lane_of: Final = lru_cache(maxsize=8192)(lane_of)
 
 
@@ -48,13 +47,39 @@ def _lease_identity(columns: tuple[Any, ...]) -> Any:
     return (policy, scope, client, bytes.fromhex(key_hex))
 
 
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    """A row as it is kept: a column has a stamp of its own only where it is not that of the newest write."""
+
+    columns: dict[str, bytes | tuple[bytes, Stamp]]
+    written: Stamp
+    deleted: Stamp | None
+
+
+_PACKED: Final = msgspec.msgpack.Decoder(_Packed)
+_ROW: Final = msgspec.msgpack.Decoder(Row)
+"""As rows were kept before: a map, where `_Packed` is an array. They are read, and kept anew with their next change."""
+_FIRST_OF_MAP: Final = 0x83
+
+
 def _encode_row(row: Row) -> tuple[bytes]:
-    return (msgspec.msgpack.encode(row),)
+    written, deleted = row.written, row.deleted
+    columns = {
+        name: column[0] if column[1] is written or column[1] == written else column
+        for name, column in row.columns.items()
+    }
+    return (msgspec.msgpack.encode(_Packed(columns, written, None if deleted == NEVER else deleted)),)
 
 
 def row_of(state: bytes) -> Row:
     """A merged row, from its column."""
-    return _ROW.decode(state)
+    if state[0] == _FIRST_OF_MAP:
+        return _ROW.decode(state)
+    packed = _PACKED.decode(state)
+    written = packed.written
+    columns = {
+        name: (column, written) if isinstance(column, bytes) else column for name, column in packed.columns.items()
+    }
+    return Row(columns, written, packed.deleted or NEVER)
 
 
 _FIRST: Final[Callable[[Any], Any]] = itemgetter(0)

@@ -22,10 +22,10 @@ def migrations() -> list[tuple[int, str]]:
 class Insert:
     """Inserts rows, many a statement: every call into SQLite lets go of the interpreter and must wait for it again."""
 
-    def __init__(self, table: str, columns: tuple[str, ...], verb: str = "INSERT") -> None:
+    def __init__(self, table: str, columns: tuple[str, ...], on_conflict: str = "") -> None:
         mark = f"({', '.join('?' * len(columns))})"
-        one = f"{verb} INTO {table} ({', '.join(columns)}) VALUES {mark}"
-        self._statements = [(size, one + f", {mark}" * (size - 1)) for size in _ROWS]
+        one = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
+        self._statements = [(size, one + f", {mark}" * (size - 1) + on_conflict) for size in _ROWS]
 
     def __call__(self, connection: Any, rows: Iterable[tuple[Any, ...]], count: int) -> None:
         """Inserts so many rows in their order. They may be made one by one as they are needed."""

@@ -25,9 +25,20 @@ def _load_sql(table: Table) -> str:
     return f"SELECT {columns} FROM json_each(?) AS n CROSS JOIN oncelog_{table.name} AS t ON {on}"  # noqa: S608
 
 
+def _load_group_sql(table: Table) -> str:
+    """Gives the rows whose keys are alike but for the last column, of which it takes a JSON array."""
+    *alike, last = table.keys
+    on = " AND ".join(f"t.{column} = ?" for column in ("lane", *alike))
+    columns = ", ".join(f"t.{column}" for column in (last, *table.values))
+    rows = f"json_each(?) AS n CROSS JOIN oncelog_{table.name} AS t ON {on} AND t.{last} = n.value"
+    return f"SELECT {columns} FROM {rows}"  # noqa: S608
+
+
 def _save(table: Table) -> Insert:
-    """Inserts rows or replaces their values."""
-    return Insert(f"oncelog_{table.name}", ("lane", *table.keys, *table.values), "INSERT OR REPLACE")
+    """Inserts rows or sets their values: in their place, where a replaced row would be taken out and put in anew."""
+    values = ", ".join(f"{column} = excluded.{column}" for column in table.values)
+    on_conflict = f" ON CONFLICT DO UPDATE SET {values}" if values else " ON CONFLICT DO NOTHING"
+    return Insert(f"oncelog_{table.name}", ("lane", *table.keys, *table.values), on_conflict)
 
 
 def _delete_sql(table: Table) -> str:
@@ -41,7 +52,10 @@ def _bound(value: Any) -> Any:
     return bytearray(value) if type(value) is bytes else value
 
 
+GROUP_ROWS_MIN: Final = 8
+"""Of so many rows on average it pays to ask for each group by a statement of its own."""
 LOAD: Final = {table.name: _load_sql(table) for table in TABLES}
+LOAD_GROUP: Final = {table.name: _load_group_sql(table) for table in TABLES}
 _SAVE: Final = {table.name: _save(table) for table in TABLES}
 DELETE: Final = {table.name: _delete_sql(table) for table in TABLES}
 
@@ -66,9 +80,25 @@ def load(connection: Any, needs: Footprint, snapshot: Snapshot, recent: Recent |
 def load_table(connection: Any, table: Table, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
     """The rows of one table that are there, by key."""
     needs = [(lane_of_scope(table.scope(key), lanes), *table.columns_of_key(key)) for key in keys]
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for columns in needs:
+        groups.setdefault(columns[:-1], []).append(columns[-1])
+    if len(groups) * GROUP_ROWS_MIN <= len(needs):
+        return _load_groups(connection, table, groups)
     rows = connection.execute(LOAD[table.name], (orjson.dumps(needs).decode(),)).fetchall()
     width = len(table.keys)
     return {table.key_of(row[:width]): table.value_of(row[width:]) for row in rows}
+
+
+def _load_groups(connection: Any, table: Table, groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[Any, Any]:
+    """The same where many keys differ in their last column only: nothing else need be read out of JSON for each."""
+    found = {}
+    for alike, lasts in groups.items():
+        lasts.sort()  # in the order in which they lie
+        rows = connection.execute(LOAD_GROUP[table.name], (orjson.dumps(lasts).decode(), *alike)).fetchall()
+        for row in rows:
+            found[table.key_of((*alike[1:], row[0]))] = table.value_of(row[1:])
+    return found
 
 
 def save(connection: Any, changes: Changes, lanes: int) -> None:
