@@ -8,6 +8,7 @@ pytest finds the tests in the class. They need no plugin, and no time: the clock
 """
 
 from oncelog.testing.contract.committing import CommitContract
+from oncelog.testing.contract.deltas import DeltasContract
 from oncelog.testing.contract.keeping import KeepingContract
 from oncelog.testing.contract.ledger import LedgerContract
 from oncelog.testing.contract.reading import ReadingContract
@@ -16,7 +17,7 @@ from oncelog.testing.contract.time import TimeContract
 __all__ = ["StoreContract"]
 
 
-class StoreContract(CommitContract, ReadingContract, KeepingContract, TimeContract, LedgerContract):
+class StoreContract(CommitContract, ReadingContract, KeepingContract, TimeContract, LedgerContract, DeltasContract):
     """Subclass it, name the class Test…, and say in `make_store` how a store is made.
 
     `make_store` is called again, with the same directory, where a log is closed and opened: it must then give what

@@ -1,0 +1,135 @@
+"""The contract of what readers of merged rows ask for: by page, of one table or of all, those that were deleted too."""
+
+# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, product
+from pathlib import Path
+from typing import Final
+
+from oncelog.core.merge import Op, Row, RowDelta
+from oncelog.core.policy import DELTAS
+from oncelog.core.values import Settings, Submission
+from oncelog.testing.contract.driven import Contract, DrivenStore
+from oncelog.testing.contract.writes import GATEWAY, committed, key
+
+OTHER: Final = "gateway/2"
+TABLES: Final = ("A", "Z", "_", "a", "a_b", "aa")
+ROW_IDS: Final = (" ", "0", "10", "9", "A", "a", "a a", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff")
+EVERYWHERE: Final = tuple(product(TABLES, ROW_IDS))
+"""By code points, which is neither what UTF-16 would say nor what people expect of letters."""
+BYTES_MAX: Final = 2**20
+
+Place = tuple[str, str]
+
+
+class DeltasContract(Contract):
+    """How merged rows are read."""
+
+    @contextmanager
+    def merged(self, tmp_path: Path, *places: Place, value: bytes = b"1") -> Iterator[DrivenStore]:
+        """A log with one row at each of the places, written in the other order, and another scope in the same lane."""
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            numbers = count(1)
+            for table, row_id in (*reversed(places), ("a", "another's")):
+                scope = OTHER if row_id == "another's" else GATEWAY
+                committed(log(_change(next(numbers), table, row_id, scope=scope, value=value)))
+            yield log
+
+    def test_rows_come_in_the_order_of_code_points_of_table_and_row(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, *EVERYWHERE) as log:
+            for limit in (1, 7, len(EVERYWHERE), 1000):
+                assert self._places(log, "", limit) == list(EVERYWHERE)
+            log.reopen()
+            assert self._places(log, "", 1000) == list(EVERYWHERE)
+
+    def test_rows_of_one_table_are_those_of_no_other(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, *EVERYWHERE) as log:
+            for table, limit in product((*TABLES, "B", "aaa"), (1, 5, 1000)):
+                wanted = [place for place in EVERYWHERE if place[0] == table]
+                assert self._places(log, table, limit) == wanted, table
+
+    def _places(self, log: DrivenStore, table: str, limit: int) -> list[Place]:
+        places: list[Place] = []
+        while True:
+            after = places[-1] if places else (table, "")
+            page = log.run(log.store.rows(GATEWAY, table, after, limit, BYTES_MAX))
+            assert len(page.rows) <= limit
+            places += [(name, row_id) for name, row_id, _ in page.rows]
+            if not page.has_more:
+                return places
+            assert page.rows
+
+    def test_a_page_goes_on_after_any_place_whether_a_row_is_there_or_not(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, *EVERYWHERE) as log:
+            for after in (("", ""), ("A", ""), ("A", "0"), ("A", "00"), ("B", "zz"), ("a", "\uffff"), ("zz", "")):
+                page = log.run(log.store.rows(GATEWAY, "", after, 3, BYTES_MAX))
+                following = [place for place in EVERYWHERE if place > after]
+                assert [(name, row_id) for name, row_id, _ in page.rows] == following[:3], after
+                assert page.has_more == (len(following) > 3)
+
+    def test_a_page_says_whether_there_is_more(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, ("a", "1"), ("a", "2"), ("b", "1")) as log:
+            for table, limit, expected in (("", 2, True), ("", 3, False), ("a", 1, True), ("a", 2, False)):
+                assert log.run(log.store.rows(GATEWAY, table, (table, ""), limit, BYTES_MAX)).has_more == expected
+
+    def test_many_bytes_end_a_page_of_rows_early_but_never_empty(self, tmp_path: Path) -> None:
+        places = [("a", f"r{number:03}") for number in range(60)]
+        with self.merged(tmp_path, *places, value=b'"%b"' % (b"x" * 1000)) as log:
+            for table, bytes_max in product(("", "a"), (0, 1, 999, 5000, 20_000)):
+                found: list[Place] = []
+                longest = 0
+                while True:
+                    after = found[-1] if found else (table, "")
+                    page = log.run(log.store.rows(GATEWAY, table, after, 500, bytes_max))
+                    found += [(name, row_id) for name, row_id, _ in page.rows]
+                    longest = max(longest, len(page.rows))
+                    if not page.has_more:
+                        break
+                    assert page.rows
+                assert found == places
+                assert longest < len(places)
+
+    def test_rows_are_what_was_merged_and_deleted_ones_are_there(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, ("a", "1"), ("a", "2")) as log:  # the first of them is written last, as 2
+            committed(log(_change(4, "a", "2", op=Op.DELETE, clock=9)))
+            committed(log(_change(5, "a", "3", op=Op.DELETE, clock=7)))
+            kept = _stamp(2, 2)
+            expected = [
+                ("a", "1", Row({"x": (b"1", kept)}, kept)),
+                ("a", "2", Row({}, _stamp(1, 1), _stamp(9, 4))),
+                ("a", "3", Row(deleted=_stamp(7, 5))),
+            ]
+            for _ in range(2):
+                assert log.run(log.store.rows(GATEWAY, "a", ("a", ""), 10, BYTES_MAX)).rows == expected
+                assert log.run(log.store.rows(GATEWAY, "", ("", ""), 10, BYTES_MAX)).rows == expected
+                log.reopen()
+
+    def test_rows_of_other_scopes_and_of_names_that_no_store_can_hold_are_nowhere(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, ("a", "1")) as log:
+            store = log.store
+            (other,) = log.run(store.rows(OTHER, "", ("", ""), 10, BYTES_MAX)).rows
+            assert other[:2] == ("a", "another's")
+            for scope, table in (("nowhere", ""), ("a\0b", ""), ("a\0b", "a"), (GATEWAY, "a\0")):
+                page = log.run(store.rows(scope, table, (table, ""), 10, BYTES_MAX))
+                assert (page.rows, page.has_more) == ([], False)
+
+
+def _change(
+    number: int,
+    table: str,
+    row_id: str,
+    *,
+    scope: str = GATEWAY,
+    op: Op = Op.UPDATE,
+    clock: int | None = None,
+    value: bytes = b"1",
+) -> Submission:
+    columns = () if op is Op.DELETE else (("x", value),)
+    change = RowDelta(op, table, row_id, "c1", number if clock is None else clock, columns, key(number, 32))
+    return Submission(policy=DELTAS, scope=scope, key=key(number, 32), fingerprint=b"", delta=change)
+
+
+def _stamp(clock: int, number: int) -> tuple[int, bytes, bytes]:
+    return (clock, "c1".encode("utf-16-be"), key(number, 32))

@@ -1,0 +1,286 @@
+"""Deltas as they come in JSON, as they are kept, and what is no delta (DE-1, DE-2, DE-3, DE-10)."""
+
+import json
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import oncelog
+from core import vectors
+from core.delta_faults import FAULTS, GOOD, NOT_JSON, Fault, delta_json, delta_text, id_of
+from oncelog.core.canonical import INTEGER_MAX, canonical, canonical_text
+from oncelog.core.deltas import (
+    WrongIdError,
+    delta_body,
+    deltas_body,
+    is_identifier,
+    read_delta,
+    read_push,
+    row_delta,
+)
+from oncelog.core.identity import delta_id_of
+from oncelog.core.merge import Op, RowDelta, extract
+from oncelog.errors import CanonicalError
+
+identifiers = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True)
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda one: "\0" not in one)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-INTEGER_MAX, INTEGER_MAX)
+    | st.floats(-(2.0**52), 2.0**52)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+)
+good_deltas = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from([op.value for op in Op]),
+        "table": identifiers,
+        "rowId": texts,
+        "clientId": texts,
+        "hlc": st.integers(0, 2**64 - 1).map(str),
+        "columns": st.lists(
+            st.fixed_dictionaries({"column": identifiers, "value": values}),
+            max_size=4,
+            unique_by=lambda one: one["column"],
+        ),
+    }
+)
+
+
+def with_id(members: dict[str, Any]) -> dict[str, Any]:
+    return {**members, "deltaId": delta_id_of(members).hex()}
+
+
+def taken(body: bytes) -> list[RowDelta]:
+    """All that the body has, each checked."""
+    return [row_delta(given, given.identity(), f"deltas[{index}]") for index, given in enumerate(read_push(body))]
+
+
+def push_text(*deltas: str) -> bytes:
+    return f'{{"deltas":[{",".join(deltas)}]}}'.encode()
+
+
+# --- what is one ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-1", "DE-2")
+@pytest.mark.parametrize("vector", [pytest.param(one, id=one["name"]) for one in vectors.load("delta_ids")])
+def test_the_id_made_by_hand_is_that_of_the_vectors(vector: dict[str, Any]) -> None:
+    text = json.dumps({**vector["input"], "deltaId": "", "op": "UPDATE"})
+    (given,) = read_push(push_text(text))
+    assert given.identity().hex() == vector["deltaId"]
+
+
+@pytest.mark.rule("DE-1", "DE-2")
+@given(good_deltas)
+def test_the_id_made_by_hand_is_that_of_the_canonical_form(members: dict[str, Any]) -> None:
+    for text in (json.dumps(with_id(members)), json.dumps(with_id(members), ensure_ascii=False, indent=1)):
+        (given,) = read_push(push_text(text))
+        assert given.identity() == delta_id_of(members)
+
+
+@pytest.mark.rule("DE-1", "DE-2")
+@given(good_deltas)
+def test_a_delta_is_kept_in_canonical_form_and_read_from_there_as_it_was(members: dict[str, Any]) -> None:
+    change = read_delta(json.dumps(with_id(members)).encode())
+    body = delta_body(change)
+    assert body == canonical(with_id(members)) == canonical_text(body)
+    assert read_delta(body) == change
+    assert taken(deltas_body([body, body])) == [change, change]
+    assert canonical_text(deltas_body([body, body])) == deltas_body([body, body])
+    submission = oncelog.delta("deltas/shop", change, actor="user:ada")
+    assert (submission.key, submission.fingerprint) == (delta_id_of(members), members["op"].encode())
+    assert (submission.body, submission.client, submission.actor) == (body, members["clientId"], "user:ada")
+
+
+@pytest.mark.rule("DE-2", "DE-10")
+def test_what_is_written_in_another_way_is_the_same_delta() -> None:
+    good = read_delta(delta_text().encode())
+    for text in (
+        delta_text(op='"UPDATE"', rowId=r'"row\u002d1"'),
+        delta_text(columns='[ {"value":1.0,"column":"a"}, {"value":{"y":[null,"\\u00e9"],"x":15e-1},"column":"b"} ]'),
+        "\n" + delta_text(note='{"retries": 3}'),
+    ):
+        assert read_delta(text.encode()) == good
+    other = read_delta(delta_text(op='"DELETE"').encode())
+    assert (other.delta_id, other.op) == (good.delta_id, Op.DELETE)
+
+
+@pytest.mark.rule("DE-10")
+def test_minus_zero_is_zero_and_null_is_a_value() -> None:
+    def columns(value: str) -> Any:
+        return delta_text(columns=f'[{{"column":"a","value":{value}}}]')
+
+    zero = delta_json(columns=[{"column": "a", "value": 0}])["deltaId"]
+    for text in ("0", "-0", "-0.0", "0e7", "-0E-3"):
+        (given,) = read_push(push_text(columns(text)))
+        assert given.identity().hex() == zero
+        assert row_delta(given, given.identity(), "").columns == (("a", b"0"),)
+    (given,) = read_push(push_text(columns("null")))
+    assert given.identity().hex() == id_of({**GOOD, "columns": [{"column": "a", "value": None}]}) != zero
+    assert row_delta(given, given.identity(), "").columns == (("a", b"null"),)
+
+
+@pytest.mark.rule("DE-1")
+def test_the_ends_of_what_is_allowed() -> None:
+    for members in (
+        {"hlc": "0"},
+        {"hlc": str(2**64 - 1)},
+        {"table": "t" * 128},
+        {"table": "_"},
+        {"rowId": "r" * 512},
+        {"rowId": "\U0001f600" * 512},
+        {"clientId": "\x01"},
+        {"columns": []},
+        {"columns": [{"column": f"c{number}", "value": number} for number in range(1000)]},
+    ):
+        change = read_delta(json.dumps(delta_json(**members)).encode())
+        assert delta_body(change) == canonical(delta_json(**members))
+
+
+def test_names_are_judged_by_ascii_alone() -> None:
+    assert all(map(is_identifier, ("a", "_", "A9_", "id", "a" * 128)))
+    assert not any(map(is_identifier, ("", "9a", "a\n", "é", "ﬁ", "a" * 129, "a b", "\u0430")))
+
+
+# --- what is none ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-10")
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("index", [0, 2])
+def test_what_is_no_delta_is_refused_by_its_path(fault: Fault, index: int) -> None:
+    texts = [delta_text()] * 3
+    texts[index] = delta_text(**fault.raw)
+    with pytest.raises(CanonicalError) as raised:
+        taken(push_text(*texts))
+    assert raised.value.path.removeprefix("$.").startswith(f"deltas[{index}]{fault.path}")
+    assert fault.words in raised.value.reason
+    with pytest.raises(CanonicalError):
+        read_delta(texts[index].encode())
+
+
+@pytest.mark.rule("DE-10")
+@pytest.mark.parametrize("text", NOT_JSON.values(), ids=NOT_JSON)
+def test_what_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(CanonicalError):
+        taken(push_text(text))
+
+
+@pytest.mark.rule("DE-10")
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (b"", "body"),
+        (b"\xff", "body"),
+        (b'{"deltas":["\xff"]}', "body"),
+        (b"[]", "body"),
+        (b"null", "body"),
+        (b"{}", "deltas"),
+        (b'{"deltas":null}', "deltas"),
+        (b'{"deltas":{}}', "deltas"),
+        (b'{"deltas":[],"more":1}', "body"),
+        (b'{"deltas":[],"deltas":[]}', "deltas"),
+        (b'{"deltas":[null]}', "deltas[0]"),
+        (b'{"deltas":[1]}', "deltas[0]"),
+        (b'{"deltas":[[]]}', "deltas[0]"),
+        (b"[" * 100_000, "body"),
+        (b'{"deltas":' + b"[" * 5000 + b"]" * 5000 + b"}", "body"),
+    ],
+)
+def test_what_is_no_push_is_refused(body: bytes, path: str) -> None:
+    with pytest.raises(CanonicalError) as raised:
+        taken(body)
+    told = raised.value.path.removeprefix("$").removeprefix(".") or "body"
+    assert told.startswith(path), raised.value
+
+
+@pytest.mark.rule("DE-3")
+@pytest.mark.parametrize("forged", ["", "0" * 64, delta_json()["deltaId"].upper(), delta_json()["deltaId"] + " "])
+def test_an_id_that_is_not_that_of_the_delta_is_refused_with_the_right_one(forged: str) -> None:
+    with pytest.raises(WrongIdError) as raised:
+        read_delta(delta_text(deltaId=json.dumps(forged)).encode())
+    assert (raised.value.path, raised.value.expected) == ("$.deltaId", delta_json()["deltaId"])
+
+
+@pytest.mark.rule("DE-2")
+def test_no_text_can_reach_out_of_its_field() -> None:
+    """The id is put together by hand: what looks like the next field must not be taken for it."""
+    honest = id_of({**GOOD, "hlc": "1", "rowId": "x"})
+    for members in (
+        {"hlc": '1","rowId":"x'},
+        {"rowId": 'x","table":"todos'},
+        {"clientId": 'client-1","columns":[],"hlc":"1'},
+        {"hlc": '1","rowId":"x","table":"todos"}', "rowId": "", "table": ""},
+    ):
+        (given,) = read_push(push_text(json.dumps(delta_json(**members))))
+        assert given.identity().hex() != honest
+
+
+# --- in one's own process ------------------------------------------------------------------------------------
+
+
+def made(*columns: tuple[str, bytes], **members: Any) -> RowDelta:
+    """A delta with the right id, whatever else is wrong with it."""
+    body = b",".join(b'{"column":"%b","value":%b}' % (name.encode(), value) for name, value in columns)
+    hlc = members.get("hlc", 1)
+    text = b'{"clientId":"c","columns":[%b],"hlc":"%d","rowId":"r","table":"t"}' % (body, hlc)
+    return RowDelta(Op.UPDATE, "t", "r", "c", hlc, columns, sha256(text).digest())
+
+
+def test_what_is_made_by_hand_is_taken_if_it_is_right() -> None:
+    change = made(("a", b"1"), ("b", b'{"x":[null,1.5]}'))
+    assert oncelog.delta("deltas/shop", change).delta == change
+    extracted = extract(None, {"b": 1, "a": 2.0}, client_id="c", hlc=5, table="t", row_id="r")
+    assert extracted is not None
+    assert oncelog.delta("deltas/shop", extracted).delta == extracted
+
+
+@pytest.mark.rule("DE-10")
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"not json",
+        b"NaN",
+        b"-0",
+        b"1.0",
+        b" 1",
+        b'{"b":1,"a":2}',
+        b'"\\u0061"',
+        b"9007199254740992",
+        b"\xff",
+        b'1},{"column":"b","value":2',
+        b'1,"value":2',
+    ],
+)
+def test_values_that_are_not_in_canonical_form_are_refused(value: bytes) -> None:
+    for columns in ((("a", value),), (("z", b"1"), ("a", value))):
+        with pytest.raises(CanonicalError) as raised:
+            oncelog.delta("deltas/shop", made(*columns))
+        assert raised.value.path == f"$.columns[{len(columns) - 1}].value"
+
+
+@pytest.mark.rule("DE-10")
+def test_other_faults_are_refused_too() -> None:
+    good = made(("a", b"1"))
+    for change, path in (
+        (replace(good, delta_id=bytes(32)), "$.deltaId"),
+        (made(("a", b"1"), ("a", b"2")), "$.columns[1].column"),
+        (made(('a","x":"', b"1")), "$.columns[0].column"),
+        (replace(good, table="no name"), "$.table"),
+        (replace(good, row_id=""), "$.rowId"),
+        (replace(good, client_id="\ud800"), "$.clientId"),
+        (replace(good, hlc=-1), "$.hlc"),
+        (replace(good, hlc=2**64), "$.hlc"),
+    ):
+        with pytest.raises(CanonicalError) as raised:
+            oncelog.delta("deltas/shop", change)
+        assert raised.value.path == path
