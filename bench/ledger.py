@@ -17,7 +17,8 @@ import grpc.aio
 import uvloop
 
 from bench.disk import directory
-from bench.http_load import ORGANIZATIONS, answer_of, keep_writing, writers
+from bench.http_caller import keep_calling
+from bench.http_load import ORGANIZATIONS, answer_of, writers
 from bench.measure import Effort
 from bench.processes import process
 from bench.report import Finding, Report, findings_table
@@ -114,10 +115,10 @@ async def _http(sizes: Sizes) -> dict[str, Series]:
         ):
 
             async def by_few(seconds: float) -> Slice:
-                return await keep_writing(few, server.pid, seconds)
+                return await keep_calling(few, server.pid, seconds)
 
             async def by_many(seconds: float) -> Slice:
-                return await keep_writing(many, server.pid, seconds)
+                return await keep_calling(many, server.pid, seconds)
 
             loads = {f"{FEW} writers": by_few, f"{MANY} writers": by_many}
             series = await in_turn(loads, sizes.rounds, sizes.slice_s)

@@ -60,7 +60,9 @@ def with_id(members: dict[str, Any]) -> dict[str, Any]:
 
 def taken(body: bytes) -> list[RowDelta]:
     """All that the body has, each checked."""
-    return [row_delta(given, given.identity(), f"deltas[{index}]") for index, given in enumerate(read_push(body))]
+    return [
+        row_delta(given, given.identity(), f"deltas[{index}]") for index, given in enumerate(read_push(body).deltas)
+    ]
 
 
 def push_text(*deltas: str) -> bytes:
@@ -74,7 +76,7 @@ def push_text(*deltas: str) -> bytes:
 @pytest.mark.parametrize("vector", [pytest.param(one, id=one["name"]) for one in vectors.load("delta_ids")])
 def test_the_id_made_by_hand_is_that_of_the_vectors(vector: dict[str, Any]) -> None:
     text = json.dumps({**vector["input"], "deltaId": "", "op": "UPDATE"})
-    (given,) = read_push(push_text(text))
+    (given,) = read_push(push_text(text)).deltas
     assert given.identity().hex() == vector["deltaId"]
 
 
@@ -82,7 +84,7 @@ def test_the_id_made_by_hand_is_that_of_the_vectors(vector: dict[str, Any]) -> N
 @given(good_deltas)
 def test_the_id_made_by_hand_is_that_of_the_canonical_form(members: dict[str, Any]) -> None:
     for text in (json.dumps(with_id(members)), json.dumps(with_id(members), ensure_ascii=False, indent=1)):
-        (given,) = read_push(push_text(text))
+        (given,) = read_push(push_text(text)).deltas
         assert given.identity() == delta_id_of(members)
 
 
@@ -120,10 +122,10 @@ def test_minus_zero_is_zero_and_null_is_a_value() -> None:
 
     zero = delta_json(columns=[{"column": "a", "value": 0}])["deltaId"]
     for text in ("0", "-0", "-0.0", "0e7", "-0E-3"):
-        (given,) = read_push(push_text(columns(text)))
+        (given,) = read_push(push_text(columns(text))).deltas
         assert given.identity().hex() == zero
         assert row_delta(given, given.identity(), "").columns == (("a", b"0"),)
-    (given,) = read_push(push_text(columns("null")))
+    (given,) = read_push(push_text(columns("null"))).deltas
     assert given.identity().hex() == id_of({**GOOD, "columns": [{"column": "a", "value": None}]}) != zero
     assert row_delta(given, given.identity(), "").columns == (("a", b"null"),)
 
@@ -220,7 +222,7 @@ def test_no_text_can_reach_out_of_its_field() -> None:
         {"clientId": 'client-1","columns":[],"hlc":"1'},
         {"hlc": '1","rowId":"x","table":"todos"}', "rowId": "", "table": ""},
     ):
-        (given,) = read_push(push_text(json.dumps(delta_json(**members))))
+        (given,) = read_push(push_text(json.dumps(delta_json(**members)))).deltas
         assert given.identity().hex() != honest
 
 

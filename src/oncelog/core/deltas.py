@@ -5,7 +5,7 @@ into its id, its body and its row as they stand.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final
@@ -60,7 +60,27 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
 
     def identity(self) -> bytes:
         """The id that its content has, whatever it says itself."""
-        return _identity(self.client_id, self.columns, self.hlc, self.row_id, self.table)
+        return self.made()[0]
+
+    def made(self) -> tuple[bytes, bytes]:
+        """That id, and the delta as it is kept (`delta_body`): in canonical form, if its columns are."""
+        client, hlc, row, table = (
+            _quoted(self.client_id),
+            self.hlc.encode(),
+            orjson.dumps(self.row_id),
+            _quoted(self.table),
+        )
+        parts = (client, self.columns, hlc, row, table)
+        identity = sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
+        return identity, _BODY % (client, self.columns, identity.hex().encode(), hlc, _OPS[self.op], row, table)
+
+
+class Pushed(Struct, frozen=True):
+    """The deltas of a push, and of each the id that its content has, and how it would be kept."""
+
+    deltas: list[DeltaJson]
+    keys: list[bytes]
+    bodies: list[bytes]
 
 
 class _PushJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -79,13 +99,40 @@ _COLUMN: Final = msgspec.json.Decoder(ColumnJson)
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
 
 
-def read_push(body: bytes) -> list[DeltaJson]:
+def read_push(body: bytes) -> Pushed:
     """The deltas of `{"deltas": […]}`. Raises CanonicalError with the path of what is none."""
     text = canonical_text(body)  # nothing is rounded, no key is there twice, and −0 is 0
     try:
-        return _PUSH.decode(text).deltas
+        return _pushed(_PUSH.decode(text).deltas)
     except msgspec.ValidationError as error:
         raise _fault(text, error) from error
+
+
+def read_plain_push(body: bytes) -> Pushed | None:
+    """The same of a push in canonical form, whose deltas have their ids; None where only `read_push` can tell.
+
+    The columns have not been looked into. An id that is known proves them, since it is their hash; of one that is new
+    they are to be checked (`are_canonical`).
+    """
+    try:
+        pushed = _pushed(_PUSH.decode(body).deltas)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+    return pushed if deltas_body(pushed.bodies) == body else None  # with the ids that were made here
+
+
+def _pushed(deltas: list[DeltaJson]) -> Pushed:
+    made = [one.made() for one in deltas]
+    return Pushed(deltas, [key for key, _ in made], [body for _, body in made])
+
+
+def are_canonical(deltas: Sequence[DeltaJson]) -> bool:
+    """Whether all columns are in canonical form."""
+    text = b"[%b]" % b",".join([one.columns for one in deltas])
+    try:
+        return canonical_text(text) == text
+    except CanonicalError:
+        return False
 
 
 def read_delta(text: bytes, path: str = "$") -> RowDelta:
@@ -116,34 +163,59 @@ class WrongIdError(CanonicalError):
 
 def row_delta(given: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
     """What it says, checked (DE-10). Raises CanonicalError with the path of what cannot be."""
-    _check_identifier(given.table, f"{path}.table")
-    _check_text(given.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
-    _check_text(given.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
-    hlc = parse_hlc(given.hlc, f"{path}.hlc")
+    table, row_id, client_id = given.table, given.row_id, given.client_id
+    if not is_identifier(table) or not is_text(row_id, ROW_ID_CHARACTERS_MAX) or not is_text(client_id):
+        _check_names(given, path)
     try:
+        hlc = parse_hlc(given.hlc)
         columns = _COLUMNS.decode(given.columns)
+    except CanonicalError as error:
+        raise CanonicalError(f"{path}.hlc", error.reason) from error
     except msgspec.ValidationError as error:
         raise _column_fault(given.columns, error, path) from error
     if len(columns) > ROW_COLUMNS_MAX:
         raise CanonicalError(f"{path}.columns", f"must be at most {ROW_COLUMNS_MAX}, not {len(columns)}")
-    named: dict[str, bytes] = {}
-    for index, one in enumerate(columns):
-        name, value = one.column, bytes(one.value)
-        if name in named:
-            raise CanonicalError(f"{path}.columns[{index}].column", f"{name!r} is named twice")
-        if not is_identifier(name):
-            _check_identifier(name, f"{path}.columns[{index}].column")
-        if len(value) > value_bytes_max:
-            reason = f"must have at most {value_bytes_max} bytes in canonical JSON, not {len(value)}"
-            raise CanonicalError(f"{path}.columns[{index}].value", reason)
-        named[name] = value
-    return RowDelta(given.op, given.table, given.row_id, given.client_id, hlc, tuple(named.items()), identity)
+    named = {one.column: bytes(one.value) for one in columns}
+    if len(named) < len(columns) or not all(map(is_identifier, named)):
+        _check_column_names([one.column for one in columns], path)
+    if max(map(len, named.values()), default=0) > value_bytes_max:
+        _check_values(named.values(), value_bytes_max, path)
+    return RowDelta(given.op, table, row_id, client_id, hlc, tuple(named.items()), identity)
 
 
-@lru_cache(maxsize=4096)
 def is_identifier(name: str) -> bool:
     """Whether a table or column can be called so."""
+    return len(name) <= IDENTIFIER_CHARACTERS_MAX and _is_identifier(name)
+
+
+@lru_cache(maxsize=4096)  # the same come again and again
+def _is_identifier(name: str) -> bool:
     return _IDENTIFIER.fullmatch(name) is not None
+
+
+def is_text(text: str, characters_max: int = NAME_CHARACTERS_MAX) -> bool:
+    """Whether a row or a client can be called so."""
+    return 1 <= len(text) <= characters_max and "\0" not in text
+
+
+def _check_names(given: DeltaJson, path: str) -> None:
+    _check_identifier(given.table, f"{path}.table")
+    _check_text(given.row_id, f"{path}.rowId", ROW_ID_CHARACTERS_MAX)
+    _check_text(given.client_id, f"{path}.clientId", NAME_CHARACTERS_MAX)
+
+
+def _check_column_names(names: Sequence[str], path: str) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise CanonicalError(f"{path}.columns[{index}].column", f"{name!r} is named twice")
+        _check_identifier(name, f"{path}.columns[{index}].column")
+
+
+def _check_values(values: Iterable[bytes], bytes_max: int, path: str) -> None:
+    for index, value in enumerate(values):
+        if len(value) > bytes_max:
+            reason = f"must have at most {bytes_max} bytes in canonical JSON, not {len(value)}"
+            raise CanonicalError(f"{path}.columns[{index}].value", reason)
 
 
 def _check_identifier(name: str, path: str) -> None:
@@ -203,32 +275,37 @@ def _told(error: msgspec.ValidationError, path: str) -> CanonicalError:
 # --- as they are kept --------------------------------------------------------------------------------
 
 
-def _identity(client_id: str, columns: bytes, hlc: str, row_id: str, table: str) -> bytes:
-    """By hand: this is on the way of every delta, new or not. Tests hold it against `delta_id`."""
-    parts = (_quoted(client_id), columns, hlc.encode(), orjson.dumps(row_id), _quoted(table))
-    return sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
+_BODY: Final = b'{"clientId":%b,"columns":%b,"deltaId":"%b","hlc":"%b","op":"%b","rowId":%b,"table":%b}'
+_OPS: Final = {op: op.value.encode() for op in Op}
+
+
+def op_name(op: Op) -> bytes:
+    """What of a delta its fingerprint is: two deltas of one id can differ in nothing else."""
+    return _OPS[op]
+
+
+def _quoted(text: str) -> bytes:
+    """The same clients and tables come again and again; what is too long to be one is not kept."""
+    return _quoted_short(text) if len(text) <= NAME_CHARACTERS_MAX else orjson.dumps(text)
 
 
 @lru_cache(maxsize=4096)
-def _quoted(text: str) -> bytes:
+def _quoted_short(text: str) -> bytes:
     return orjson.dumps(text)
 
 
 def delta_body(delta: RowDelta) -> bytes:
     """A delta in canonical JSON: how it is kept, and how whoever reads it gets it."""
     columns = ",".join([f'{{"column":"{name}","value":{value.decode()}}}' for name, value in delta.columns])
-    return b'{"clientId":%b,"columns":[%b],"deltaId":"%b","hlc":"%d","op":"%b","rowId":%b,"table":%b}' % (
+    return _BODY % (
         _quoted(delta.client_id),
-        columns.encode(),
+        f"[{columns}]".encode(),
         delta.delta_id.hex().encode(),
-        delta.hlc,
+        str(delta.hlc).encode(),
         _OPS[delta.op],
         orjson.dumps(delta.row_id),
         _quoted(delta.table),
     )
-
-
-_OPS: Final = {op: op.value.encode() for op in Op}
 
 
 def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
@@ -237,17 +314,19 @@ def delta(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = 
     Raises CanonicalError for a delta that no door would take.
     """
     check_delta(change)
-    return submission_of(scope, change, actor=actor, rate=rate)
+    return submission_of(scope, change, delta_body(change), actor=actor, rate=rate)
 
 
-def submission_of(scope: str, change: RowDelta, *, actor: str = "", rate: Rate | None = None) -> Submission:
-    """The same of a delta that has been checked (`row_delta`)."""
+def submission_of(
+    scope: str, change: RowDelta, body: bytes, *, actor: str = "", rate: Rate | None = None
+) -> Submission:
+    """The same of a delta that has been checked (`row_delta`), and its body."""
     return Submission(
         policy=DELTAS,
         scope=scope,
         key=change.delta_id,
         fingerprint=_OPS[change.op],
-        body=delta_body(change),
+        body=body,
         actor=actor,
         client=change.client_id,
         delta=change,

@@ -21,10 +21,14 @@ from oncelog.core.deltas import (
     PUSH_DELTAS_MAX,
     ROW_ID_CHARACTERS_MAX,
     DeltaJson,
+    Pushed,
     WrongIdError,
+    are_canonical,
     deltas_scope,
     demand_identity,
     is_identifier,
+    op_name,
+    read_plain_push,
     read_push,
     row_delta,
     submission_of,
@@ -33,7 +37,18 @@ from oncelog.core.hlc import parse_hlc, wall_ms
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
 from oncelog.core.merge import Row
 from oncelog.core.policy import DELTAS
-from oncelog.core.values import Committed, Mode, Rate, Reason, Record, Refused, Replayed, Submission, Verdict
+from oncelog.core.values import (
+    Committed,
+    Mode,
+    Rate,
+    Reason,
+    Record,
+    Refused,
+    Remembered,
+    Replayed,
+    Submission,
+    Verdict,
+)
 from oncelog.doors.entrance import Entrance
 from oncelog.doors.faults import DoorError, error_of, telling
 from oncelog.doors.limits import COMPACT_DELTAS_MAX, LONG_FRAME_BYTES, DoorLimits
@@ -46,6 +61,9 @@ from oncelog.errors import CanonicalError, HistoryChangedError, OncelogError
 GATEWAY_CHARACTERS_MAX: Final = 80
 COMPACT: Final = "compact"
 """What a gateway's stream is called in a grant, with this behind it, for those who may compact it."""
+COMMITTED: Final = "committed"
+KNOWN: Final = "known"
+KNOWN_UNDER_ANOTHER_OP: Final = "known_under_another_op"
 _CODES: Final = {
     Reason.CLOCK_DRIFT: codes.CLOCK_DRIFT,
     Reason.INVALID: codes.INVALID,
@@ -101,33 +119,40 @@ class DeltasDoor:
     async def push(self, scope: str, body: bytes, principal: Principal) -> list[Result]:
         """Takes all of a push, or nothing of it."""
         own = self.entrance.client_of(principal)
-        given, keys = await _beside(len(body), lambda: read_deltas(body, own))
+        plain = await _beside(len(body), lambda: read_plain_push(body))
         try:
-            known = self.log.recall(DELTAS, scope, keys)
-            if known is not None:
-                verdicts: Sequence[Verdict] = [
-                    Replayed(one.receipt, one.fingerprint != delta.op.value.encode())
-                    for one, delta in zip(known, given, strict=True)
-                ]
-            else:
-                submissions = await _beside(len(body), lambda: self._submissions(scope, given, keys, principal))
-                verdicts = await self.log.submit_many(submissions, Mode.ALL)
+            if plain is not None:
+                _demand_pushable(plain.deltas, own)
+                known = self.log.recall(DELTAS, scope, plain.keys)
+                if known is not None:
+                    return self._known(plain.deltas, known)
+            deltas, submissions = await _beside(
+                len(body), lambda: self._submissions(scope, _checked(plain, body, own), principal)
+            )
+            verdicts = await self.log.submit_many(submissions, Mode.ALL)
         except OncelogError as error:
             raise error_of(error) from error
-        return self._results(given, verdicts)
+        return self._results(deltas, verdicts)
 
     def _submissions(
-        self, scope: str, given: Sequence[DeltaJson], keys: Sequence[bytes], principal: Principal
-    ) -> list[Submission]:
+        self, scope: str, pushed: Pushed, principal: Principal
+    ) -> tuple[list[DeltaJson], list[Submission]]:
         value_bytes_max, actor, rate = self.limits.column_value_bytes_max, principal.actor, self._rate
         submissions = []
-        for index, (delta, key) in enumerate(zip(given, keys, strict=True)):
+        for index, (delta, key, body) in enumerate(zip(pushed.deltas, pushed.keys, pushed.bodies, strict=True)):
             try:
                 change = row_delta(delta, key, "", value_bytes_max)
             except CanonicalError as error:
                 raise _bad_delta(error, index) from error
-            submissions.append(submission_of(scope, change, actor=actor, rate=rate))
-        return submissions
+            submissions.append(submission_of(scope, change, body, actor=actor, rate=rate))
+        return pushed.deltas, submissions
+
+    def _known(self, given: Sequence[DeltaJson], known: Sequence[Remembered]) -> list[Result]:
+        """From memory: nothing is decided, and nothing is written."""
+        other_op = sum([one.fingerprint != op_name(delta.op) for one, delta in zip(known, given, strict=True)])
+        self.counts.deltas[KNOWN] += len(given) - other_op
+        self.counts.deltas[KNOWN_UNDER_ANOTHER_OP] += other_op
+        return [(delta.delta_id, one.receipt.sequence, True) for one, delta in zip(known, given, strict=True)]
 
     def _results(self, given: Sequence[DeltaJson], verdicts: Sequence[Verdict]) -> list[Result]:
         if verdicts and isinstance(verdicts[0], Refused):
@@ -144,9 +169,9 @@ class DeltasDoor:
                     results.append((delta.delta_id, receipt.sequence, False))
                 case _:
                     raise TypeError(f"a delta was answered with {verdict!r}")
-        self.counts.deltas["committed"] += committed
-        self.counts.deltas["known"] += len(results) - committed - other_op
-        self.counts.deltas["known_under_another_op"] += other_op
+        self.counts.deltas[COMMITTED] += committed
+        self.counts.deltas[KNOWN] += len(results) - committed - other_op
+        self.counts.deltas[KNOWN_UNDER_ANOTHER_OP] += other_op
         return results
 
     # --- read
@@ -260,30 +285,36 @@ async def _beside(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > LONG_FRAME_BYTES else work()
 
 
-def read_deltas(body: bytes, own: str | None) -> tuple[list[DeltaJson], list[bytes]]:
-    """The deltas of a push and their ids, which are made here (DE-3). Raises DoorError.
-
-    `own` is the one client whose deltas they may be; None where everybody may be anybody.
-    """
+def _checked(plain: Pushed | None, body: bytes, own: str | None) -> Pushed:
+    """The deltas of a push, whose ids are made here (DE-3). Raises DoorError."""
+    if plain is not None and are_canonical(plain.deltas):
+        return plain
     try:
-        given = read_push(body)
+        pushed = read_push(body)
     except CanonicalError as error:
         raise _bad(error) from error
-    if len(given) > PUSH_DELTAS_MAX:
-        message = f"deltas: must be at most {PUSH_DELTAS_MAX}, not {len(given)}"
-        raise DoorError(codes.TOO_LARGE, message, field="deltas", limit=PUSH_DELTAS_MAX)
-    keys = [delta.identity() for delta in given]
-    for index, (delta, key) in enumerate(zip(given, keys, strict=True)):
-        if delta.client_id != own and own is not None:
-            message = f"deltas[{index}].clientId: must be that of the credential"
-            raise DoorError(codes.FORBIDDEN, message, field="clientId", index=index)
+    _demand_pushable(pushed.deltas, own)
+    for index, (delta, key) in enumerate(zip(pushed.deltas, pushed.keys, strict=True)):
         if delta.delta_id != key.hex():
             try:
                 row_delta(delta, key, "")  # what it says may be no delta at all: that is told first
                 demand_identity(delta, key, "")
             except CanonicalError as error:
                 raise _bad_delta(error, index) from error
-    return given, keys
+    return pushed
+
+
+def _demand_pushable(deltas: Sequence[DeltaJson], own: str | None) -> None:
+    """Raises DoorError for too many, and for one of another client; `own` is None where everybody may be anybody."""
+    if len(deltas) > PUSH_DELTAS_MAX:
+        message = f"deltas: must be at most {PUSH_DELTAS_MAX}, not {len(deltas)}"
+        raise DoorError(codes.TOO_LARGE, message, field="deltas", limit=PUSH_DELTAS_MAX)
+    if own is None:
+        return
+    for index, delta in enumerate(deltas):
+        if delta.client_id != own:
+            message = f"deltas[{index}].clientId: must be that of the credential"
+            raise DoorError(codes.FORBIDDEN, message, field="clientId", index=index)
 
 
 def until_compacted(records: Sequence[Record]) -> tuple[list[Record], bool]:
