@@ -45,8 +45,8 @@ A server and its client, one process with one thread, share this machine. A push
 each of three columns of one of {rows} rows, drawn at random; {callers} callers send them, made and hashed before the
 time begins, and each waits for its answer, which comes when all of it is synced to the disk. `a second` counts deltas.
 Contenders have a slice of time in every round, one right after the other: a fresh copy of a log with {small} deltas,
-and a log with {large} and more. `known` pushes deltas again that were committed right before, in the same batches; of one
-server, after the others. `a second` is the best round, `median` the median.
+and a log with {large} and more. `known` pushes deltas again that were committed right before, in the same batches; of
+one server, after the others. `a second` is the best round, `median` the median.
 
 The targets a second depend on the machine, and are only shown; the ratio fails a run."""
 

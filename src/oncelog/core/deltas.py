@@ -28,7 +28,6 @@ PUSH_DELTAS_MAX: Final = 10_000
 IDENTIFIER_CHARACTERS_MAX: Final = 128
 """Of the names of tables and columns."""
 ROW_ID_CHARACTERS_MAX: Final = 512
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _MISSING: Final = re.compile("Object missing required field `(.+)`")
 
 
@@ -164,7 +163,7 @@ class WrongIdError(CanonicalError):
 def row_delta(given: DeltaJson, identity: bytes, path: str, value_bytes_max: int = ROW_BYTES_MAX) -> RowDelta:
     """What it says, checked (DE-10). Raises CanonicalError with the path of what cannot be."""
     table, row_id, client_id = given.table, given.row_id, given.client_id
-    if not is_identifier(table) or not is_text(row_id, ROW_ID_CHARACTERS_MAX) or not is_text(client_id):
+    if not is_identifier(table) or not _is_text(row_id, ROW_ID_CHARACTERS_MAX) or not _is_text(client_id):
         _check_names(given, path)
     try:
         hlc = parse_hlc(given.hlc)
@@ -178,23 +177,17 @@ def row_delta(given: DeltaJson, identity: bytes, path: str, value_bytes_max: int
     named = {one.column: bytes(one.value) for one in columns}
     if len(named) < len(columns) or not all(map(is_identifier, named)):
         _check_column_names([one.column for one in columns], path)
-    if max(map(len, named.values()), default=0) > value_bytes_max:
+    if len(given.columns) > value_bytes_max:
         _check_values(named.values(), value_bytes_max, path)
     return RowDelta(given.op, table, row_id, client_id, hlc, tuple(named.items()), identity)
 
 
 def is_identifier(name: str) -> bool:
     """Whether a table or column can be called so."""
-    return len(name) <= IDENTIFIER_CHARACTERS_MAX and _is_identifier(name)
+    return name.isidentifier() and name.isascii() and len(name) <= IDENTIFIER_CHARACTERS_MAX
 
 
-@lru_cache(maxsize=4096)  # the same come again and again
-def _is_identifier(name: str) -> bool:
-    return _IDENTIFIER.fullmatch(name) is not None
-
-
-def is_text(text: str, characters_max: int = NAME_CHARACTERS_MAX) -> bool:
-    """Whether a row or a client can be called so."""
+def _is_text(text: str, characters_max: int = NAME_CHARACTERS_MAX) -> bool:
     return 1 <= len(text) <= characters_max and "\0" not in text
 
 

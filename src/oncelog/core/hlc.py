@@ -58,9 +58,10 @@ def drift_of(remote: int, wall_now_ms: int) -> ClockDrift | None:
 
 def parse_hlc(text: str, path: str = "$.hlc") -> int:
     """The number behind the decimal text of the wire, which has one spelling only."""
-    if not _CANONICAL_DECIMAL.fullmatch(text) or int(text) > HLC_MAX:
+    hlc = int(text) if _CANONICAL_DECIMAL.fullmatch(text) else HLC_MAX + 1
+    if hlc > HLC_MAX:
         raise CanonicalError(path, "must be a decimal string from 0 to 2^64−1 without leading zeros")
-    return int(text)
+    return hlc
 
 
 def hlc_text(hlc: int, path: str = "$.hlc") -> str:

@@ -31,6 +31,8 @@ class Op(Enum):
     UPDATE = "UPDATE"
     DELETE = "DELETE"
 
+    __hash__ = object.__hash__  # of an enum it is a function of Python's, and this is asked for every delta
+
 
 _DELETE: Final = Op.DELETE  # as in `desk`: Python 3.11 takes long to find an enum's member
 
