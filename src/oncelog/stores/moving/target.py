@@ -30,7 +30,7 @@ from oncelog.stores.moving.values import (
     Slice,
     State,
 )
-from oncelog.stores.postgres.connecting import Timeouts, connect, pass_barrier
+from oncelog.stores.postgres.connecting import Timeouts, connect, demand_standby, pass_barrier
 from oncelog.stores.postgres.database import demand_database, look_at_any, make, migrate
 from oncelog.stores.postgres.reading import heads
 from oncelog.stores.postgres.statements import SCHEMA_VERSION, SQL
@@ -57,6 +57,7 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
     try:
         connection = LimitedConnection(await _connected(address), CALL_MS)
         try:
+            await demand_standby(connection, _TIMEOUTS)
             await pass_barrier(connection)
             await demand_database(connection, name)
             await _be_alone(connection, name)
