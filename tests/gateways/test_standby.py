@@ -23,6 +23,7 @@ LONG_MS = 20_000
 COMMAND_S = 0.3
 SESSIONS_MAX = 3
 
+
 def hurried(address: str, **changed: int) -> Log:
     chosen = {"postgres_commit_ms": COMMIT_MS, "postgres_patience_ms": PATIENCE_MS, **changed}
     return open_log(address, limits=limits(**chosen))

@@ -1,4 +1,4 @@
-"""A log is moved to a server whose COMMITs wait for a standby: none that was not waited for is taken for one that was."""
+"""A log is moved to a server whose COMMITs wait for a standby: one that was not waited for ends the move."""
 
 import asyncio
 from pathlib import Path

@@ -45,9 +45,7 @@ async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[in
 
 
 async def opened(address: str, _: Path) -> None:
-    chosen = limits(
-        postgres_connect_ms=CONNECT_MS, postgres_commit_ms=COMMIT_MS, postgres_patience_ms=PATIENCE_MS
-    )
+    chosen = limits(postgres_connect_ms=CONNECT_MS, postgres_commit_ms=COMMIT_MS, postgres_patience_ms=PATIENCE_MS)
     async with open_log(address, limits=chosen):
         pass
 

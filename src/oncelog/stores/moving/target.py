@@ -12,9 +12,9 @@ import asyncpg
 import msgspec
 
 from oncelog.core.values import LaneHead
-from oncelog.errors import CorruptError, SettingsError, StoreError
+from oncelog.errors import CorruptError, StoreError
 from oncelog.stores.about import About
-from oncelog.stores.address import BAD_ADDRESS, shown
+from oncelog.stores.address import shown
 from oncelog.stores.moving.limiting import LimitedConnection
 from oncelog.stores.moving.source import Source
 from oncelog.stores.moving.values import (
@@ -55,7 +55,7 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
     """A database that can be written to, for one mover. Raises OncelogErrors, never an error of PostgreSQL's."""
     name = shown(address)
     try:
-        connection = LimitedConnection(await _connected(address), CALL_MS)
+        connection = LimitedConnection(await connect(address, _TIMEOUTS), CALL_MS)
         try:
             await demand_standby(connection, _TIMEOUTS)
             await pass_barrier(connection)
@@ -72,13 +72,6 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
         if ours is error:
             raise StoreError(f"{name}: {error}") from error
         raise ours from error
-
-
-async def _connected(address: str) -> Any:
-    try:
-        return await connect(address, _TIMEOUTS)
-    except (ValueError, TypeError, asyncpg.ClientConfigurationError):
-        raise SettingsError(BAD_ADDRESS) from None  # what it says may be a piece of the password
 
 
 async def _be_alone(connection: LimitedConnection, name: str) -> None:
