@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from cli.sample import make_log
 from databases import address_of, query
 from oncelog.cli import app
-from oncelog.stores.address import shown
+from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.sqlite.files import SCHEMA_VERSION
 from oncelog.testing.postgres_proxy import PostgresProxy
 from stores.sessions import make_older
@@ -62,6 +62,33 @@ def written(transport, data):
 Transport.write = written
 """
 """It comes right after the statement was sent, in the middle of asyncpg."""
+
+IMPATIENT = """
+import asyncio
+import os
+import signal
+import threading
+from oncelog.stores.moving.source import Source
+signal.signal(signal.SIGINT, signal.default_int_handler)
+turn, is_waiting = asyncio.wait, threading.Event()
+async def wait(*arguments, **options):
+    is_waiting.set()
+    return await turn(*arguments, **options)
+asyncio.wait = wait
+read = Source._slice
+def impatient(source, *arguments):
+    Source._slice = read
+    for _ in range(3):
+        is_waiting.clear()
+        os.kill(os.getpid(), int(os.environ["NUMBER"]))
+        if not is_waiting.wait(30):
+            os.write(2, b"the file is not waited for any more\\n")
+    return read(source, *arguments)
+Source._slice = impatient
+from oncelog.cli import main
+main()
+"""
+"""Again and again, each time when the one before has been heard; meanwhile a thread reads the file."""
 
 
 @pytest.fixture
@@ -179,6 +206,19 @@ def test_an_interrupt_does_not_wait_for_an_answer(log: Path, database: str, numb
     assert moved(log, database).exit_code == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_several_interrupts_are_as_one(log: Path, database: str, number: int) -> None:
+    """The file is not closed under the thread that reads it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NUMBER": str(int(number))}
+    command = [sys.executable, "-c", IMPATIENT, "move", str(log), database]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.stderr == "oncelog: interrupted. Run the same command again, and it goes on.\n"
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stdout == ""
+    demand_unlocked(log)
+    assert moved(log, database).exit_code == 0
+
+
 def refused(log: Path | str, address: Path | str) -> str:
     done = moved(log, address)
     assert done.exit_code == 2, done.output
@@ -224,6 +264,23 @@ def test_a_database_that_cannot_take_it_is_named(log: Path, database: str) -> No
     assert moved(another, other).exit_code == 0
     assert "has another log in it" in refused(log, other)
     assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://u:pa/ss@h/app",  # of a password that is not written as an address needs it
+        "postgresql://u:pa#ss@h/app",
+        "postgresql://u:pa?ss@h/app",
+        "postgresql://u:pa[ss@h/app",
+        "postgresql://u:pa\u2100ss@h/app",
+        "postgresql://u:pass@h:port/app",
+        "postgresql://u:pass@127.0.0.1:1,127.0.0.1:port/app",
+        "postgresql://127.0.0.1:1/ss@h/app",  # of a user that is called as a host, and a password 1/ss
+    ],
+)
+def test_no_piece_of_a_password_is_told_of_an_address_that_cannot_be_read(log: Path, address: str) -> None:
+    assert refused(log, address) == f"oncelog: {BAD_ADDRESS}\n"
 
 
 def test_help_has_an_example() -> None:

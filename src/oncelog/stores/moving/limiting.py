@@ -11,7 +11,6 @@ from typing import Any
 
 import asyncpg
 
-from oncelog.errors import StoreUnavailableError
 from oncelog.stores.postgres.connecting import Connection, abandoning, warnings_of
 from oncelog.stores.postgres.troubles import OF_POSTGRES
 
@@ -70,7 +69,7 @@ class LimitedConnection:
             await self.execute("COMMIT")
             await asyncio.sleep(0)
         if warnings:  # it can be seen, and may be on this server alone
-            raise StoreUnavailableError(f"COMMIT was not waited for: {warnings[0]}; run the same command again")
+            raise ConnectionAbortedError(f"COMMIT was not waited for: {warnings[0]}")
 
     async def copy(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         """Adds rows to a table, by COPY.

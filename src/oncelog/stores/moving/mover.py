@@ -234,6 +234,7 @@ async def _ahead(parts: Iterator[T]) -> AsyncGenerator[T, None]:
         while not reading.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([reading])
+        reading.exception()  # looked at: what ended this is told, and not what was found in a part nobody asked for
 
 
 def _now_ms() -> int:

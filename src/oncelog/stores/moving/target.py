@@ -12,9 +12,9 @@ import asyncpg
 import msgspec
 
 from oncelog.core.values import LaneHead
-from oncelog.errors import CorruptError, SettingsError, StoreError
+from oncelog.errors import CorruptError, StoreError
 from oncelog.stores.about import About
-from oncelog.stores.address import BAD_ADDRESS, shown
+from oncelog.stores.address import shown
 from oncelog.stores.moving.limiting import LimitedConnection
 from oncelog.stores.moving.source import Source
 from oncelog.stores.moving.values import (
@@ -30,7 +30,7 @@ from oncelog.stores.moving.values import (
     Slice,
     State,
 )
-from oncelog.stores.postgres.connecting import Timeouts, connect, pass_barrier
+from oncelog.stores.postgres.connecting import Timeouts, connect, demand_standby, pass_barrier
 from oncelog.stores.postgres.database import demand_database, look_at_any, make, migrate
 from oncelog.stores.postgres.reading import heads
 from oncelog.stores.postgres.statements import SCHEMA_VERSION, SQL
@@ -55,8 +55,9 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
     """A database that can be written to, for one mover. Raises OncelogErrors, never an error of PostgreSQL's."""
     name = shown(address)
     try:
-        connection = LimitedConnection(await _connected(address), CALL_MS)
+        connection = LimitedConnection(await connect(address, _TIMEOUTS), CALL_MS)
         try:
+            await demand_standby(connection, _TIMEOUTS)
             await pass_barrier(connection)
             await demand_database(connection, name)
             await _be_alone(connection, name)
@@ -71,13 +72,6 @@ async def opened_target(address: str) -> AsyncIterator["Target"]:
         if ours is error:
             raise StoreError(f"{name}: {error}") from error
         raise ours from error
-
-
-async def _connected(address: str) -> Any:
-    try:
-        return await connect(address, _TIMEOUTS)
-    except (ValueError, TypeError, asyncpg.ClientConfigurationError):
-        raise SettingsError(BAD_ADDRESS) from None  # what it says may be a piece of the password
 
 
 async def _be_alone(connection: LimitedConnection, name: str) -> None:

@@ -1,6 +1,8 @@
 """Sessions with the server: how each is set up, and what it must do before anything that it reads is believed."""
 
 import asyncio
+import errno
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,12 +13,15 @@ import asyncpg
 from msgspec import Struct
 
 from oncelog.errors import SettingsError
+from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.troubles import OF_POSTGRES
 
 WEAK: Final = ("off", "local", "remote_write")
 STATEMENTS_MAX: Final = 256
 _TRANSACTION_TIMEOUT_SINCE: Final = 17
+_NUMBERS: Final = re.compile(r"\[Errno (\d+)\]")
+_NOBODY: Final = {errno.ECONNREFUSED, errno.EADDRNOTAVAIL}
 
 Connection = Any
 """asyncpg has no types."""
@@ -54,7 +59,8 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 async def connect(address: str, timeouts: Timeouts) -> Connection:
     """A session with the server that can be written to, the first of those that the address names.
 
-    Each is waited for as long as one may take: one that says nothing must not keep us from the next.
+    Each is waited for as long as one may take: one that says nothing must not keep us from the next. Raises
+    SettingsError for an address that cannot be read.
     """
     errors: list[Exception] = []
     for one in addresses_of(address):
@@ -68,12 +74,17 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
 
 def is_refused(error: BaseException) -> bool:
     """Nobody listens there, or there is no such host, or it does not speak TLS (a plain ConnectionError)."""
+    if type(error) is OSError and error.errno is None:  # asyncio's, of a host with several addresses: of all of them
+        found = {int(number) for number in _NUMBERS.findall(str(error))}
+        return bool(found) and found <= _NOBODY
     return isinstance(error, ConnectionRefusedError | socket.gaierror) or type(error) is ConnectionError
 
 
 def addresses_of(address: str) -> list[str]:
     """One for each host that the address names, in their order."""
     parts = urlsplit(address)
+    if "@" in parts.path:  # a password with a slash in it: what comes behind that would be told as a database's name
+        raise SettingsError(BAD_ADDRESS)
     user, at, hosts = parts.netloc.rpartition("@")
     if "," in hosts:
         return [urlunsplit(parts._replace(netloc=user + at + host)) for host in hosts.split(",")]
@@ -103,6 +114,10 @@ async def _connect(address: str, timeouts: Timeouts) -> Connection:
         raise TimeoutError(f"the server does not answer within {timeouts.connect_ms} ms") from error
     except asyncpg.UndefinedObjectError as error:
         raise SettingsError(f"the server does not know a parameter of the address: {error}") from error
+    except asyncpg.ClientConfigurationError as error:
+        raise SettingsError(f"{shown(address)}: {error}") from error
+    except (ValueError, TypeError):
+        raise SettingsError(BAD_ADDRESS) from None  # what it says may be a piece of the password
     try:
         with abandoning(connection, timeouts.connect_ms):
             await _be_durable(connection)

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import msgspec
 
-from oncelog.errors import CorruptError, OncelogError, SettingsError, StoreError, StoreUnavailableError
+from oncelog.errors import CorruptError, OncelogError, StoreError, StoreUnavailableError
 from oncelog.stores.about import About
-from oncelog.stores.address import BAD_ADDRESS, shown
+from oncelog.stores.address import shown
 from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, demand_standby, pass_barrier
 from oncelog.stores.postgres.database import look
 from oncelog.stores.postgres.statements import SCHEMA_VERSION
@@ -22,7 +22,6 @@ from oncelog.stores.postgres.troubles import OF_POSTGRES, translated
 PAGE_ROWS: Final = 100
 IDLE_MS: Final = 600_000
 """Who has stopped a command must not keep the server from clearing up for ever."""
-"""Without what is wrong with it: that may be the password."""
 _TIMEOUTS: Final = Timeouts()
 _LOOKING: Final = (
     f"SET idle_in_transaction_session_timeout = {IDLE_MS}",
@@ -110,13 +109,9 @@ def in_our_words(name: str) -> Iterator[None]:
 async def _connected(address: str) -> Connection:
     try:
         connection = await connect(address, _TIMEOUTS)
-    except asyncpg.ClientConfigurationError as error:
-        raise SettingsError(f"{shown(address)}: {error}") from error
-    except (ValueError, TypeError) as error:
-        raise SettingsError(BAD_ADDRESS) from error
     except asyncpg.TargetServerAttributeNotMatched as error:
         raise StoreUnavailableError(
-            f"{shown(address)} names a standby only; to look at one add target_session_attrs=any to the address"
+            f"{shown(address)}: who answers is a standby; to look at one add target_session_attrs=any to the address"
         ) from error
     except OSError as error:
         said = error.strerror or str(error) or "it does not answer"

@@ -15,9 +15,9 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot
-from oncelog.errors import ClosedError, CorruptError, OncelogError, SettingsError, StoreUnavailableError
+from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.about import About
-from oncelog.stores.address import BAD_ADDRESS, shown
+from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
 from oncelog.stores.postgres import delta_reading, ledger_reading, reading
 from oncelog.stores.postgres.connecting import (
@@ -119,10 +119,6 @@ class PostgresStore:
         while self._writing is None:
             try:
                 self._writing = await self._opened()
-            except (ValueError, TypeError, asyncpg.exceptions.ClientConfigurationError) as error:
-                if isinstance(error, OncelogError):
-                    raise
-                raise SettingsError(BAD_ADDRESS) from error
             except OF_POSTGRES as error:
                 # A server that is not there at all is one that was named wrongly, more often than not: no waiting.
                 if not is_lost(error) or is_refused(error):
