@@ -179,7 +179,8 @@ class Patience:
     def __init__(self, remote: Remote, timeout_s: float) -> None:
         self._remote = remote
         self._timeout_s = timeout_s
-        self._has_told = False
+        self.has_told = False
+        """Whether a request was tried again, so that nobody knows what became of it the first time."""
 
     async def until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The answer. Raises GaveUpError, or the refusal where another try is in vain."""
@@ -202,8 +203,8 @@ class Patience:
             pause_s = max(next(pauses), retry_after_s)
             if loop.time() + pause_s >= deadline:
                 raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
-            if not self._has_told:
-                self._has_told = True
+            if not self.has_told:
+                self.has_told = True
                 say(f"{problem}; trying again")
             await asyncio.sleep(pause_s)
 
