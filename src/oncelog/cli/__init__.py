@@ -9,6 +9,7 @@ from oncelog.cli import (
     apikey,
     backup,
     clock,
+    deltas,
     epoch,
     head,
     key,
@@ -58,6 +59,7 @@ app.command()(stats.stats)
 app.command()(clock.clock)
 app.command()(epoch.epoch)
 app.command()(token.token)
+app.add_typer(deltas.app, name="deltas")
 app.add_typer(apikey.app, name="apikey")
 app.add_typer(key.app, name="key")
 

@@ -1,13 +1,12 @@
 """`oncelog move`."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from oncelog.cli.terminal import Meter, ending_well
+from oncelog.cli.terminal import Meter, ending_well, terminated_as_interrupted
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.stores.address import is_address, shown, with_driver
 
@@ -49,18 +48,11 @@ def move(
 
 @contextmanager
 def _told_how_to_go_on() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C: what is under way is let go."""
-    before = signal.signal(signal.SIGTERM, _interrupted)
     try:
-        yield
+        with terminated_as_interrupted():
+            yield
     except KeyboardInterrupt:
         typer.echo(f"oncelog: interrupted. {_GOES_ON}", err=True)
         raise
     except StoreUnavailableError as error:
         raise StoreUnavailableError(f"{error}. {_GOES_ON}") from error.__cause__
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt

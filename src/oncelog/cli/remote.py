@@ -7,11 +7,13 @@ is lost (`LostError`), and the same may be sent again; or the server has refused
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -35,6 +37,7 @@ HEARTBEAT_S: Final = 30.0
 PAUSE_MS_MIN: Final = 100
 PAUSE_S_MAX: Final = 5.0
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024
+T = TypeVar("T")
 
 Url = Annotated[str, typer.Option(metavar="URL", help="Where the server is.")]
 Token = Annotated[
@@ -164,6 +167,76 @@ def refused_by(payload: bytes | Raw) -> ServerRefusedError:
     """The error in the server's own words. Raises msgspec.MsgspecError for what is none."""
     error = words.read_error(payload)
     return ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
+
+
+class GaveUpError(OncelogError):
+    """Nobody knows what became of the request."""
+
+
+class Patience:
+    """Tries requests again until they are answered, each for so long at most, and says once that it does."""
+
+    def __init__(self, remote: Remote, timeout_s: float) -> None:
+        self._remote = remote
+        self._timeout_s = timeout_s
+        self.has_told = False
+        """Whether a request was tried again, so that nobody knows what became of it the first time."""
+
+    async def until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The answer. Raises GaveUpError, or the refusal where another try is in vain."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        pauses = pauses_s()
+        while True:
+            problem: OncelogError
+            retry_after_s = 0.0
+            try:
+                with as_lost(self._remote):
+                    async with asyncio.timeout_at(deadline):
+                        return await attempt()
+            except LostError as error:
+                problem = error
+            except ServerRefusedError as error:
+                if not error.is_transient:
+                    raise
+                problem, retry_after_s = error, error.retry_after_ms / 1000
+            pause_s = max(next(pauses), retry_after_s)
+            if loop.time() + pause_s >= deadline:
+                raise GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
+            if not self.has_told:
+                self.has_told = True
+                say(f"{problem}; trying again")
+            await asyncio.sleep(pause_s)
+
+
+async def while_somebody_reads(work: Awaitable[None]) -> None:
+    """Until the work is done, or whoever reads our output has gone: at a pipe that is seen before anything is written.
+
+    Raises BrokenPipeError then.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    descriptor, is_alone = sys.stdout.fileno(), False
+
+    def leave() -> None:
+        nonlocal is_alone
+        is_alone = True
+        loop.remove_reader(descriptor)
+        if task is not None:
+            task.cancel()
+
+    is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    if is_pipe:
+        loop.add_reader(descriptor, leave)  # nothing is ever to be read there, but that nobody reads is told so
+    try:
+        await work
+    except asyncio.CancelledError:
+        if is_alone:
+            raise BrokenPipeError from None
+        raise
+    finally:
+        if is_pipe:
+            loop.remove_reader(descriptor)
 
 
 # --- the WebSocket ----------------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 import asyncio
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Final
 from uuid import uuid4
 
@@ -15,18 +14,19 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
+from oncelog.cli.input import LINE_BYTES_MAX, Input, Lines
 from oncelog.cli.remote import (
     DEFAULT_URL,
     ClientId,
+    GaveUpError,
     Partitions,
+    Patience,
     Remote,
     Token,
     TokenFile,
     Url,
     as_foreign,
-    as_lost,
     demand_text,
-    pauses_s,
     refused_by,
     remote_of,
     say,
@@ -35,15 +35,13 @@ from oncelog.cli.terminal import CANNOT_LOOK, FOUND_NOTHING, AsJson, ending_well
 from oncelog.client.wire import refused_by_status
 from oncelog.core.canonical import INTEGER_MAX
 from oncelog.core.writing import uuid_bytes
-from oncelog.errors import CanonicalError, LostError, OncelogError, ServerRefusedError
+from oncelog.errors import CanonicalError, OncelogError, ServerRefusedError
 
 if TYPE_CHECKING:
     import aiohttp
 
-LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """A request with more is divided: servers take 4 MiB unless told otherwise. One event is never divided."""
-READ_BYTES: Final = 64 * 1024
 PROGRESS_LINES_MIN: Final = 1000
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, Raw])
 
@@ -175,7 +173,7 @@ async def _batches_of_input(reader: _Reader, items_max: int) -> AsyncIterator[li
         raise OncelogError("standard input must be open")
     if sys.stdin.isatty():
         typer.echo("Reading one event a line from the terminal; end with Ctrl-D.", err=True)
-    chunks, lines = _Input(sys.stdin.fileno()), _Lines(reader)
+    chunks, lines = Input(sys.stdin.fileno()), Lines(reader.read)
     chunk = b"first"
     while chunk and lines.wrong is None:
         chunk = await chunks.next()
@@ -186,30 +184,6 @@ async def _batches_of_input(reader: _Reader, items_max: int) -> AsyncIterator[li
             yield _taken(lines.items, items_max)
     if lines.wrong is not None:
         raise lines.wrong
-
-
-class _Lines:
-    """The input in lines, up to its end or a line that is wrong. Those before it are good, and are sent."""
-
-    def __init__(self, reader: _Reader) -> None:
-        self._reader = reader
-        self._rest = b""
-        self._line = 0
-        self.items: deque[_Item] = deque()
-        self.wrong: OncelogError | None = None
-
-    def take(self, chunk: bytes) -> None:
-        """Some bytes; none are the end."""
-        *texts, self._rest = (self._rest + chunk).split(b"\n") if chunk else (self._rest, b"")
-        if len(self._rest) > LINE_BYTES_MAX:
-            texts.append(self._rest)
-        try:
-            for text in texts:
-                self._line += 1
-                if text.strip():
-                    self.items.append(self._reader.read(text.strip(), self._line))
-        except OncelogError as error:
-            self.wrong = error
 
 
 def _taken(waiting: deque[_Item], items_max: int) -> list[_Item]:
@@ -223,35 +197,6 @@ def _taken(waiting: deque[_Item], items_max: int) -> list[_Item]:
         keys.add(waiting[0].key)
         items.append(waiting.popleft())
     return items
-
-
-class _Input:
-    """Reads a file descriptor in a thread that nobody has to wait for: an interrupted command ends at once."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=16)
-        os.set_blocking(descriptor, True)  # a pipe that does not wait would look like one that has ended
-        threading.Thread(target=self._read, args=(descriptor,), daemon=True).start()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something has come already."""
-        return not self._chunks.empty()
-
-    async def next(self) -> bytes:
-        """What comes next; nothing at the end."""
-        return await self._chunks.get()
-
-    def _read(self, descriptor: int) -> None:
-        chunk = b"first"
-        while chunk:
-            try:
-                chunk = os.read(descriptor, READ_BYTES)
-            except OSError:
-                chunk = b""
-            with suppress(RuntimeError):  # the command has ended
-                asyncio.run_coroutine_threadsafe(self._chunks.put(chunk), self._loop).result()
 
 
 # --- sending ----------------------------------------------------------------------------------------------
@@ -273,43 +218,16 @@ class _Result(Struct, frozen=True):
     errors: list[_FieldError] = []
 
 
-class _GaveUpError(OncelogError):
-    """Nobody knows what became of the request."""
-
-
 class _Sender:
     def __init__(self, remote: Remote, client_id: str | None, timeout_s: float) -> None:
         self.remote = remote
         self._client = b"" if client_id is None else b'"client_id":%b,' % orjson.dumps(client_id)
-        self._timeout_s = timeout_s
-        self._has_told = False
+        self._patience = Patience(remote, timeout_s)
 
     async def send(self, session: "aiohttp.ClientSession", items: Sequence[_Item]) -> list[Raw]:
-        """Sends a request until it is answered. Raises _GaveUpError, or the refusal where another try is in vain."""
+        """Sends a request until it is answered. Raises GaveUpError, or the refusal where another try is in vain."""
         body = b'{%b"events":[%b]}' % (self._client, b",".join(item.text for item in items))
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout_s
-        pauses = pauses_s()
-        while True:
-            problem: OncelogError
-            retry_after_s = 0.0
-            try:
-                with as_lost(self.remote):
-                    async with asyncio.timeout_at(deadline):
-                        return await self._once(session, body, len(items))
-            except LostError as error:
-                problem = error
-            except ServerRefusedError as error:
-                if not error.is_transient:
-                    raise
-                problem, retry_after_s = error, error.retry_after_ms / 1000
-            pause_s = max(next(pauses), retry_after_s)
-            if loop.time() + pause_s >= deadline:
-                raise _GaveUpError(f"gave up after {self._timeout_s:g} s: {problem}")
-            if not self._has_told:
-                self._has_told = True
-                say(f"{problem}; trying again")
-            await asyncio.sleep(pause_s)
+        return await self._patience.until_answered(lambda: self._once(session, body, len(items)))
 
     async def _once(self, session: "aiohttp.ClientSession", body: bytes, count: int) -> list[Raw]:
         headers = {"Content-Type": "application/json", **self.remote.headers}
@@ -335,7 +253,7 @@ async def _submit_all(batches: AsyncIterator[list[_Item]], sender: _Sender, prin
         async for items in batches:
             try:
                 results = await sender.send(session, items)
-            except _GaveUpError as error:
+            except GaveUpError as error:
                 say(str(error))
                 _tell_unknown(items)
                 raise typer.Exit(CANNOT_LOOK) from None

@@ -1,8 +1,6 @@
 """`oncelog tail`: what a server's log has, and what comes to it."""
 
 import asyncio
-import os
-import stat
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,8 +29,9 @@ from oncelog.cli.remote import (
     refused_by,
     remote_of,
     say,
+    while_somebody_reads,
 )
-from oncelog.cli.terminal import ending_well
+from oncelog.cli.terminal import ending_well, printable
 from oncelog.codes import HISTORY_CHANGED
 from oncelog.errors import LostError, OncelogError, ServerRefusedError
 
@@ -87,33 +86,10 @@ def _since(text: str) -> int | None:
 
 
 async def _run(tailing: "_Tail", client_id: str) -> None:
-    """Until it has all it wants, or whoever reads our output has gone: at a pipe that is seen before the next event."""
     import aiohttp  # noqa: PLC0415 - what the library alone does not need
 
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    descriptor, is_alone = sys.stdout.fileno(), False
-
-    def leave() -> None:
-        nonlocal is_alone
-        is_alone = True
-        loop.remove_reader(descriptor)
-        if task is not None:
-            task.cancel()
-
-    is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-    if is_pipe:
-        loop.add_reader(descriptor, leave)  # nothing is ever to be read there, but that nobody reads is told so
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-            await tailing.run(session, client_id)
-    except asyncio.CancelledError:
-        if is_alone:
-            raise BrokenPipeError from None
-        raise
-    finally:
-        if is_pipe:
-            loop.remove_reader(descriptor)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        await while_somebody_reads(tailing.run(session, client_id))
 
 
 class _Page(Struct, frozen=True):
@@ -259,14 +235,8 @@ def _pretty_line(raw: Raw) -> bytes:
         kind = str(msgspec.json.decode(event.event.pop("type", Raw(b'""'))))
         rest = "{" + ",".join(f"{orjson.dumps(name).decode()}:{_text(one)}" for name, one in event.event.items()) + "}"
     columns = [str(event.committed_id), time, ",".join(event.partitions), kind, rest]
-    return (_printable("  ".join(columns)).rstrip() + "\n").encode()
+    return (printable("  ".join(columns)).rstrip() + "\n").encode()
 
 
 def _text(raw: Raw) -> str:
     return bytes(raw).decode()
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)

@@ -2,9 +2,11 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Annotated, Any, Final
 
 import orjson
@@ -49,6 +51,23 @@ def ending_well() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C: what is under way is let go, and what there is to say is said."""
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted(_: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # whoever was started in the background may ignore Ctrl-C, but not this
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)  # a loop of asyncio has one that cancels its task
+
+
 def _is_of_the_disk(error: OncelogError) -> bool:
     """Whether the disk is full or fails: there is nothing wrong with what the command was asked."""
     cause = error.__cause__
@@ -62,6 +81,13 @@ def _say(sentence: str) -> None:
     """On standard error, if anybody listens there: the exit status tells it too."""
     with suppress(OSError):
         typer.echo(f"oncelog: {sentence}", err=True)
+
+
+def printable(text: str) -> str:
+    """The same, with nothing in it that could write to the terminal by itself."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
 
 
 def print_json(value: Any) -> None:

@@ -1,0 +1,188 @@
+"""A gateway of a server, as the commands for deltas speak to it: over HTTP, each request until it is answered."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+import typer
+from msgspec import Raw, Struct
+
+from oncelog.cli.remote import Patience, Remote, as_foreign, demand_text
+from oncelog.client.wire import refused_by_status
+from oncelog.codes import CLOCK_DRIFT, RATE_LIMITED, TOO_LARGE
+from oncelog.core.deltas import deltas_body
+from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
+from oncelog.errors import OncelogError, ServerRefusedError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+REQUEST_BYTES_MAX: Final = 1024 * 1024
+"""A request with more is divided: servers take 4 MiB unless told otherwise. One delta is never divided."""
+RATE_S: Final = 2.0
+"""A limit of new deltas has come back after a second. A push that is refused for longer is more than it ever allows."""
+SILENT_S: Final = 90.0
+"""How long nothing may come where a heartbeat should."""
+T = TypeVar("T")
+
+Name = Annotated[str, typer.Argument(metavar="GATEWAY", help="The gateway's name.", show_default=False)]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to try each request.")]
+
+
+class DeltasRefusedError(ServerRefusedError):
+    """The door says no."""
+
+    def __init__(self, code: str, message: str, retry_after_ms: int = 0, index: int | None = None) -> None:
+        super().__init__(code, message, retry_after_ms)
+        self.index = index
+        """Of the delta at fault, where one is."""
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same may be sent again later: also from a clock that is only a little too far ahead."""
+        is_ahead = self.code == CLOCK_DRIFT and 0 < self.retry_after_ms <= CLOCK_DRIFT_MS_MAX
+        return is_ahead or super().is_transient
+
+
+class TooManyError(OncelogError):
+    """A push that the server would take in smaller parts only."""
+
+
+class _Error(Struct, frozen=True, rename="camel"):
+    error: str
+    code: str
+    index: int | None = None
+    retry_after_ms: int = 0
+
+
+class Result(Struct, frozen=True, rename="camel"):
+    """Of a pushed delta."""
+
+    delta_id: str
+    sequence: int
+    duplicate: bool
+
+
+class _Pushed(Struct, frozen=True):
+    results: list[Raw]
+
+
+_ERROR: Final = msgspec.json.Decoder(_Error)
+_PUSHED: Final = msgspec.json.Decoder(_Pushed)
+_RESULT: Final = msgspec.json.Decoder(Result)
+
+
+class Gateway:
+    """`async with` opens and closes its connections."""
+
+    def __init__(self, remote: Remote, name: str, timeout_s: float) -> None:
+        if not name:
+            raise OncelogError("GATEWAY must have a name")
+        self.remote = remote
+        self._url = f"{remote.url}/v1/sync/{quote(demand_text(name, 'GATEWAY'), safe='')}/"
+        self._patience = Patience(remote, timeout_s)
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> "Gateway":
+        import aiohttp  # noqa: PLC0415 - what the library alone does not need
+
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    @property
+    def has_tried_again(self) -> bool:
+        """Whether a request may have been taken although it was refused later."""
+        return self._patience.has_told
+
+    async def get(self, kind: type[T], path: str, **parameters: str | int | None) -> T:
+        """An answer. Raises GaveUpError, or the refusal."""
+        answer = await self._patience.until_answered(lambda: self._once("GET", path, parameters))
+        return self._decoded(answer, kind)
+
+    async def post(self, kind: type[T], path: str, body: bytes) -> T:
+        """An answer. Raises GaveUpError, or the refusal."""
+        answer = await self._patience.until_answered(lambda: self._once("POST", path, {}, body))
+        return self._decoded(answer, kind)
+
+    async def push(self, deltas: Sequence[bytes], *, divides: bool = False) -> list[tuple[Raw, Result]]:
+        """Pushes deltas under their ids until they are answered: the results as they came, and read.
+
+        Raises as `post` does; and TooManyError, if whoever calls divides what is more than the server's limits allow.
+        """
+        body, began_s = deltas_body(deltas), asyncio.get_running_loop().time()
+
+        async def once() -> bytes:
+            try:
+                return await self._once("POST", "push", {}, body)
+            except DeltasRefusedError as error:
+                is_too_fast = error.code == RATE_LIMITED and asyncio.get_running_loop().time() - began_s > RATE_S
+                if divides and len(deltas) > 1 and (is_too_fast or error.code == TOO_LARGE):
+                    raise TooManyError(str(error)) from error
+                raise
+
+        raws = self._decoded(await self._patience.until_answered(once), _Pushed).results
+        if len(raws) != len(deltas):
+            raise OncelogError(f"{self.remote.url} has answered {len(deltas)} deltas with {len(raws)} results")
+        with as_foreign(self.remote):
+            return [(raw, _RESULT.decode(raw)) for raw in raws]
+
+    async def live(self, since: int, epoch: str) -> "aiohttp.ClientResponse":
+        """A stream of server-sent events, to be closed. Raises LostError or ServerRefusedError."""
+        import aiohttp  # noqa: PLC0415 - as above
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENT_S, sock_read=SILENT_S)
+        response = await self._session.get(
+            self._address("live", {"since": since, "epoch": epoch or None}),
+            headers=self.remote.headers,
+            timeout=timeout,
+        )
+        if response.status != 200:
+            async with response:
+                raise _refused(response.status, response.headers.get("Retry-After"), await response.read())
+        return response
+
+    async def _once(
+        self, method: str, path: str, parameters: dict[str, str | int | None], body: bytes | None = None
+    ) -> bytes:
+        headers = dict(self.remote.headers)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        url = self._address(path, parameters)
+        async with self._session.request(method, url, data=body, headers=headers) as response:
+            answer = await response.read()
+            if response.status != 200:
+                raise _refused(response.status, response.headers.get("Retry-After"), answer)
+        return answer
+
+    def _address(self, path: str, parameters: dict[str, str | int | None]) -> Any:
+        from yarl import URL  # noqa: PLC0415 - aiohttp brings it
+
+        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        return URL(self._url + path + (f"?{query}" if query else ""), encoded=True)
+
+    def _decoded(self, answer: bytes, kind: type[T]) -> T:
+        with as_foreign(self.remote):
+            return msgspec.json.decode(answer, type=kind)
+
+
+def read_error(payload: bytes) -> DeltasRefusedError:
+    """The error in the door's own words. Raises msgspec.MsgspecError for what is none."""
+    error = _ERROR.decode(payload)
+    return DeltasRefusedError(error.code.lower(), error.error, error.retry_after_ms, error.index)
+
+
+def _refused(status: int, retry_after: str | None, answer: bytes) -> ServerRefusedError:
+    try:
+        return read_error(answer)
+    except msgspec.MsgspecError:  # the words of a proxy
+        error = refused_by_status(status)
+        if status == 413:
+            return DeltasRefusedError(TOO_LARGE, "HTTP status 413")
+        if retry_after is not None and retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6:
+            error.retry_after_ms = 1000 * int(retry_after)
+        return error

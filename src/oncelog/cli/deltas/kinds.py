@@ -1,0 +1,115 @@
+"""What the text of a CSV cell becomes: the types that a gateway's schemas have too."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import orjson
+
+from oncelog.core.canonical import INTEGER_MAX, canonical, canonical_text
+from oncelog.errors import CanonicalError
+
+TEXT: Final = "text"
+INTEGER: Final = "integer"
+NUMBER: Final = "number"
+BOOLEAN: Final = "boolean"
+JSON: Final = "json"
+OR_NULL: Final = "?"
+"""Behind a type: a cell without text is null."""
+EXACT_DIGITS_MAX: Final = 15
+"""A decimal number of no more digits is the same after it has been a double."""
+NULL: Final = b"null"
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,19})", re.ASCII)
+_NUMBER: Final = re.compile(r"-?((?:0|[1-9][0-9]*)(?:\.[0-9]+)?)([eE][+-]?[0-9]{1,4})?", re.ASCII)
+_BOOLEANS: Final = {"true": b"true", "false": b"false"}
+
+Kind = Callable[[str], bytes]
+"""Makes canonical JSON of a cell's text. Raises ValueError that says what it is not."""
+
+
+def _text(text: str) -> bytes:
+    return orjson.dumps(text)
+
+
+def _integer(text: str) -> bytes:
+    if _INTEGER.fullmatch(text) is None:
+        raise ValueError("is no integer")
+    value = int(text)
+    if not -INTEGER_MAX <= value <= INTEGER_MAX:
+        raise ValueError("is an integer beyond ±(2^53−1); import it as text")
+    return b"%d" % value
+
+
+def _number(text: str) -> bytes:
+    if _INTEGER.fullmatch(text) is not None:
+        return _integer(text)
+    if len(text) > 400 or _NUMBER.fullmatch(text) is None:
+        raise ValueError("is no number (digits, a point, an exponent)")
+    try:
+        return canonical(float(text))
+    except CanonicalError:
+        raise ValueError("is a number beyond those of JSON") from None
+
+
+def _boolean(text: str) -> bytes:
+    found = _BOOLEANS.get(text.lower())
+    if found is None:
+        raise ValueError("is neither true nor false")
+    return found
+
+
+def _json(text: str) -> bytes:
+    try:
+        return canonical_text(text)
+    except CanonicalError as error:
+        raise ValueError(f"is no JSON that can be taken: {error}") from error
+
+
+_KINDS: Final[Mapping[str, Kind]] = {TEXT: _text, INTEGER: _integer, NUMBER: _number, BOOLEAN: _boolean, JSON: _json}
+NAMES: Final = tuple(_KINDS)
+
+
+def kind_of(name: str) -> Kind:
+    """By its name, as `integer` or `integer?`. Raises ValueError for none."""
+    kind = _KINDS.get(name.removesuffix(OR_NULL))
+    if kind is None:
+        raise ValueError(f"must be one of {', '.join(NAMES)}, with a ? behind it where an empty cell is null")
+    if not name.endswith(OR_NULL):
+        return kind
+    return lambda text: kind(text) if text else NULL
+
+
+class Guess:
+    """The narrowest type of all texts of a column, under which none of them becomes another one."""
+
+    def __init__(self) -> None:
+        self._left = [INTEGER, NUMBER, BOOLEAN]
+        self._has_empty = False
+        self._has_text = False
+
+    def see(self, text: str) -> None:
+        """One more."""
+        if not text:
+            self._has_empty = True
+            return
+        self._has_text = True
+        if self._left:
+            self._left = [name for name in self._left if _is_surely(name, text)]
+
+    def name(self) -> str:
+        """What they have in common. Where that is not text, an empty cell is null: it is no number."""
+        if not self._left or not self._has_text:
+            return TEXT
+        return self._left[0] + (OR_NULL if self._has_empty else "")
+
+
+def _is_surely(name: str, text: str) -> bool:
+    if name == NUMBER:
+        found = _NUMBER.fullmatch(text)
+        if found is None or len(found[1].replace(".", "").lstrip("0")) > EXACT_DIGITS_MAX:
+            return False
+    try:
+        _KINDS[name](text)
+    except ValueError:
+        return False
+    return text != "-0"

@@ -1,0 +1,280 @@
+"""`oncelog deltas push`: deltas to a gateway, each of them once."""
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import orjson
+import typer
+from msgspec import Raw, Struct
+
+from oncelog.cli.deltas.files import write_new
+from oncelog.cli.deltas.gateway import REQUEST_BYTES_MAX, DeltasRefusedError, Gateway, Name, Result, Timeout
+from oncelog.cli.input import LINE_BYTES_MAX, Input, Lines
+from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, demand_text, remote_of, say
+from oncelog.cli.terminal import CANNOT_LOOK, FOUND_NOTHING, AsJson, ending_well, terminated_as_interrupted
+from oncelog.core import hlc
+from oncelog.core.canonical import canonical_text, parse
+from oncelog.core.deltas import PUSH_DELTAS_MAX, delta_body, read_delta
+from oncelog.core.hlc import ClockExhausted
+from oncelog.core.identity import delta_id_of
+from oncelog.errors import CanonicalError, OncelogError
+from oncelog.stores.clock import SystemClock
+
+STANDARD_INPUT: Final = "-"
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, Raw])
+_RAWS: Final = msgspec.json.Decoder(list[Raw])
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="A file with a delta a line, or `-`: standard input.", show_default=False),
+]
+
+
+def push(  # noqa: PLR0913, PLR0917 - each one is an option
+    gateway: Name,
+    file: Source = STANDARD_INPUT,
+    client_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Whose the changes are that do not say it themselves.")
+    ] = None,
+    stamped: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write all deltas to this new file before any is sent.", dir_okay=False, writable=True
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=PUSH_DELTAS_MAX, help="Deltas of one request.")] = 500,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Pushes deltas to a gateway, and tries again under the same ids until they are answered.
+
+    A line is a delta as `pull` prints it, or {"deltas": […]}. A delta may leave out deltaId, hlc and clientId: then it
+    gets its id, the time of this machine, and --client-id. A request is taken as a whole or not at all. The exit
+    status is 1 if the server refused a delta, 2 if it cannot be reached or a line is wrong; what came before is there.
+
+    Examples:
+
+      oncelog deltas push shop deltas.jsonl
+
+      echo '{"op":"UPDATE","table":"products","rowId":"p1","columns":[{"column":"price","value":3.5}]}' |
+      oncelog deltas push shop --client-id till-1
+    """
+    with ending_well(), terminated_as_interrupted(), ExitStack() as stack:
+        remote = remote_of(url, token, token_file)
+        reader = _Reader(None if client_id is None else demand_text(client_id, "--client-id"))
+        pushing = _Push(Gateway(remote, gateway, timeout), as_json)
+        descriptor = _opened(file, stack)
+        if stamped is None:
+            asyncio.run(pushing.run(_batches_of_input(reader, descriptor, batch)))
+        else:
+            asyncio.run(pushing.run(_batches_of_file(reader, descriptor, batch, stamped)))
+
+
+def _opened(file: str, stack: ExitStack) -> int:
+    if file == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise OncelogError("standard input must be open")
+        if sys.stdin.isatty():
+            typer.echo("Reading one delta a line from the terminal; end with Ctrl-D.", err=True)
+        return sys.stdin.fileno()
+    try:
+        return stack.enter_context(Path(file).open("rb")).fileno()
+    except OSError as error:
+        raise OncelogError(f"{file} cannot be read: {error.strerror}") from error
+
+
+# --- what is sent -----------------------------------------------------------------------------------------
+
+
+class _Item(Struct, frozen=True):
+    body: bytes
+    place: str
+    """Where it stood: `line 3`, `line 1, deltas[7]`."""
+    is_stamped: bool
+    """Nobody but this command knows it yet."""
+
+
+class _EndsEarlyError(OncelogError):
+    """A JSON text that may go on in the next line."""
+
+
+class _Reader:
+    """Makes deltas of lines. What a line says is kept; what it leaves out is put in."""
+
+    def __init__(self, client_id: str | None) -> None:
+        self._client_id = client_id
+        self._clock = SystemClock()
+        self._last = 0
+        self._text: list[bytes] = []
+        """The lines of one JSON text that goes over all of the input."""
+        self._size = 0
+
+    def read(self, text: bytes, line: int) -> list[_Item]:
+        """The deltas of a line; none yet where the text goes on. Raises OncelogError with the place."""
+        self._size = len(text) + (self._size if self._text else 0)
+        if self._size > LINE_BYTES_MAX:
+            raise OncelogError(f"line {line}: is longer than {LINE_BYTES_MAX} bytes; write one delta a line")
+        if self._text:
+            self._text.append(text)
+            return []
+        try:
+            return self._items(text, f"line {line}")
+        except _EndsEarlyError:
+            if line != 1:
+                raise
+            self._text = [text]
+            return []
+
+    def end(self) -> list[_Item]:
+        """The deltas of a text that goes over several lines."""
+        return self._items(b"\n".join(self._text), "the text") if self._text else []
+
+    def _items(self, text: bytes, place: str) -> list[_Item]:
+        try:
+            orjson.loads(text)
+            members = _MEMBERS.decode(text)
+            parts = _RAWS.decode(members["deltas"]) if set(members) == {"deltas"} else None
+        except orjson.JSONDecodeError as error:
+            kind = _EndsEarlyError if error.msg.startswith("unexpected end of data") else OncelogError
+            raise kind(f"{place}: is no JSON: {error.msg}") from error
+        except msgspec.MsgspecError:
+            raise OncelogError(f'{place}: must be a delta, which is an object, or {{"deltas": […]}}') from None
+        if parts is None:
+            return [self._item(text, place)]
+        return [self._item(bytes(part), f"{place}, deltas[{index}]") for index, part in enumerate(parts)]
+
+    def _item(self, text: bytes, place: str) -> _Item:
+        try:
+            return self._delta(canonical_text(text), place)
+        except msgspec.MsgspecError:
+            raise OncelogError(f"{place}: must be an object") from None
+        except CanonicalError as error:
+            raise OncelogError(f"{place}: {error}") from error
+
+    def _delta(self, text: bytes, place: str) -> _Item:
+        members = _MEMBERS.decode(text)
+        is_stamped = "deltaId" not in members
+        if is_stamped:
+            if "clientId" not in members:
+                if self._client_id is None:
+                    raise CanonicalError("$.clientId", "is missing; --client-id says it for all")
+                members["clientId"] = Raw(orjson.dumps(self._client_id))
+            if "hlc" not in members:
+                members["hlc"] = Raw(orjson.dumps(self._now()))
+            delta_id = delta_id_of(parse(msgspec.json.encode(members)))
+            members["deltaId"] = Raw(b'"%b"' % delta_id.hex().encode())
+            text = msgspec.json.encode(members)
+        return _Item(delta_body(read_delta(text)), place, is_stamped)
+
+    def _now(self) -> str:
+        """Strictly rising: of two changes of one column the later line must win."""
+        reading = hlc.now(self._last, self._clock.wall_ms())
+        if isinstance(reading, ClockExhausted):
+            raise OncelogError("this machine's clock is beyond the last time that a delta can have")
+        self._last = reading
+        return str(reading)
+
+
+async def _batches_of_input(reader: _Reader, descriptor: int, items_max: int) -> AsyncIterator[list[_Item]]:
+    """What has come is sent, and not kept until a batch is full: somebody may be typing."""
+    chunks, lines = Input(descriptor), Lines(reader.read)
+    waiting: deque[_Item] = deque()
+    chunk = b"first"
+    while chunk and lines.wrong is None:
+        chunk = await chunks.next()
+        lines.take(chunk)
+        while lines.items:
+            waiting.extend(lines.items.popleft())
+        if len(waiting) < items_max and lines.wrong is None and chunks.has_more:
+            continue
+        while waiting:
+            yield _taken(waiting, items_max)
+    if lines.wrong is not None:
+        raise lines.wrong
+    waiting.extend(reader.end())
+    while waiting:
+        yield _taken(waiting, items_max)
+
+
+async def _batches_of_file(
+    reader: _Reader, descriptor: int, items_max: int, stamped: Path
+) -> AsyncIterator[list[_Item]]:
+    """All of the input, once it lies in a file from which it can be pushed again as it is."""
+    waiting = deque([item async for items in _batches_of_input(reader, descriptor, items_max) for item in items])
+    if not write_new(stamped, (item.body + b"\n" for item in waiting)):
+        raise OncelogError(f"{stamped} is there already: push that again as it is, or name another file")
+    while waiting:
+        yield _taken(waiting, items_max)
+
+
+def _taken(waiting: deque[_Item], items_max: int) -> list[_Item]:
+    """The next request."""
+    items = [waiting.popleft()]
+    size = len(items[0].body)
+    while waiting and len(items) < items_max:
+        size += len(waiting[0].body)
+        if size > REQUEST_BYTES_MAX:
+            break
+        items.append(waiting.popleft())
+    return items
+
+
+# --- sending ----------------------------------------------------------------------------------------------
+
+
+class _Push:
+    def __init__(self, gateway: Gateway, as_json: bool) -> None:
+        self._gateway = gateway
+        self._as_json = as_json
+
+    async def run(self, batches: AsyncIterator[list[_Item]]) -> None:
+        """Pushes all of them, in their order, up to one that is refused."""
+        async with self._gateway as gateway, aclosing(batches):  # type: ignore[type-var]
+            async for items in batches:
+                try:
+                    results = await gateway.push([item.body for item in items])
+                except GaveUpError as error:
+                    say(str(error))
+                    _tell_unknown(items)
+                    raise typer.Exit(CANNOT_LOOK) from None
+                except asyncio.CancelledError:
+                    _tell_unknown(items)
+                    raise
+                except DeltasRefusedError as error:
+                    raise _told(error, items) from error
+                self._print(results)
+
+    def _print(self, results: Iterable[tuple[Raw, Result]]) -> None:
+        if self._as_json:
+            lines = [bytes(raw).decode() for raw, _ in results]
+        else:
+            lines = [
+                f"{'duplicate' if one.duplicate else 'committed'} {one.sequence} {one.delta_id}" for _, one in results
+            ]
+        typer.echo("\n".join(lines))
+
+
+def _told(error: DeltasRefusedError, items: Sequence[_Item]) -> Exception:
+    """What ends the command."""
+    if error.index is None or not 0 <= error.index < len(items):
+        return OncelogError(f"{error} (the request began with {items[0].place})")
+    say(f"{items[error.index].place}: {error}")
+    say(f"nothing was written from {items[0].place} on")
+    return typer.Exit(FOUND_NOTHING)
+
+
+def _tell_unknown(items: Sequence[_Item]) -> None:
+    """A retry needs the ids, and we may have made them."""
+    say(f"the outcome is not known from {items[0].place} to {items[-1].place}; push these again as they are")
+    for item in items:
+        if item.is_stamped:
+            say(f"{item.place}: {item.body.decode()}")

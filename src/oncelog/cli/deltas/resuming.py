@@ -1,0 +1,88 @@
+"""What an import leaves beside its file while it runs, so that the same command makes the same deltas again.
+
+A delta's id is made of its clock too. The clock of an import is that of its start; if it were lost in a crash, a second
+run would make other ids, and write a second set. So it is on the disk before anything is sent, and goes when all is
+answered.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.cli.deltas.files import write_new
+from oncelog.cli.deltas.table import Content, Shape
+from oncelog.errors import OncelogError
+
+SUFFIX: Final = ".oncelog-import"
+FILE_BYTES_MAX: Final = 1024 * 1024
+
+
+class Target(Struct, frozen=True):
+    """Where the rows go, and whose they are."""
+
+    url: str
+    gateway: str
+    table: str
+    client_id: str
+
+
+class Begun(Struct, frozen=True):
+    """An import that has begun."""
+
+    target: Target
+    shape: Shape
+    content: Content
+    hlc: int
+    """Of its first row."""
+    version: int = 1
+
+
+_DECODER: Final = msgspec.json.Decoder(Begun)
+
+
+def path_of(csv: str) -> Path:
+    """Beside the file that is imported."""
+    return Path(csv + SUFFIX)
+
+
+def read(path: Path) -> Begun | None:
+    """What was begun; None if nothing was. Raises OncelogError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        begun = _DECODER.decode(text)
+        is_ours = begun.version == 1
+    except msgspec.MsgspecError:
+        is_ours = False
+    if not is_ours:
+        raise OncelogError(f"{path} is not what an import of this version leaves; move it away if it is of no use")
+    return begun
+
+
+def write(path: Path, begun: Begun) -> bool:
+    """False if somebody else has just begun. Raises OncelogError."""
+    try:
+        return write_new(path, [msgspec.json.encode(begun)])
+    except OncelogError as error:
+        raise OncelogError(f"{error}; --at TIME does without it") from error
+
+
+def demand_same(path: Path, begun: Begun, target: Target, shape: Shape, size: int, sha256: str) -> None:
+    """Raises OncelogError if another import was begun than this one: its ids would be no good for these rows."""
+    differing = [name for name in target.__struct_fields__ if getattr(target, name) != getattr(begun.target, name)]
+    differing += [name for name in shape.__struct_fields__ if getattr(shape, name) != getattr(begun.shape, name)]
+    if (size, sha256) != (begun.content.bytes, begun.content.sha256):
+        differing.append("what the CSV file has in it")
+    if differing:
+        names = ", ".join(name.replace("_", " ") for name in differing)
+        raise OncelogError(
+            f"{path} is of an import that was begun and not ended, and this one differs from it in: {names}. Run that "
+            "one to its end, or remove the file to begin a new import, which writes all rows anew"
+        )

@@ -1,0 +1,162 @@
+"""`oncelog deltas rows`: the merged rows of a table."""
+
+import asyncio
+import csv
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from enum import StrEnum
+from tempfile import SpooledTemporaryFile
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import msgspec
+import typer
+from msgspec import Raw, Struct
+
+from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, as_foreign, demand_text, remote_of, say
+from oncelog.cli.terminal import FOUND_NOTHING, ending_well, printable, terminated_as_interrupted
+
+PAGE_ROWS: Final = 500
+SPOOL_BYTES: Final = 8 * 1024 * 1024
+"""Rows are kept in memory up to this many bytes, and in a temporary file beyond."""
+CELL_CHARACTERS_MAX: Final = 40
+ROW_ID: Final = "rowId"
+
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.", show_default=False)]
+
+
+class Format(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def rows(  # noqa: PLR0913, PLR0917 - each one is an option
+    gateway: Name,
+    table: Table,
+    row: Annotated[str | None, typer.Option(metavar="ID", help="Only the row of this id.")] = None,
+    format: Annotated[  # noqa: A002 - what people expect
+        Format | None,
+        typer.Option(help="How; a table on a terminal, JSON (an object a line) elsewhere.", show_default=False),
+    ] = None,
+    timeout: Timeout = 30.0,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Prints the rows of a table that exist, merged, by their ids.
+
+    The exit status is 1 if there is no row of the id that --row names.
+
+    Examples:
+
+      oncelog deltas rows shop products --row p1
+
+      oncelog deltas rows shop products --format csv > products.csv
+    """
+    with ending_well(), terminated_as_interrupted():
+        remote = remote_of(url, token, token_file)
+        chosen = format or (Format.TABLE if sys.stdout.isatty() else Format.JSON)
+        row_id = None if row is None else demand_text(row, "--row")
+        reading = Gateway(remote, gateway, timeout)
+        count = asyncio.run(_run(reading, demand_text(table, "TABLE"), row_id, chosen))
+        if row is not None and not count:
+            say("there is no row of that id")
+            raise typer.Exit(FOUND_NOTHING)
+
+
+class _Page(Struct, frozen=True):
+    rows: list[Raw]
+    next: str
+
+
+class _Row(Struct, frozen=True, rename="camel"):
+    row_id: str
+    columns: dict[str, Any]
+
+
+_ROW: Final = msgspec.json.Decoder(_Row)
+
+
+async def _run(gateway: Gateway, table: str, row_id: str | None, chosen: Format) -> int:
+    count = 0
+    async with gateway, aclosing(_pages(gateway, table, row_id)) as pages:  # type: ignore[type-var]
+        if chosen is not Format.JSON:
+            return await _print_in_columns(gateway, pages, chosen)
+        async for page in pages:
+            sys.stdout.buffer.writelines(bytes(row) + b"\n" for row in page)
+            sys.stdout.buffer.flush()
+            count += len(page)
+    return count
+
+
+async def _pages(gateway: Gateway, table: str, row_id: str | None) -> AsyncIterator[list[Raw]]:
+    path = f"rows/{quote(table, safe='')}"
+    if row_id is not None:
+        yield (await gateway.get(_Page, path, rowId=row_id)).rows
+        return
+    page = await gateway.get(_Page, path, limit=PAGE_ROWS)
+    yield page.rows
+    while page.next:
+        page = await gateway.get(_Page, path, limit=PAGE_ROWS, after=page.next)
+        yield page.rows
+
+
+# --- in columns -------------------------------------------------------------------------------------------
+
+
+async def _print_in_columns(gateway: Gateway, pages: AsyncIterator[list[Raw]], chosen: Format) -> int:
+    """Which columns there are is known when all rows have been read: until then they are kept aside."""
+    widths: dict[str, int] = {}
+    id_width = len(ROW_ID)
+    count = 0
+    with SpooledTemporaryFile(SPOOL_BYTES) as kept:
+        async for page in pages:
+            for raw in page:
+                with as_foreign(gateway.remote):
+                    row = _ROW.decode(raw)
+                kept.write(bytes(raw) + b"\n")
+                id_width = max(id_width, len(_cell(row.row_id)))
+                for name, value in row.columns.items():
+                    widths[name] = max(widths.get(name, len(name)), len(_cell(_text(value))))
+            count += len(page)
+        kept.seek(0)
+        names = list(widths)
+        texts = (_texts(_ROW.decode(line), names) for line in kept)
+        if chosen is Format.CSV:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow([ROW_ID, *names])
+            writer.writerows(texts)
+        else:
+            for cells in _with_head([ROW_ID, *names], texts, count):
+                padded = [cell.ljust(width) for cell, width in zip(cells, [id_width, *widths.values()], strict=True)]
+                sys.stdout.write("  ".join(padded).rstrip() + "\n")
+        sys.stdout.flush()
+    return count
+
+
+def _with_head(names: Sequence[str], rows_: Iterator[list[str]], count: int) -> Iterator[list[str]]:
+    if count:
+        yield [_cell(name) for name in names]
+    for texts in rows_:
+        yield [_cell(text) for text in texts]
+
+
+def _texts(row: _Row, names: Sequence[str]) -> list[str]:
+    """What is not there and what is null have no text."""
+    return [row.row_id, *(_text(row.columns.get(name)) for name in names)]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _cell(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"

@@ -1,0 +1,59 @@
+"""`oncelog deltas snapshot`: all rows of a gateway with all that a merge needs."""
+
+import asyncio
+import sys
+from typing import Final
+
+import orjson
+from msgspec import Raw, Struct
+
+from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
+from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, remote_of, say
+from oncelog.cli.terminal import ending_well, terminated_as_interrupted
+from oncelog.errors import OncelogError
+
+PAGE_ROWS: Final = 500
+
+
+def snapshot(
+    gateway: Name,
+    timeout: Timeout = 30.0,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Prints all rows of a gateway with their clocks, deleted ones too, as JSON: an object a line.
+
+    The last line is {"cursor", "epoch"}: from there go on with `oncelog deltas pull GATEWAY --since CURSOR`. Output
+    without it is not whole.
+
+    Example:  oncelog deltas snapshot shop > shop.jsonl
+    """
+    with ending_well(), terminated_as_interrupted():
+        remote = remote_of(url, token, token_file)
+        asyncio.run(_run(Gateway(remote, gateway, timeout), gateway))
+
+
+class _Page(Struct, frozen=True):
+    rows: list[Raw]
+    cursor: int
+    epoch: str
+    next: str
+
+
+async def _run(gateway: Gateway, name: str) -> None:
+    output = sys.stdout.buffer
+    following, epoch = "", ""
+    async with gateway:
+        while True:
+            page = await gateway.get(_Page, "snapshot", limit=PAGE_ROWS, page=following or None)
+            if epoch and page.epoch != epoch:
+                raise OncelogError("the log has another history now, in the middle of the snapshot: begin again")
+            output.writelines(bytes(row) + b"\n" for row in page.rows)
+            output.flush()
+            following, epoch = page.next, page.epoch
+            if not following:
+                break
+    output.write(orjson.dumps({"cursor": page.cursor, "epoch": epoch}) + b"\n")
+    output.flush()
+    say(f"go on with `oncelog deltas pull {name} --since {page.cursor} --epoch {epoch}`")
