@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import socket
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -230,8 +231,49 @@ def test_a_body_may_be_compressed_but_not_claim_to_be(tmp_path: Path) -> None:
             bad = await posted(served, body, **{"Content-Encoding": "gzip"})
             assert bad.refusal == (400, "bad_request")
             assert bad.error["details"] == {"field": "body"}
-            good = await posted(served, gzip.compress(body), **{"Content-Encoding": "gzip"})
-            assert good.status == 200
+            for one in (gzip.compress(body)[:-1], gzip.compress(body) + b"x", zlib.compress(body)):
+                assert (await posted(served, one, **{"Content-Encoding": "gzip"})).refusal == (400, "bad_request")
+            other = await posted(served, body, **{"Content-Encoding": "br"})
+            assert other.refusal == (415, "bad_request")
+            assert other.error["details"] == {"field": "Content-Encoding"}
+            bare = zlib.compress(body, wbits=-zlib.MAX_WBITS)
+            for encoding, one in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body)), ("Deflate", bare)):
+                assert (await posted(served, one, **{"Content-Encoding": encoding})).status == 200
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30", "CO-33")
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_was_packed_is_unpacked_as_far_as_its_limit_and_only_for_whom_we_know(
+    tmp_path: Path, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes can be made to become any number: who unpacks them has no time for others."""
+    made, unpacked = zlib.decompressobj, 0
+
+    class Counted:
+        """As `zlib` has it, of which aiohttp makes its own too."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            self._unpacking = made(*given, **named)
+
+        def decompress(self, *given: Any, **named: Any) -> bytes:
+            nonlocal unpacked
+            found = self._unpacking.decompress(*given, **named)
+            unpacked += len(found)
+            return found
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._unpacking, name)
+
+    async def main() -> None:
+        async with serving(tmp_path, tokens=True, frame_bytes_max=2000) as served:
+            monkeypatch.setattr(zlib, "decompressobj", Counted)
+            credential = {"Authorization": f"Bearer {token()}"} if is_known else {}
+            packed = gzip.compress(bytes(1_000_000))
+            answer = await posted(served, packed, **{"Content-Encoding": "gzip", **credential})
+            assert answer.refusal == ((413, "bad_request") if is_known else (401, "auth_failed"))
+            assert unpacked == (2001 if is_known else 0)
 
     run(main())
 

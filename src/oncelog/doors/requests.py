@@ -1,6 +1,7 @@
 """Requests and answers over plain HTTP, as every door has them."""
 
 import asyncio
+import zlib
 from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import parse_qsl
@@ -9,9 +10,11 @@ from aiohttp import web
 
 from oncelog import codes
 from oncelog.doors.faults import DoorError, error_json
+from oncelog.doors.limits import LONG_FRAME_BYTES
 
 JSON: Final = "application/json"
 ENCODINGS: Final = ("identity", "gzip", "deflate")
+_GZIP_BITS: Final = zlib.MAX_WBITS + 16
 BODY_S: Final = 60
 """How long the body of a request may take to come."""
 STATUS: Final = {
@@ -50,14 +53,43 @@ async def body_of(request: web.Request) -> bytes:
         raise DoorError(codes.BAD_REQUEST, message, field="Content-Encoding", status=415)
     try:
         if request.content.is_eof():
-            return await request.read()  # it has come with the headers, as most do
-        async with asyncio.timeout(BODY_S):
-            return await request.read()
+            body = await request.read()  # it has come with the headers, as most do
+        else:
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
     except TimeoutError:
         message = f"body: must be there within {BODY_S} seconds"
         raise DoorError(codes.BAD_REQUEST, message, field="body", status=408) from None
     except web.RequestPayloadError:
-        raise DoorError(codes.BAD_REQUEST, "body: is not what the headers say that it is", field="body") from None
+        raise _not_as_said() from None
+    if encoding == "identity" or not body:
+        return body
+    bytes_max = request.client_max_size
+    if bytes_max > LONG_FRAME_BYTES:  # what is short can become long: others must not wait for it
+        return await asyncio.to_thread(_unpacked, body, encoding, bytes_max)
+    return _unpacked(body, encoding, bytes_max)
+
+
+def _unpacked(body: bytes, encoding: str, bytes_max: int) -> bytes:
+    """Raises DoorError for what is none, and HTTPRequestEntityTooLarge once it is longer than it may be: what would
+    come after that is not made at all."""
+    # Some send deflate without the header that it has by its standard, whose first byte says how it is packed.
+    has_header = body[0] & 0x0F == zlib.DEFLATED
+    bits = _GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
+    unpacking = zlib.decompressobj(bits)
+    try:
+        found = unpacking.decompress(body, bytes_max + 1)
+    except zlib.error:
+        raise _not_as_said() from None
+    if len(found) > bytes_max:
+        raise web.HTTPRequestEntityTooLarge(max_size=bytes_max, actual_size=len(found))
+    if not unpacking.eof or unpacking.unused_data:
+        raise _not_as_said()
+    return found
+
+
+def _not_as_said() -> DoorError:
+    return DoorError(codes.BAD_REQUEST, "body: is not what the headers say that it is", field="body")
 
 
 def query_of(request: web.Request) -> list[tuple[str, str]]:

@@ -272,6 +272,8 @@ class Server:
             # Otherwise a token of the length that we allow would not come through.
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=HEADER_BYTES_MAX,
+            # A body is unpacked by who wants it (`body_of`), as far as its limit, and not as it comes, of whomever.
+            auto_decompress=False,
         )
         await self._runner.setup()
         serve = self._runner.server

@@ -190,7 +190,7 @@ class Protocol:
                 continue
             if entry.saved_sequence != entry.sequence or entry.gapped_turn == self._turn:
                 break  # those behind it would only leave a gap
-            if self._is_old(entry, now_ms) and now_ms - self._told_at_ms > TOLD_MS:
+            if self._is_old(entry, now_ms) and abs(now_ms - self._told_at_ms) > TOLD_MS:  # a clock can be set back
                 self._wants_state = True  # the server may have forgotten us by now, and would take it for a new one
                 break
             call = Call(entry, entry.sequence, self.last)

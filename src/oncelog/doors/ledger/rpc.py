@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from oncelog import codes
 from oncelog.doors.entrance import has_ended
 from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
+from oncelog.doors.ledger.anyone import Health, Reflection
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
@@ -49,12 +50,10 @@ METADATA_BYTES_MAX: Final = 32 * 1024
 """So that a token of the length that we allow comes through."""
 TELLING_S: Final = 0.2
 """For those who watch our health, to hear that we stop."""
-HEALTH_WATCHES_MAX: Final = 1000
-"""Nobody is asked for a credential there."""
 BODY_S: Final = 60
 """How long the message of a call may take to come."""
 CLOSING_S: Final = 1.0
-"""How long one who does not read may take to be closed when the server stops."""
+"""How long one who does not read may take to be closed."""
 Context = Any
 """grpc.aio.ServicerContext: its types are only half there."""
 Certificate = Callable[[], tuple[bytes, bytes] | None]
@@ -106,6 +105,7 @@ class LedgerRpc:
             options=[
                 ("grpc.max_receive_message_length", limits.frame_bytes_max),
                 ("grpc.max_concurrent_streams", CALLS_MAX),
+                ("grpc.max_allowed_incoming_connections", limits.connections_max),
                 ("grpc.server_handshake_timeout_ms", limits.connect_timeout_ms),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
@@ -115,11 +115,12 @@ class LedgerRpc:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        self._health = _Health()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = Health(self._address)
+        others = [self._health.handler()]
         if self._with_reflection:
             names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            others.append(Reflection(names).handler())
+        self._server.add_generic_rpc_handlers(others)
         await self.set_ready(is_ready=True)
         host = f"[{self._host}]" if ":" in self._host else self._host
         place = f"{host}:{self._wanted_port}"
@@ -234,14 +235,16 @@ class LedgerRpc:
 
     def _principal(self, context: Context) -> Principal:
         """Raises DoorError."""
-        credential = forwarded = None
+        credential = None
         for name, value in context.invocation_metadata() or ():
             if name == "authorization":
                 kind, _, credential = value.partition(" ")
                 credential = credential.strip() if kind.lower() == "bearer" else None
-            elif name == "x-forwarded-for":
-                forwarded = value if forwarded is None else f"{forwarded},{value}"
-        return self._door.entrance.authenticate(credential, self._address_of(_address(context.peer()), forwarded))
+        return self._door.entrance.authenticate(credential, self._address(context))
+
+    def _address(self, context: Context) -> str:
+        forwarded = [value for name, value in context.invocation_metadata() or () if name == "x-forwarded-for"]
+        return self._address_of(_address(context.peer()), ",".join(forwarded) if forwarded else None)
 
     async def _write(self, request: pb.WriteRequest, principal: Principal) -> pb.WriteResponse:
         if self._is_closing:
@@ -319,40 +322,30 @@ class LedgerRpc:
                         async with asyncio.timeout(2 * self._door.limits.heartbeat_ms / 1000):
                             await context.write(messages.block(one).SerializeToString())
         except DoorError as error:
-            await self._abort(context, error)
+            await self._dismiss(context, error)
         except OncelogError as error:
-            await self._abort(context, error_of(error, UNREADABLE))
+            await self._dismiss(context, error_of(error, UNREADABLE))
         except TimeoutError:
             logger.warning("a slow reader is closed", extra={"actor": self._watchers[task].principal.actor})
             self._door.counts.slow_readers_closed += 1
-            await self._abort(context, DoorError(codes.SERVER_BUSY, "too slow: come back with the last height"))
+            await self._dismiss(context, DoorError(codes.SERVER_BUSY, "too slow: come back with the last height"))
         except asyncio.CancelledError:
             watcher = self._watchers.get(task)
             if watcher is None or watcher.error is None:
                 raise  # the reader has gone
             task.uncancel()
-            await self._abort(context, watcher.error)
+            await self._dismiss(context, watcher.error)
         finally:
             self._watchers.pop(task, None)
 
-
-class _Health(health.aio.HealthServicer):
-    """With a limit of those who watch it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watching = 0
-
-    async def Watch(self, request: Any, context: Context) -> None:  # noqa: N802 - the service's name
-        """As the service says."""
-        if self.watching >= HEALTH_WATCHES_MAX:
-            message = f"at most {HEALTH_WATCHES_MAX} may watch at a time"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        self.watching += 1
+    async def _dismiss(self, context: Context, error: DoorError) -> NoReturn:
+        """Ends a stream. Its end stands behind what was sent, and one who does not read does not take it: then it is
+        not waited for, and stays with gRPC until he reads, or his connection ends."""
         try:
-            await super().Watch(request, context)
-        finally:
-            self.watching -= 1
+            async with asyncio.timeout(CLOSING_S):
+                await self._abort(context, error)
+        except TimeoutError:
+            raise asyncio.CancelledError from None
 
 
 class _Watcher(Struct):

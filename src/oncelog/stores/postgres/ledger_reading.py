@@ -13,8 +13,6 @@ from oncelog.stores.postgres.timing import DatabaseTime
 from oncelog.stores.protocol import EntityPage, RelationshipPage, RelationshipQuery, ScopedBlock, SideState
 from oncelog.stores.side_state import behind_prefix, lane_of_scope
 
-_FETCH_MIN = 8
-
 
 async def blocks(connection: Any, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
     """Blocks above a height, with the positions of a scope's records in each."""
@@ -45,19 +43,9 @@ async def entities(
         return EntityPage([], has_more=False)
     lane = lane_of_scope(scope, settings.lanes)
     time_ms = (await side_state(connection, Footprint(lanes={lane}), settings, time)).time_of(lane)
-    found: list[tuple[str, Entity]] = []
-    size = 0
-    asked = min(limit + 1, _FETCH_MIN)  # values can be long, and a server sends all that it is asked for
-    while len(found) <= limit and size <= bytes_max:
-        rows = await connection.fetch(
-            SQL["entity_page"], lane, scope, after, prefix, behind_prefix(prefix), time_ms, asked
-        )
-        found.extend((row[0], Entity(row[1], row[2], row[3])) for row in rows)
-        if len(rows) < asked:
-            break
-        size += sum(len(row[1]) for row in rows)
-        after = rows[-1][0]
-        asked = max(1, min(limit + 1 - len(found), 1 + (bytes_max - size) * len(found) // max(1, size)))
+    places = (after, prefix, behind_prefix(prefix))
+    rows = await connection.fetch(SQL["entity_page"], lane, scope, *places, time_ms, limit + 1, bytes_max)
+    found = [(row[0], Entity(row[1], row[2], row[3])) for row in rows]
     return EntityPage.of(found, limit, bytes_max)
 
 

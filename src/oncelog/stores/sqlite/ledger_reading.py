@@ -1,7 +1,7 @@
 """Reading side state, and blocks by height: what a ledger's readers ask for. All of it inside a transaction."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.operations import Entity
@@ -16,8 +16,6 @@ from oncelog.stores.sqlite.index import place_of
 from oncelog.stores.sqlite.reading import heads
 from oncelog.stores.sqlite.statements import SQL
 
-_FETCH: Final = 100
-_FETCH_MIN: Final = 4
 TimeOf = Callable[[ClockMark], int]
 """The time at which a write would be decided, from the clock of the newest commit."""
 
@@ -60,11 +58,11 @@ def entities(
         cursor = connection.execute(SQL["entity_page_to_the_end"], (lane, scope, after, prefix, time_ms))
     found: list[tuple[str, Entity]] = []
     size = 0
-    many = _FETCH_MIN  # values can be long: few at first, and then as many as will fit by the length of those
-    while len(found) <= limit and size <= bytes_max and (rows := cursor.fetchmany(min(many, limit + 1 - len(found)))):
-        found.extend((row[0], Entity(*row[1:])) for row in rows)
-        size += sum(len(row[1]) for row in rows)
-        many = max(1, min(_FETCH, 1 + (bytes_max - size) * len(found) // max(1, size)))
+    for key, *columns in cursor:  # one by one: values can be long, and the next be longer than all before
+        found.append((key, Entity(*columns)))
+        size += len(columns[0])
+        if len(found) > limit or (size > bytes_max and len(found) > 1):  # a first one is given, however long
+            break
     cursor.close()
     return EntityPage.of(found, limit, bytes_max)
 

@@ -210,11 +210,20 @@ WHERE lane = $1 AND height > $2 ORDER BY height LIMIT $3;
 SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND scope = $4 ORDER BY position;
 
 -- name: entity_page
--- Entities of a scope by key, without those that have expired.
-SELECT key, value, version, expires_at_ms FROM oncelog_entities
-WHERE lane = $1 AND scope = $2 AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
-    AND (expires_at_ms IS NULL OR expires_at_ms > $6)
-ORDER BY key LIMIT $7;
+-- Entities of a scope by key, without those that have expired: so many, and of so many bytes until one goes beyond.
+-- A first one is given however long it is, and the next says that there is one.
+SELECT key, value, version, expires_at_ms FROM (
+    SELECT key, value, version, expires_at_ms, row_number() OVER by_key AS number,
+        sum(octet_length(value)) OVER by_key - octet_length(value) AS before
+    FROM (
+        SELECT key, value, version, expires_at_ms FROM oncelog_entities
+        WHERE lane = $1 AND scope = $2 AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
+            AND (expires_at_ms IS NULL OR expires_at_ms > $6)
+        ORDER BY key LIMIT $7
+    ) AS found
+    WINDOW by_key AS (ORDER BY key)
+) AS measured
+WHERE number <= 2 OR before <= $8 ORDER BY key;
 
 -- name: row_page
 -- Rows of all tables of a scope, by table and row.

@@ -1,0 +1,186 @@
+"""Health and reflection, which everybody may ask: nobody can use them to take what others need."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+
+from doors.ledger.ledger_doors import Door, opened
+from doors.ledger.wires import GRPC, code, put
+from doors.material import token
+from doors.serving import run, soon, until
+from oncelog.doors.ledger import anyone
+from oncelog.doors.ledger.rpc import SERVICE
+
+SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+CHECK: Final = f"/{health.SERVICE_NAME}/Check"
+WATCH: Final = f"/{health.SERVICE_NAME}/Watch"
+REFLECT: Final = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+EXHAUSTED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
+INVALID: Final = grpc.StatusCode.INVALID_ARGUMENT
+LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
+GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
+
+
+@asynccontextmanager
+async def known(directory: Path) -> AsyncIterator[tuple[Door, Any, Any]]:
+    """A server that asks for credentials, a channel without one, and its health."""
+    async with opened(directory, GRPC, tokens=True) as door:
+        channel = door.wire().channel
+        yield door, channel, health_pb2_grpc.HealthStub(channel)
+
+
+def health_in(door: Door) -> Any:
+    assert door.server.rpc is not None
+    return door.server.rpc._health
+
+
+async def ended(call: Any) -> grpc.StatusCode:
+    status: grpc.StatusCode = await soon(asyncio.ensure_future(call.code()))
+    return status
+
+
+def asking(name: str = "") -> Any:
+    return health_pb2.HealthCheckRequest(service=name)
+
+
+# --- health ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-30")
+def test_so_many_may_watch_health_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anyone, "HEALTH_WATCHES_MAX", 2)
+
+    async def main() -> None:
+        async with known(tmp_path) as (door, _, stub):
+            watching = [stub.Watch(asking()) for _ in range(2)]
+            for one in watching:
+                assert (await soon(one.read())).status == SERVING
+            refused_one = stub.Watch(asking())
+            assert await ended(refused_one) is EXHAUSTED
+            assert "at most 2" in str(await refused_one.details())
+            # Who asks once, and who writes, is served as ever.
+            assert (await soon(stub.Check(asking(SERVICE)))).status == SERVING
+            assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"
+            watching[0].cancel()
+            await until(lambda: health_in(door).watching == 1)
+            again = stub.Watch(asking())
+            assert (await soon(again.read())).status == SERVING
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("method", [CHECK, WATCH])
+def test_what_health_is_asked_must_be_short(tmp_path: Path, method: str) -> None:
+    async def main() -> None:
+        async with known(tmp_path) as (door, channel, _):
+            call = channel.unary_unary(method) if method == CHECK else channel.unary_stream(method)
+            long = asking("a" * anyone.MESSAGE_BYTES_MAX).SerializeToString()
+            for bad in (long, b"\xff", b"\x0a\x01\xff"):
+                assert await ended(call(bad)) is INVALID
+            await until(lambda: health_in(door).watching == 0)
+            assert not health_in(door)._server_watchers  # nothing is kept of it
+            nothing = channel.stream_unary(method)
+            assert await ended(nothing(iter(()))) is INVALID
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_an_unknown_service_is_told_to_be_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with known(tmp_path) as (_, _, stub):
+            assert await ended(stub.Check(asking("nobody"))) is grpc.StatusCode.NOT_FOUND
+            watched = stub.Watch(asking("nobody"))
+            assert (await soon(watched.read())).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_few_messages_for_health_are_taken_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC gathers what is being taken, up to the length of a transaction: so many times, and not as often as asked."""
+    monkeypatch.setattr(anyone, "READINGS_OF_ONE_MAX", 2)
+    taking = most = 0
+    read = anyone._read
+
+    async def counted(context: Any, seconds: float) -> bytes | None:
+        nonlocal taking, most
+        taking += 1
+        most = max(most, taking)
+        try:
+            return await read(context, seconds)
+        finally:
+            taking -= 1
+
+    monkeypatch.setattr(anyone, "_read", counted)
+
+    async def main() -> None:
+        async with known(tmp_path) as (_, channel, stub):
+            silent = [channel.stream_unary(CHECK)() for _ in range(8)]
+            await until(lambda: taking == 2)
+            waiting = stub.Check(asking())
+            for one in silent:
+                one.cancel()
+            assert (await soon(waiting)).status == SERVING
+            assert most == 2
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_who_sends_health_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anyone, "READING_S", 0.01)
+
+    async def main() -> None:
+        async with known(tmp_path) as (_, channel, _):
+            assert await ended(channel.stream_unary(CHECK)()) is LATE
+
+    run(main())
+
+
+# --- reflection ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-30")
+def test_so_many_may_ask_for_the_protocol_and_what_they_ask_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anyone, "REFLECTIONS_MAX", 1)
+
+    async def main() -> None:
+        async with known(tmp_path) as (_, channel, _):
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+            first = stub.ServerReflectionInfo()
+            for _ in range(2):
+                await soon(first.write(reflection_pb2.ServerReflectionRequest(list_services="")))
+                names = {one.name for one in (await soon(first.read())).list_services_response.service}
+                assert names == {SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME}
+            second = stub.ServerReflectionInfo()
+            assert await ended(second) is EXHAUSTED
+            await soon(first.done_writing())
+            assert await ended(first) is grpc.StatusCode.OK
+            long = reflection_pb2.ServerReflectionRequest(list_services="a" * anyone.MESSAGE_BYTES_MAX)
+            for bad in (b"\xff", long.SerializeToString()):
+                assert await ended(channel.stream_stream(REFLECT)(iter([bad]))) is INVALID
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_who_asks_nothing_for_long_makes_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anyone, "REFLECTION_S", 0.01)
+
+    async def main() -> None:
+        async with known(tmp_path) as (_, channel, _):
+            assert await ended(channel.stream_stream(REFLECT)()) is LATE
+
+    run(main())

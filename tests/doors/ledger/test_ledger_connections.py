@@ -1,0 +1,314 @@
+"""gRPC connections of those who show no credential, send nothing, too much or half of it, or do not read."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import pytest
+
+from doors.ledger.ledger_doors import Door, opened
+from doors.ledger.test_ledger_who import Unchanged, ending
+from doors.ledger.wires import GRPC, code, put, refused
+from doors.material import token
+from doors.serving import WAIT_S, run, soon, until
+from oncelog.core.limits import OPERATIONS_MAX
+from oncelog.core.operations import SetEntity
+from oncelog.core.transactions import ledger_scope, transaction
+from oncelog.doors.ledger import messages, rpc
+from oncelog.doors.limits import LONG_FRAME_BYTES
+from oncelog.ledger import operations
+from oncelog.ledger.v1 import ledger_pb2 as pb
+
+WRITE: Final = f"/{rpc.SERVICE}/Write"
+GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS: Final = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+MIB: Final = 1024 * 1024
+
+
+@asynccontextmanager
+async def known(directory: Path, **options: Any) -> AsyncIterator[Door]:
+    """A server that asks for credentials."""
+    async with opened(directory, GRPC, tokens=True, **options) as door:
+        yield door
+
+
+def channel_to(door: Door, *options: tuple[str, int]) -> Any:
+    """One of its own connection."""
+    return grpc.aio.insecure_channel(f"127.0.0.1:{door.rpc_port}", [("grpc.use_local_subchannel_pool", 1), *options])
+
+
+@contextmanager
+def read_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The lengths of the messages that were taken."""
+    taken: list[int] = []
+    message = rpc._message
+
+    async def counted(kind: Any, context: Any) -> Any:
+        found = await message(kind, context)
+        taken.append(found.ByteSize())
+        return found
+
+    monkeypatch.setattr(rpc, "_message", counted)
+    yield taken
+
+
+# --- credentials -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-21", "CO-30")
+def test_who_shows_no_credential_is_answered_before_a_message_is_there(tmp_path: Path) -> None:
+    """Were the call to begin when gRPC has its message, whoever sends half of one would be waited for."""
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            channel = door.wire().channel
+            names = [method.name for method in pb.DESCRIPTOR.services_by_name["Ledger"].methods]
+            assert len(names) == 11
+            for name in names:
+                silent = channel.stream_stream(f"/{rpc.SERVICE}/{name}")()
+                assert await soon(asyncio.ensure_future(silent.code())) is grpc.StatusCode.UNAUTHENTICATED, name
+
+    run(main())
+
+
+@pytest.mark.rule("CO-21", "CO-30")
+def test_a_long_message_is_not_taken_from_one_without_a_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pb.WriteRequest(organization="acme", sequence=1, idempotency_key=bytes(MIB)).SerializeToString()
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            with read_by(monkeypatch) as taken:
+                error = await refused(door.wire().raw("Write", request))
+                assert error.status == "UNAUTHENTICATED"
+                assert taken == []
+                error = await refused(door.wire(credential=GOOD).raw("Write", request))
+                assert (error.status, error.field) == ("INVALID_ARGUMENT", "idempotency_key")
+                assert taken == [len(request)]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_a_message_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "BODY_S", 0.01)
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            way = door.wire(credential=GOOD)
+            for name in ("Write", "WatchBlocks"):
+                silent = way.channel.stream_stream(f"/{rpc.SERVICE}/{name}")(metadata=way.metadata)
+                assert await soon(asyncio.ensure_future(silent.code())) is grpc.StatusCode.INVALID_ARGUMENT
+                assert "within" in str(await silent.details())
+
+    run(main())
+
+
+# --- connections -----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def connected(door: Door, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.rpc_port)
+    try:
+        writer.write(data)
+        await writer.drain()
+        yield reader
+    finally:
+        writer.close()
+
+
+@pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("said", [b"", PREFACE[:5], PREFACE])
+def test_a_connection_that_never_says_what_it_wants_is_closed(tmp_path: Path, said: bytes) -> None:
+    async def main() -> None:
+        async with known(tmp_path, connect_timeout_ms=50) as door, connected(door, said) as reader:
+            await soon(reader.read())  # to its end
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_a_connection_without_a_call_is_closed_some_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "IDLE_MS", 50)
+
+    async def main() -> None:
+        async with known(tmp_path) as door, connected(door, PREFACE + SETTINGS) as reader:
+            await soon(reader.read())
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_there_are_so_many_connections_and_no_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with known(tmp_path, connections_max=2) as door:
+            async with AsyncExitStack() as held:
+                for _ in range(2):
+                    reader = await held.enter_async_context(connected(door, PREFACE + SETTINGS))
+                    assert await soon(reader.readexactly(9))  # the server's settings: it is taken
+                async with connected(door, PREFACE + SETTINGS) as reader:
+                    with suppress(ConnectionError):
+                        assert await soon(reader.read()) == b""
+
+            async def is_let_in() -> bool:
+                channel = channel_to(door)
+                try:
+                    call = channel.unary_unary(WRITE)(b"", timeout=WAIT_S)
+                    return await call.code() is grpc.StatusCode.UNAUTHENTICATED
+                finally:
+                    await channel.close()
+
+            while not await soon(is_let_in()):  # gRPC sees in its own time that one has gone
+                pass
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_metadata_may_be_as_long_as_a_token_and_not_much_longer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            call = door.wire().channel.unary_unary(WRITE)
+            for length, status in (
+                (16_384, grpc.StatusCode.UNAUTHENTICATED),  # it came through, and is none of ours
+                (rpc.METADATA_BYTES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED),
+            ):
+                made = call(b"", metadata=(("authorization", "Bearer " + "a" * length),), timeout=WAIT_S)
+                assert await made.code() is status
+            assert code(await door.ledger(credential=GOOD).write(1, put("a"))) == "OK"  # the connection is still good
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_a_connection_has_so_many_calls_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "CALLS_MAX", 3)
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            assert door.server.rpc is not None
+            calls = door.server.rpc._calls
+            way = door.wire(credential=GOOD)
+            silent = [way.channel.stream_unary(WRITE)(metadata=way.metadata) for _ in range(6)]
+            await until(lambda: len(calls) == 3)
+            other = channel_to(door)  # whose connection is another
+            assert await soon(other.unary_unary(WRITE)(b"").code()) is grpc.StatusCode.UNAUTHENTICATED
+            assert len(calls) == 3
+            await other.close()
+            for one in silent:
+                one.cancel()
+
+    run(main())
+
+
+# --- long messages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-30", "LG-2")
+@pytest.mark.parametrize("method", ["Write", "BatchWrite"])
+def test_too_many_operations_are_not_looked_at(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+    operation_of = operations.operation_of
+
+    def counted(message: Any, index: int) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return operation_of(message, index)
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            monkeypatch.setattr(messages, "operation_of", counted)
+            many = [pb.Operation(delete_entity=pb.DeleteEntity(key="a"))] * OPERATIONS_MAX
+            way = door.wire(credential=GOOD)
+            for given in ([*many, many[0]], many):
+                if method == "Write":
+                    request = pb.WriteRequest(organization="acme", sequence=1, operations=given)
+                    made = way.stub.Write(request, metadata=way.metadata)
+                else:
+                    writes = [pb.BatchedWrite(operations=given[:9]), pb.BatchedWrite(operations=given[9:])]
+                    batch = pb.BatchWriteRequest(organization="acme", sequence=1, writes=writes)
+                    made = way.stub.BatchWrite(batch, metadata=way.metadata)
+                if len(given) > OPERATIONS_MAX:
+                    assert await soon(made.code()) is grpc.StatusCode.INVALID_ARGUMENT
+                    assert await made.details() == f"operations: must be at most {OPERATIONS_MAX}, not {len(given)}"
+                    assert looked_at == 0
+                else:
+                    assert (await soon(made)).success.assigned_sequence == 1
+                    assert looked_at == OPERATIONS_MAX
+
+    run(main())
+
+
+@pytest.mark.parametrize("method", ["Write", "BatchWrite"])
+def test_a_long_message_is_read_beside_what_others_send(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+    operation_of = operations.operation_of
+    loop_thread = threading.current_thread()
+
+    def noted(message: Any, index: int) -> Any:
+        threads.append(threading.current_thread() is loop_thread)
+        return operation_of(message, index)
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            monkeypatch.setattr(messages, "operation_of", noted)
+            ledger = door.ledger(credential=GOOD)
+            write = ledger.write if method == "Write" else _batched(ledger)
+            assert code(await write(1, put("a", bytes(LONG_FRAME_BYTES)))) == "OK"
+            assert code(await write(2, put("a", bytes(1000)))) == "OK"
+            assert threads == [False, True]
+
+    def _batched(ledger: Any) -> Any:
+        return lambda sequence, one: ledger.batch_write(sequence, [one])
+
+    run(main())
+
+
+# --- readers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-31")
+def test_a_reader_who_does_not_read_for_long_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "CLOSING_S", 0.05)
+    sent = 0
+    block = messages.block
+
+    def counted(given: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return block(given)
+
+    async def main() -> None:
+        # A connection is asked whether it is still there as often as that, which is no matter to one that answers.
+        async with known(tmp_path, heartbeat_ms=200) as door:
+            reader = door.ledger(credential=GOOD)
+            await reader.write(1, put("a"))
+            watching = await reader.watch_blocks()
+            await watching.next()
+            monkeypatch.setattr(messages, "block", counted)
+            scope = ledger_scope("acme")
+            for number in range(12):
+                submissions = [transaction(scope, f"{number}-{n}", 1, [SetEntity("a", b"")]) for n in range(1000)]
+                await door.log.submit_many(submissions)
+            assert door.server.rpc is not None
+            await until(Unchanged(lambda: sent))
+            await until(lambda: door.server.counts.slow_readers_closed == 1)
+            await until(lambda: len(door.server.rpc or ()) == 0)
+            assert await ending(watching) == "UNAVAILABLE"
+            # Who reads gets all of it, however long there is nothing new.
+            again = await reader.watch_blocks()
+            assert await again.next() is not None
+            await again.close()
+            assert door.server.counts.slow_readers_closed == 1
+
+    run(main())
