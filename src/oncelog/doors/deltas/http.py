@@ -1,6 +1,7 @@
 """The deltas door over HTTP and JSON, under /v1/sync/{gateway}/. Live delivery by server-sent events or a WebSocket."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -20,6 +21,8 @@ from oncelog.doors.limits import CONNECT_BYTES_MAX
 from oncelog.doors.principal import Principal
 from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of
 from oncelog.doors.streams import SocketWire, Streams
+
+logger: Final = logging.getLogger("oncelog.doors")
 
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 PATH: Final = "/v1/sync/"
@@ -152,17 +155,27 @@ class DeltasHttp:
         await socket.prepare(request)
         counts.ws_connections += 1
         try:
-            await self._follow_on(socket, request, address)
-            await socket.close(code=WSCloseCode.GOING_AWAY if self.is_closing else WSCloseCode.OK)
-        except DoorError as error:
-            counts.requests["deltas", "ws", error.code] += 1
-            await socket.send_str(_error_frame(error).decode())
-            await socket.close(code=WSCloseCode.POLICY_VIOLATION)
+            await socket.close(code=await self._served(socket, request, address))
         except ConnectionError:
             pass  # it is gone
         finally:
             counts.ws_connections -= 1
         return socket
+
+    async def _served(self, socket: web.WebSocketResponse, request: web.Request, address: str) -> WSCloseCode:
+        """Serves a reader until it goes or is sent away; with which code that is."""
+        try:
+            await self._follow_on(socket, request, address)
+        except DoorError as error:
+            self.door.counts.requests["deltas", "ws", error.code] += 1
+            await socket.send_str(_error_frame(error).decode())
+            return WSCloseCode.POLICY_VIOLATION
+        except ConnectionError:
+            raise
+        except Exception:  # nothing that HTTP could answer with may be written to what is a WebSocket by now
+            logger.exception("a live reader could not be served", extra={"path": request.path})
+            return WSCloseCode.INTERNAL_ERROR
+        return WSCloseCode.GOING_AWAY if self.is_closing else WSCloseCode.OK
 
     async def _follow_on(self, socket: web.WebSocketResponse, request: web.Request, address: str) -> None:
         door = self.door
@@ -182,6 +195,8 @@ class DeltasHttp:
             for task in (following, leaving):
                 task.cancel()
             await asyncio.wait([following, leaving])
+        if not following.cancelled():
+            following.result()  # what went wrong in it is not kept from the log
 
     async def _frames(self, scope: str, since: int) -> AsyncGenerator[bytes, None]:
         yield b'{"type":"connected","epoch":%b}' % orjson.dumps(self.door.log.epoch)
