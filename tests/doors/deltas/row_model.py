@@ -1,4 +1,4 @@
-"""What rows come to by the text of DE-7, found by comparing everything with everything. Knows nothing of `core.merge`."""
+"""What rows come to by the text of DE-7: everything is compared with everything. Knows nothing of `core.merge`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

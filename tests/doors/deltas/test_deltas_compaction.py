@@ -11,6 +11,7 @@ from databases import BOTH_STORES, log_at
 from doors.deltas.delta_doors import Gateway, House, Json, change, merged_of, opened, refusal, rows_of, stored, told
 from doors.deltas.row_model import modelled
 from doors.serving import run
+from oncelog.core import policy
 
 pytestmark = BOTH_STORES
 
@@ -52,7 +53,7 @@ def test_what_stands_before_the_compacted_comes_first(house: House) -> None:
     async def main() -> None:
         gateway = house.gateway()
         await gateway.pushed(*DELTAS[:5])
-        await house.door.log.erase(key=bytes.fromhex(DELTAS[2]["deltaId"]), policy=policy(), scope=house.scope)
+        await house.door.log.erase(key=bytes.fromhex(DELTAS[2]["deltaId"]), policy=policy.DELTAS, scope=house.scope)
         page = await gateway.pull()
         assert [one["sequence"] for one in page["deltas"]] == [1, 2]
         assert (page["cursor"], page["hasMore"], "snapshot" in page) == (2, True, False)
@@ -60,12 +61,6 @@ def test_what_stands_before_the_compacted_comes_first(house: House) -> None:
         assert [one["sequence"] for one in await gateway.pull_all(3)] == [4, 5]
 
     house.run(main())
-
-
-def policy() -> Any:
-    from oncelog.core.policy import DELTAS as found
-
-    return found
 
 
 @pytest.mark.rule("DE-12", "DE-4", "CO-41")

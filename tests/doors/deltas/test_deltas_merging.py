@@ -1,4 +1,4 @@
-"""Whatever the order of arrival: the same rows, those of a model that knows nothing of the merge (DE-7, DE-4, DE-12)."""
+"""Whatever the order of arrival: the same rows, those of a model (DE-7, DE-4, DE-12)."""
 
 import random
 from collections.abc import Sequence
@@ -107,8 +107,7 @@ def test_a_delete_and_what_is_written_after_it_as_a_user_sees_it(house: House) -
 @pytest.mark.rule("DE-7", "DE-4", "DE-12")
 @pytest.mark.parametrize("seed", range(4))
 def test_random_orders_with_duplicates_compactions_and_restarts(tmp_path: Path, seed: int) -> None:
-    print(f"seed {seed}")
-    random_ = random.Random(seed)  # noqa: S311 - to be the same in every run
+    random_ = random.Random(seed)
     deltas = drawn(random_, 40)
     names = [f"g{number}" for number in range(5)]
     orders = {name: random_.sample(deltas, len(deltas)) for name in names}
