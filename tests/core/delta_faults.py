@@ -31,7 +31,8 @@ def delta_json(**members: Any) -> dict[str, Any]:
 def delta_text(**raw: str | None) -> str:
     """A delta in JSON, some members as they are given here, in JSON too; None leaves one out."""
     good = {name: json.dumps(value) for name, value in delta_json().items()}
-    return "{%s}" % ",".join(f'"{name}":{text}' for name, text in {**good, **raw}.items() if text is not None)
+    members = [f'"{name}":{text}' for name, text in {**good, **raw}.items() if text is not None]
+    return f"{{{','.join(members)}}}"
 
 
 class Fault(NamedTuple):

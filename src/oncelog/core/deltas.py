@@ -256,13 +256,14 @@ def _column_fault(columns: bytes, error: msgspec.ValidationError, path: str) -> 
 
 def _told(error: msgspec.ValidationError, path: str) -> CanonicalError:
     reason, _, where = str(error).partition(" - at `")
+    is_body = not path
     path += where.rstrip("`").removeprefix("$")
     missing = _MISSING.fullmatch(reason)
     if missing is not None:
         path, reason = f"{path}.{missing[1]}", "is missing"
     if reason.startswith("Invalid enum value"):
         reason = f"must be one of {', '.join(op.value for op in Op)}"
-    return CanonicalError(path.removeprefix(".") or "body", reason)
+    return CanonicalError((path.removeprefix(".") or "body") if is_body else path, reason)
 
 
 # --- as they are kept --------------------------------------------------------------------------------

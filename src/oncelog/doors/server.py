@@ -211,7 +211,7 @@ class Server:
         self.sockets.finish()
         self.http.streams.finish()
         self.ledger.streams.finish()
-        self.deltas.streams.finish()
+        self.deltas.finish()
         await runner.cleanup()
         if calls is not None:
             await calls

@@ -105,7 +105,8 @@ class DeltasDoor:
         self.limits = limits
         self.counts = counts
         per_second = limits.new_events_per_second_max
-        self._rate = Rate(per_second, burst=per_second) if per_second else None
+        # A push is taken as a whole: with less than its size at once a large one would be put off for ever.
+        self._rate = Rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX)) if per_second else None
 
     # --- push
 

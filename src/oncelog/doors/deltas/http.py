@@ -1,6 +1,7 @@
 """The deltas door over HTTP and JSON, under /v1/sync/{gateway}/. Live delivery by server-sent events or a WebSocket."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -21,6 +22,8 @@ from oncelog.doors.principal import Principal
 from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of
 from oncelog.doors.streams import SocketWire, Streams
 
+logger: Final = logging.getLogger("oncelog.doors")
+
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 PATH: Final = "/v1/sync/"
 
@@ -34,6 +37,7 @@ class _Connect(Struct, frozen=True, forbid_unknown_fields=True):
     token: str | None = None
 
 
+_ENDS: Final = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
 _CONNECT: Final = msgspec.json.Decoder(_Connect)
 
 
@@ -44,6 +48,8 @@ class DeltasHttp:
         self.door = door
         self.streams = Streams(door.entrance, door.limits, door.counts)
         self.is_closing = False
+        self._arriving: set[asyncio.Task[_Connect]] = set()
+        """First frames of WebSockets that have not come yet."""
 
     def routes(self) -> dict[str, tuple[str, Handler]]:
         """Method and handler of each path."""
@@ -124,6 +130,12 @@ class DeltasHttp:
 
     # --- live
 
+    def finish(self) -> None:
+        """Sends all readers away: they come back with their cursors."""
+        self.streams.finish()
+        for arriving in self._arriving:
+            arriving.cancel()
+
     async def _live(self, request: web.Request, address: str) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._serve_socket(request, address)
@@ -152,21 +164,41 @@ class DeltasHttp:
         await socket.prepare(request)
         counts.ws_connections += 1
         try:
-            await self._follow_on(socket, request, address)
-            await socket.close(code=WSCloseCode.GOING_AWAY if self.is_closing else WSCloseCode.OK)
-        except DoorError as error:
-            counts.requests["deltas", "ws", error.code] += 1
-            await socket.send_str(_error_frame(error).decode())
-            await socket.close(code=WSCloseCode.POLICY_VIOLATION)
+            await socket.close(code=await self._served(socket, request, address))
         except ConnectionError:
             pass  # it is gone
         finally:
             counts.ws_connections -= 1
+            self._let_go(request)
         return socket
+
+    def _let_go(self, request: web.Request) -> None:
+        """aiohttp lets one go who does not answer its beats, but only when all that waits for it has been taken."""
+        if request.transport is not None and request.transport.get_write_buffer_size():
+            logger.warning("a slow reader is closed", extra={"path": request.path})
+            self.door.counts.slow_readers_closed += 1
+            request.transport.abort()
+
+    async def _served(self, socket: web.WebSocketResponse, request: web.Request, address: str) -> WSCloseCode:
+        """Serves a reader until it goes or is sent away; with which code that is."""
+        try:
+            await self._follow_on(socket, request, address)
+        except DoorError as error:
+            self.door.counts.requests["deltas", "ws", error.code] += 1
+            await socket.send_str(_error_frame(error).decode())
+            return WSCloseCode.POLICY_VIOLATION
+        except ConnectionError:
+            raise
+        except Exception:  # nothing that HTTP could answer with may be written to what is a WebSocket by now
+            logger.exception("a live reader could not be served", extra={"path": request.path})
+            return WSCloseCode.INTERNAL_ERROR
+        return WSCloseCode.GOING_AWAY if self.is_closing else WSCloseCode.OK
 
     async def _follow_on(self, socket: web.WebSocketResponse, request: web.Request, address: str) -> None:
         door = self.door
-        connect = await _connect_of(socket, door.limits.connect_timeout_ms / 1000)
+        connect = await self._first_frame(socket)
+        if connect is None:
+            return
         credential = credential_of(request) if connect.token is None else connect.token
         principal = door.entrance.authenticate(credential, address)
         scope = door.demand_readable(_gateway(request), principal)
@@ -182,6 +214,20 @@ class DeltasHttp:
             for task in (following, leaving):
                 task.cancel()
             await asyncio.wait([following, leaving])
+        if not following.cancelled():
+            following.result()  # what went wrong in it is not kept from the log
+
+    async def _first_frame(self, socket: web.WebSocketResponse) -> _Connect | None:
+        """What the client says first; None if the server is stopped before that. Raises DoorError."""
+        reading = _connect_of(socket, self.door.limits.connect_timeout_ms / 1000)
+        arriving = asyncio.get_running_loop().create_task(reading)
+        self._arriving.add(arriving)
+        try:
+            await asyncio.wait([arriving])
+        finally:
+            self._arriving.discard(arriving)
+            arriving.cancel()
+        return None if arriving.cancelled() else arriving.result()
 
     async def _frames(self, scope: str, since: int) -> AsyncGenerator[bytes, None]:
         yield b'{"type":"connected","epoch":%b}' % orjson.dumps(self.door.log.epoch)
@@ -196,6 +242,8 @@ async def _connect_of(socket: web.WebSocketResponse, timeout_s: float) -> _Conne
         message = await socket.receive(timeout=timeout_s)
     except TimeoutError:
         raise DoorError(codes.BAD_REQUEST, "no connect message came in time") from None
+    if message.type in _ENDS:
+        raise ConnectionResetError("it is gone")
     if message.type is not WSMsgType.TEXT:
         raise DoorError(codes.BAD_REQUEST, "the first frame must be a connect message, in JSON")
     try:

@@ -64,9 +64,9 @@ class Schemas:
         delta = submission.delta
         if delta is None or submission.policy.name != DELTAS.name:
             return None
-        tables = self._of_scope.get(submission.scope) or self._of_scope.get(ANY_GATEWAY)
+        tables = self._of_scope.get(submission.scope, self._of_scope.get(ANY_GATEWAY))
         if tables is None:
-            return None
+            return None  # one with no tables at all is another thing: it takes nothing
         columns = tables.get(delta.table)
         if columns is None:
             return f"table: {delta.table!r} is not one that the gateway knows"

@@ -98,7 +98,7 @@ def rows_json(rows: Iterable[tuple[str, Row]], following: str) -> bytes:
 
 
 def _row(row_id: str, row: Row) -> bytes:
-    columns = b",".join([b"%b:%b" % (orjson.dumps(name), value) for name, value in row.values.items()])
+    columns = b",".join([b"%b:%b" % (orjson.dumps(name), value) for name, value in sorted(row.values.items())])
     return b'{"rowId":%b,"columns":{%b},"hlc":"%d"}' % (orjson.dumps(row_id), columns, row.written[0])
 
 
@@ -115,7 +115,7 @@ def snapshot_json(rows: Iterable[tuple[str, str, Row]], cursor: int, following: 
 def _state(table: str, row_id: str, row: Row) -> bytes:
     columns = [
         {"column": name, "value": orjson.Fragment(value), **_stamp(stamp)}
-        for name, (value, stamp) in row.columns.items()
+        for name, (value, stamp) in sorted(row.columns.items())  # not in the order of arrival
     ]
     state: dict[str, Any] = {"table": table, "rowId": row_id, "columns": columns}
     for name, stamp in (("written", row.written), ("deleted", row.deleted)):

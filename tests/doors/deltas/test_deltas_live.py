@@ -1,0 +1,328 @@
+"""Live delivery, by server-sent events and over a WebSocket (DE-9, DE-12)."""
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databases import BOTH_STORES
+from doors.deltas.delta_doors import Door, House, Json, change, opened, streamed, told
+from doors.serving import run, soon, until
+
+pytestmark = BOTH_STORES
+
+DELTAS = [change(number, f"r{number}", a=number) for number in range(1, 10)]
+
+
+def numbered(first: int, last: int) -> list[Json]:
+    return [told(DELTAS[number - 1], number) for number in range(first, last + 1)]
+
+
+# --- server-sent events -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-9")
+def test_a_stream_has_what_is_there_and_then_what_comes(house: House) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        await gateway.pushed(*DELTAS[:3])
+        stream = await gateway.stream(since=1)
+        assert stream.response.status == 200
+        assert stream.response.headers["Content-Type"] == "text/event-stream"
+        assert await stream.connected() == {"epoch": house.door.log.epoch}
+        assert stream.retry_ms == 1000
+        assert await streamed(stream, 2) == numbered(2, 3)
+        await gateway.pushed(DELTAS[0], *DELTAS[3:5], DELTAS[3])  # what is known is not delivered again
+        await gateway.pushed(DELTAS[5])
+        assert await streamed(stream, 3) == numbered(4, 6)
+        await house.gateway("other").pushed(DELTAS[8])
+        await gateway.pushed(DELTAS[6])
+        assert await streamed(stream, 1) == numbered(7, 7)
+        stream.close()
+
+    house.run(main())
+
+
+@pytest.mark.rule("DE-9")
+def test_last_event_id_resumes_without_gap_or_repeat(house: House) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        await gateway.pushed(*DELTAS[:6])
+        for last, first in (("0", 1), ("2", 3), ("6", 7), ("", 5)):
+            stream = await gateway.stream(since=4, headers={"Last-Event-ID": last})
+            await stream.connected()
+            assert await streamed(stream, 7 - first) == numbered(first, 6)
+            stream.close()
+        answer = await gateway.request("GET", "live", headers={"Last-Event-ID": "x"})
+        assert (answer.status, answer.json["code"]) == (400, "BAD_REQUEST")
+        assert answer.json["error"].startswith("Last-Event-ID: ")
+
+    house.run(main())
+
+
+@pytest.mark.rule("DE-12")
+def test_a_cursor_older_than_the_compaction_ends_a_stream_with_a_snapshot(house: House) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        await gateway.pushed(*DELTAS[:5])
+        await gateway.compact(upto=3)
+        stream = await gateway.stream(since=2)
+        await stream.connected()
+        message = await stream.next()
+        assert message is not None
+        assert (message.kind, message.json, message.id) == ("snapshot", {}, "")
+        assert await stream.next() is None
+        stream = await gateway.stream(since=3)
+        await stream.connected()
+        assert await streamed(stream, 2) == numbered(4, 5)
+        stream.close()
+
+    house.run(main())
+
+
+@pytest.mark.rule("DE-9")
+def test_a_silent_stream_shows_that_it_lives(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, heartbeat_ms=20) as door:
+            stream = await door.gateway().stream()
+            await stream.connected()
+            await stream.comment()
+            await door.gateway().pushed(DELTAS[0])
+            assert await streamed(stream, 1) == numbered(1, 1)
+            stream.close()
+
+    run(main())
+
+
+# --- the WebSocket ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-9")
+def test_a_socket_has_what_is_there_and_then_what_comes(house: House) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        epoch = house.door.log.epoch
+        await gateway.pushed(*DELTAS[:3])
+        live = await gateway.live()
+        assert await live.connect(since=1, epoch=epoch) == {"type": "connected", "epoch": epoch}
+        assert await live.deltas(2) == numbered(2, 3)
+        await gateway.pushed(DELTAS[0], *DELTAS[3:5], DELTAS[3])
+        assert await live.deltas(2) == numbered(4, 5)
+        await live.send(type="whatever")  # has no meaning
+        await gateway.pushed(DELTAS[5])
+        assert await live.deltas(1) == numbered(6, 6)
+        readers = len(house.door.server.deltas.streams)
+        await soon(live.socket.close())
+        await until(lambda: house.door.counts.ws_connections == 0)
+        assert len(house.door.server.deltas.streams) == readers - 1
+
+    house.run(main())
+
+
+@pytest.mark.rule("DE-12")
+def test_a_cursor_older_than_the_compaction_closes_a_socket_with_a_snapshot(house: House) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        await gateway.pushed(*DELTAS[:5])
+        await gateway.compact(upto=3)
+        live = await gateway.live()
+        await live.connect()
+        assert await live.receive() == {"type": "snapshot"}
+        assert await live.closed() == 1000
+
+    house.run(main())
+
+
+@pytest.mark.rule("DE-10", "CO-30")
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        ("", "the first frame"),
+        ("{", "the first frame"),
+        ("[]", "the first frame"),
+        ('{"type":"hello"}', "type: must be connect"),
+        ('{"since":1}', "the first frame"),
+        ('{"type":"connect","since":-1}', "type: must be connect"),
+        ('{"type":"connect","since":"1"}', "the first frame"),
+        ('{"type":"connect","since":9007199254740992}', "type: must be connect"),
+        ('{"type":"connect","sinse":1}', "the first frame"),
+        (b'{"type":"connect"}', "the first frame"),
+    ],
+)
+def test_a_first_frame_that_is_none_is_told_so(house: House, frame: str | bytes, words: str) -> None:
+    async def main() -> None:
+        live = await house.gateway().live()
+        await (live.socket.send_str(frame) if isinstance(frame, str) else live.socket.send_bytes(frame))
+        error = await live.receive()
+        assert (error["type"], error["code"]) == ("error", "BAD_REQUEST")
+        assert error["error"].startswith(words)
+        assert await live.closed() == 1008
+
+    house.run(main())
+
+
+@pytest.mark.rule("DE-9", "CO-14")
+def test_a_cursor_of_another_history_is_told_on_a_socket_too(house: House) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        await gateway.pushed(DELTAS[0])
+        for members, newest in (({"since": 2}, 1), ({"since": 1, "epoch": "other"}, None)):
+            live = await gateway.live()
+            error = await live.connect(**members)
+            assert (error["type"], error["code"], error["epoch"]) == (
+                "error", "HISTORY_CHANGED", house.door.log.epoch,
+            )  # fmt: skip
+            assert error.get("newest") == newest
+            assert await live.closed() == 1008
+
+    house.run(main())
+
+
+def test_one_who_says_nothing_is_closed_in_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, connect_timeout_ms=50) as door:
+            live = await door.gateway().live()
+            error = await live.receive()
+            assert (error["type"], error["code"]) == ("error", "BAD_REQUEST")
+            assert await live.closed() == 1008
+
+    run(main())
+
+
+def test_one_who_leaves_before_it_has_said_anything_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            with caplog.at_level(logging.WARNING):
+                caplog.clear()
+                for is_rude in (False, True):
+                    live = await door.gateway().live()
+                    await until(lambda: door.counts.ws_connections == 1)
+                    if is_rude:
+                        transport: Any = live.socket._response.connection
+                        transport.transport.abort()
+                    else:
+                        await soon(live.socket.close())
+                    await until(lambda: door.counts.ws_connections == 0)
+            assert [record.getMessage() for record in caplog.records] == []
+
+    run(main())
+
+
+def test_what_fails_in_a_socket_is_logged_and_closes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+
+            def failing(*_: Any, **__: Any) -> Any:
+                raise RuntimeError("a bug")
+
+            monkeypatch.setattr(door.log, "follow_several", failing)
+            live = await door.gateway().live()
+            assert (await live.connect())["type"] == "connected"
+            assert await live.closed() == 1011
+            assert "a live reader could not be served" in caplog.text
+
+    run(main())
+
+
+# --- all readers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-9")
+def test_readers_of_both_kinds_get_everything_once_while_others_write(house: House) -> None:
+    async def main() -> None:
+        gateway, writers, each = house.gateway(), 3, 20
+
+        async def write(writer: int) -> None:
+            for number in range(each):
+                await gateway.pushed(change(1000 - number, f"r{number}", client=f"c{writer}", a=number))
+
+        live, stream = await gateway.live(), await gateway.stream()
+        await live.connect()
+        await stream.connected()
+        _, *found = await asyncio.gather(
+            asyncio.gather(*map(write, range(writers))), live.deltas(writers * each), streamed(stream, writers * each)
+        )
+        expected = await gateway.pull_all()
+        assert found == [expected, expected]
+        assert [one["sequence"] for one in expected] == list(range(1, writers * each + 1))
+        stream.close()
+        await soon(live.socket.close())
+
+    house.run(main())
+
+
+@pytest.mark.rule("CO-18")
+def test_a_server_that_stops_ends_all_streams_in_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            gateway = door.gateway()
+            stream, live, silent = await gateway.stream(), await gateway.live(), await gateway.live()
+            await stream.connected()
+            await live.connect()
+            await gateway.pushed(DELTAS[0])
+            assert await streamed(stream, 1) == await live.deltas(1) == numbered(1, 1)
+
+            stopping = asyncio.ensure_future(door.server.stop())
+            assert await stream.next() is None
+            assert await live.closed() == await silent.closed() == 1001
+            await soon(stopping)
+
+    run(main())
+
+
+def deaf(door: Door, *lines: str) -> socket.socket:
+    """A reader that asks for everything, and does not read it."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect(("127.0.0.1", int(door.served.url.rpartition(":")[2])))
+    asked = ["GET /v1/sync/shop/live HTTP/1.1", "Host: localhost", *lines, "", ""]
+    raw.sendall("\r\n".join(asked).encode())
+    return raw
+
+
+UPGRADE = (
+    "Upgrade: websocket",
+    "Connection: Upgrade",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: " + "A" * 22 + "==",
+)
+
+
+@pytest.mark.rule("CO-31")
+@pytest.mark.parametrize("kind", ["sse", "ws"])
+def test_one_who_does_not_read_is_cut_off_and_costs_the_others_nothing(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, heartbeat_ms=500) as door:
+            gateway = door.gateway()
+            with deaf(door, *(UPGRADE if kind == "ws" else ())) as raw:
+                if kind == "ws":
+                    await until(lambda: door.counts.ws_connections == 1)
+                    frame = b'{"type":"connect"}'
+                    raw.sendall(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)
+                reader = await gateway.stream()
+                await reader.connected()
+                await until(lambda: len(door.server.deltas.streams) == 2)
+                for number in range(1, 61):
+                    large = change(number, a="x" * 100_000, n=number)
+                    await gateway.pushed(large)
+                    message = await reader.next()
+                    assert message is not None
+                    assert message.id == str(number)
+                await until(lambda: len(door.server.deltas.streams) == 1)
+                runner = door.server._runner
+                assert runner is not None
+                served_by = runner.server
+                assert served_by is not None
+                # That of the reader and that of the writer: what waits for the other must not keep its socket open.
+                await until(lambda: len(served_by.connections) == 2)
+                assert door.counts.slow_readers_closed == 1
+                reader.close()
+
+    run(main())
