@@ -8,12 +8,12 @@ import pytest
 from gateways.gateway_stores import WAIT_S, fetched, run
 from gateways.standbys import standby_away
 from oncelog.errors import StoreUnavailableError
+from oncelog.stores.about import new_epoch
 from oncelog.stores.postgres import inspecting
 
 
 @pytest.mark.rule("CO-11")
 def test_a_new_epoch_whose_commit_was_not_waited_for_is_not_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    new_epoch = inspecting.new_epoch
     may_go_on = Event()
 
     async def main() -> None:
