@@ -61,15 +61,15 @@ def test_what_was_wrong_with_a_part_that_nobody_came_to_is_not_told(caplog: pyte
         is_read.set()
         raise ValueError("of the file")
 
-    async def main() -> None:
-        with pytest.raises(OSError, match="of the database"):
-            async with aclosing(_ahead(parts())) as found:
-                async for _ in found:
-                    await asyncio.to_thread(is_read.wait)
-                    raise OSError("of the database")
+    async def copied() -> None:
+        async with aclosing(_ahead(parts())) as found:
+            async for _ in found:
+                await asyncio.to_thread(is_read.wait)
+                raise OSError("of the database")
 
     gc.collect()  # what tests before this one left is not this one's
     caplog.clear()
-    asyncio.run(main())
+    with pytest.raises(OSError, match="of the database"):
+        asyncio.run(copied())
     gc.collect()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []

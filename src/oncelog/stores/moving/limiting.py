@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from oncelog.stores.postgres.connecting import Connection, abandoning, warnings_of
+from oncelog.stores.postgres.connecting import Connection, abandoning, waited_for
 from oncelog.stores.postgres.troubles import OF_POSTGRES
 
 
@@ -65,11 +65,8 @@ class LimitedConnection:
         except BaseException:
             self._connection.terminate()
             raise
-        with warnings_of(self) as warnings:
+        async with waited_for(self):
             await self.execute("COMMIT")
-            await asyncio.sleep(0)
-        if warnings:  # it can be seen, and may be on this server alone
-            raise ConnectionAbortedError(f"COMMIT was not waited for: {warnings[0]}")
 
     async def copy(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         """Adds rows to a table, by COPY.

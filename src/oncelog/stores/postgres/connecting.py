@@ -4,8 +4,8 @@ import asyncio
 import errno
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -144,11 +144,8 @@ async def pass_barrier(connection: Connection) -> None:
     any more. If it were told, and the server lost, it would be gone. Once a later write has been made durable it is
     durable as well.
     """
-    with warnings_of(connection) as warnings:
+    async with waited_for(connection, "the barrier"):
         await connection.execute(SQL["barrier"])
-        await asyncio.sleep(0)
-    if warnings:
-        raise ConnectionAbortedError(f"the barrier was not waited for: {warnings[0]}")
 
 
 async def demand_standby(connection: Connection, timeouts: Timeouts) -> None:
@@ -158,6 +155,16 @@ async def demand_standby(connection: Connection, timeouts: Timeouts) -> None:
     """
     if await connection.fetchval(SQL["waits_for_long"], timeouts.connect_ms / 1000):
         raise TimeoutError("the server does not commit: it waits for a standby that is away")
+
+
+@asynccontextmanager
+async def waited_for(connection: Connection, what: str = "COMMIT") -> AsyncIterator[None]:
+    """Raises ConnectionAbortedError for what is committed inside and was not waited for: it may be here alone."""
+    with warnings_of(connection) as warnings:
+        yield
+        await asyncio.sleep(0)
+    if warnings:
+        raise ConnectionAbortedError(f"{what} was not waited for: {warnings[0]}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import ClockMark, SystemClock
 from oncelog.stores.postgres import reading
-from oncelog.stores.postgres.connecting import Connection
+from oncelog.stores.postgres.connecting import Connection, waited_for
 from oncelog.stores.postgres.database import demand_database, look
 from oncelog.stores.postgres.looking import Looking, in_our_words, looking_at, session_at
 from oncelog.stores.postgres.standing import standing_of
@@ -124,7 +124,7 @@ class DatabaseInspector:
 
 
 async def _renewed(connection: Connection, name: str) -> Renewed:
-    async with connection.transaction():
+    async with waited_for(connection), connection.transaction():
         await connection.execute(SQL["alone"])
         about = await look(connection, name)
         renewed = Renewed(about.epoch, new_epoch())
