@@ -4,9 +4,8 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,6 +13,7 @@ from uuid import UUID
 import pytest
 from typer.testing import CliRunner
 
+from cli.scripted import answer, scripted
 from cli.served import Served, ended, oncelog, serving, started
 from databases import BOTH_STORES
 from oncelog.cli import app, remote
@@ -181,43 +181,10 @@ def test_what_tail_prints_can_be_submitted_to_another_log(server: Served, tmp_pa
 
 # --- retries --------------------------------------------------------------------------------------------------
 
-Handle = Callable[[BaseHTTPRequestHandler, int], None]
-
-
-def answer(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)
-
 
 def busy(handler: BaseHTTPRequestHandler, _: int = 0) -> None:
     details = {"retry_after_ms": 1}
     answer(handler, 503, {"error": {"code": "server_busy", "message": "too much", "details": details}})
-
-
-@contextmanager
-def scripted(handle: Handle) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server whose answers are a test's own: its URL, and what it was sent."""
-    received: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            handle(self, len(received))
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}", received
-        finally:
-            listening.shutdown()
-            thread.join()
 
 
 def test_it_tries_again_with_the_same_bytes_until_it_is_answered() -> None:

@@ -141,8 +141,7 @@ class _Pull:
                         if has_told:
                             say(f"connected again, and going on after {self._cursor}")
                         self._was_connected, has_told, pauses = True, False, pauses_s()
-                        await self._read(response)
-                return
+                        return await self._read(response)
             except LostError as error:
                 if not self._was_connected:
                     raise

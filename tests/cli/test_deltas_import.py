@@ -1,0 +1,519 @@
+"""`oncelog deltas import`: every line of a CSV file once, whoever dies meanwhile; and files that are none."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.gateways import asked, newest, rows_of, wait_for
+from cli.scripted import answer, scripted
+from cli.served import ENVIRONMENT, WAIT_S, Served, ended, oncelog, serving, started
+from databases import BOTH_STORES
+from oncelog.cli import app
+from oncelog.cli.deltas.kinds import Guess, kind_of
+from oncelog.core.hlc import wall_ms
+from oncelog.core.merge import extract
+
+OPTIONS = ["--row-id", "id", "--client-id", "loader"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("import")) as served:
+        yield served
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "file.csv"
+
+
+def imported(url: str, gateway: str, file: Path, *options: str) -> tuple[int, list[str], list[str]]:
+    done = oncelog("deltas", "import", gateway, "t", str(file), *OPTIONS, *options, "--url", url)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def write_many(file: Path, count: int) -> None:
+    file.write_text("id,n,name\n" + "".join(f"r{number},{number},row {number}\n" for number in range(count)))
+
+
+def left(file: Path) -> list[str]:
+    """What is beside the file."""
+    return sorted(one.name for one in file.parent.iterdir() if one.name.startswith(f"{file.name}."))
+
+
+# --- what rows become -----------------------------------------------------------------------------------------
+
+
+def test_lines_become_rows_and_the_later_of_an_id_wins(server: Served, file: Path) -> None:
+    file.write_bytes(
+        b"\xef\xbb\xbfid;Price (EUR);n;ok;tags;note\r\n"
+        b'a;2.50;7;TRUE;"[1, {""b"": -0}]";\r\n'
+        b"\r\n"
+        b'"x;y";1e3;-7;false;null;"two\nlines ""quoted"""\r\n'
+        b"a;3;8;false;[];again"
+    )
+    types = ["--types", "price=number,n=integer,ok=boolean", "--types", "tags=json"]
+    options = ["--rename", "Price (EUR)=price", "--delimiter", ";", *types]
+    status, [line], errors = imported(server.url, "rows", file, *options, "--json")
+    assert (status, errors) == (0, [])
+    told = json.loads(line)
+    assert (told["rows"], told["committed"], told["duplicates"]) == (3, 3, 0)
+    assert rows_of(server.url, "rows", "t") == {
+        "a": {"price": 3, "n": 8, "ok": False, "tags": [], "note": "again"},
+        "x;y": {"price": 1000, "n": -7, "ok": False, "tags": None, "note": 'two\nlines "quoted"'},
+    }
+    assert left(file) == []
+    pulled = asked(server.url, "rows/pull")["deltas"]
+    start = int(pulled[0]["hlc"])
+    assert [int(one["hlc"]) - start for one in pulled] == [0, 1, 2]
+    row = {"price": 2.5, "n": 7, "ok": True, "tags": [1, {"b": 0}], "note": ""}
+    made = extract(None, row, client_id="loader", hlc=start, table="t", row_id="a")
+    assert made is not None
+    assert (pulled[0]["deltaId"], pulled[0]["op"]) == (made.delta_id.hex(), "INSERT")
+
+
+def test_empty_cells_and_types_that_are_found(server: Served, file: Path) -> None:
+    file.write_text("id,a,b,c,d\n1,,1,1.5,true\n2,x,,2,\n")
+    assert imported(server.url, "plain", file)[0] == 0
+    assert rows_of(server.url, "plain", "t")["2"] == {"a": "x", "b": "", "c": "2", "d": ""}
+    assert imported(server.url, "null", file, "--empty-null", "--types", "b=integer")[0] == 0
+    assert rows_of(server.url, "null", "t")["2"] == {"a": "x", "b": None, "c": "2", "d": None}
+    assert imported(server.url, "one", file, "--types", "b=integer?")[0] == 0
+    assert rows_of(server.url, "one", "t") == {
+        "1": {"a": "", "b": 1, "c": "1.5", "d": "true"},
+        "2": {"a": "x", "b": None, "c": "2", "d": ""},
+    }
+    assert imported(server.url, "found", file, "--infer", "--types", "d=text")[0] == 0
+    assert rows_of(server.url, "found", "t") == {
+        "1": {"a": "", "b": 1, "c": 1.5, "d": "true"},
+        "2": {"a": "x", "b": None, "c": 2, "d": ""},
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "name"),
+    [
+        (["1", "-2", "0"], "integer"),
+        (["1", ""], "integer?"),
+        (["1", "2.5", "1e3"], "number"),
+        (["007"], "text"),
+        (["+5"], "text"),
+        (["1", "-0"], "text"),
+        (["true", "FALSE"], "boolean"),
+        (["true", "1"], "text"),
+        (["", ""], "text"),
+        ([], "text"),
+        (["9007199254740993"], "text"),
+        (["0.12345678901234567890"], "text"),
+        (["000000000000000000.1"], "text"),
+        (["0.000000000000000000000012"], "number"),
+        (["1e999"], "text"),
+        (["NaN"], "text"),
+        (["٣"], "text"),
+    ],
+)
+def test_a_type_that_is_found_changes_no_value(texts: list[str], name: str) -> None:
+    guess = Guess()
+    for text in texts:
+        guess.see(text)
+    assert guess.name() == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "made"),
+    [
+        ("integer", "-0", b"0"),
+        ("number", "1e21", b"1e+21"),
+        ("number", "-0.0", b"0"),
+        ("number", "0.1e1", b"1"),
+        ("boolean", "False", b"false"),
+        ("json", ' {"b":1.0,"a":2} ', b'{"a":2,"b":1}'),
+        ("text", "ä\0", '"ä\\u0000"'.encode()),
+        ("text?", "", b"null"),
+        ("integer", "1.0", None),
+        ("integer", " 1", None),
+        ("integer", "9007199254740993", None),
+        ("number", "1e999", None),
+        ("number", "Infinity", None),
+        ("number", "", None),
+        ("number", "1_000", None),
+        ("boolean", "1", None),
+        ("json", '{"a":1,"a":2}', None),
+        ("json", "9007199254740993", None),
+        ("date", "x", None),
+    ],
+)
+def test_a_cell_of_a_type(kind: str, text: str, made: bytes | None) -> None:
+    if made is not None:
+        assert kind_of(kind)(text) == made
+        return
+    with pytest.raises(ValueError):
+        kind_of(kind)(text)
+
+
+def test_rows_that_are_printed_as_csv_can_be_imported(server: Served, file: Path, tmp_path: Path) -> None:
+    file.write_text('id,a,n\nx,"1,\n""2""",5\ny,é,\n')
+    assert imported(server.url, "out", file, "--infer")[0] == 0
+    copy = tmp_path / "copy.csv"
+    copy.write_text(oncelog("deltas", "rows", "out", "t", "--format", "csv", "--url", server.url).stdout)
+    options = ["--row-id", "rowId", "--client-id", "loader", "--infer", "--url", server.url]
+    assert oncelog("deltas", "import", "back", "t", str(copy), *options).returncode == 0
+    assert rows_of(server.url, "back", "t") == rows_of(server.url, "out", "t")
+
+
+# --- once, whoever dies ---------------------------------------------------------------------------------------
+
+
+@BOTH_STORES
+def test_killed_in_the_middle_and_run_again_every_row_is_written_once(tmp_path: Path, file: Path) -> None:
+    count = 20_000
+    write_many(file, count)
+    with serving(tmp_path) as served:
+        command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "50", "--url", served.url, "--infer"]
+        for least in (500, 1500):
+            with started(*command) as process:
+                wait_for(served.url, "g", least)
+                process.send_signal(signal.SIGKILL)
+                assert process.wait(WAIT_S) == -signal.SIGKILL
+            assert left(file) == [f"{file.name}.oncelog-import"]
+        assert newest(served.url, "g") < count
+        status, [line], [error] = imported(served.url, "g", file, "--infer", "--json")
+        assert (status, left(file)) == (0, [])
+        assert error.startswith("oncelog: going on with the import that was begun at ")
+        told = json.loads(line)
+        assert told["committed"] + told["duplicates"] == told["rows"] == count
+        assert told["duplicates"] >= 1500
+        assert newest(served.url, "g") == count
+        rows = rows_of(served.url, "g", "t")
+        assert len(rows) == count
+        assert rows["r19999"] == {"n": 19_999, "name": "row 19999"}
+
+
+@BOTH_STORES
+def test_the_server_is_killed_and_started_again_meanwhile(tmp_path: Path, file: Path) -> None:
+    count = 10_000
+    write_many(file, count)
+    with serving(tmp_path) as served:
+        command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "50", "--url", served.url]
+        with started(*command) as process:
+            assert process.stderr is not None
+            wait_for(served.url, "g", 500)
+            served.kill()
+            assert process.stderr.readline().endswith("; trying again\n")
+            served.start()
+            assert newest(served.url, "g") < count
+            status, said, errors = ended(process)
+        assert (status, errors, left(file)) == (0, "", [])
+        assert said.startswith(f"{count} rows of {file} are in t: ")
+        assert newest(served.url, "g") == count
+        assert len(rows_of(served.url, "g", "t")) == count
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_says_how_to_go_on(ending: signal.Signals, file: Path) -> None:
+    write_many(file, 25)
+
+    def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
+        if attempt == 1:
+            results = [{"deltaId": "0" * 64, "sequence": number, "duplicate": False} for number in range(10)]
+            answer(handler, 200, {"results": results})
+        else:
+            answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY"})
+
+    with scripted(handle) as (url, received):
+        command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "10", "--url", url]
+        with started(*command) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "oncelog: server_busy: busy; trying again\n"
+            process.send_signal(ending)
+            status, said, errors = ended(process)
+        assert (status, said) == (130, "")
+        assert errors == (
+            "oncelog: interrupted; 10 of 25 rows are in the table. "
+            "Run the same command again: it goes on, and writes no row twice.\n"
+        )
+        assert left(file) == [f"{file.name}.oncelog-import"]
+        first = received[0]["deltas"]
+        received.clear()
+        status, _, errors_again = imported(url, "g", file, "--batch", "10", "--timeout", "0.3")
+        assert status == 2
+        assert received[0]["deltas"] == first  # from its beginning, under the same ids
+        assert "Run the same command again: it goes on" in errors_again[-1]
+
+
+def test_at_a_time_it_can_be_run_any_number_of_times(server: Served, file: Path) -> None:
+    write_many(file, 10)
+    for committed in (10, 0, 0):
+        status, [line], _ = imported(server.url, "at", file, "--at", "2026-01-31T12:00:00.5+01:00", "--json")
+        told = json.loads(line)
+        assert (status, told["committed"], told["at"]) == (0, committed, "2026-01-31T11:00:00.500Z")
+    assert newest(server.url, "at") == 10
+    first = asked(server.url, "at/pull")["deltas"][0]
+    assert wall_ms(int(first["hlc"])) == 1_769_857_200_500
+    assert left(file) == []
+
+
+def test_what_was_begun_is_not_mixed_with_something_else(server: Served, file: Path) -> None:
+    write_many(file, 10)
+
+    def handle(handler: BaseHTTPRequestHandler, _: int) -> None:
+        answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY"})
+
+    with scripted(handle) as (url, _):
+        assert imported(url, "g", file, "--timeout", "0.1")[0] == 2
+        kept = file.with_name(f"{file.name}.oncelog-import")
+        begun = kept.read_bytes()
+        for arguments, names in (
+            (("h",), "gateway"),
+            (("g", "--infer"), "infers"),
+            (("g", "--types", "n=integer"), "types"),
+        ):
+            status, _, [error] = imported(url, arguments[0], file, *arguments[1:], "--timeout", "0.1")
+            assert status == 2
+            assert f"differs from it in: {names}. " in error
+        assert f"{kept} is of an import that was begun" in imported(server.url, "g", file)[2][0]
+        write_many(file, 11)
+        status, _, [error] = imported(url, "g", file)
+        assert "differs from it in: what the CSV file has in it. " in error
+        write_many(file, 10)
+        assert kept.read_bytes() == begun
+        kept.write_bytes(begun[:20])
+        status, _, [error] = imported(url, "g", file)
+        assert (status, error[:40]) == (2, f"oncelog: {kept}"[:40])
+        assert "is not what an import of this version leaves" in error
+
+
+def test_a_server_that_refuses_names_the_line(tmp_path: Path, file: Path) -> None:
+    schemas = tmp_path / "schemas.json"
+    schemas.write_text('{"shop": {"t": {"n": "integer", "name": "text"}}}')
+    file.write_text('id,n,name\na,1,x\nb,2,"y\nz"\nc,null,y\nd,4,z\n')
+    options = ["--types", "n=json", "--batch"]
+    with serving(tmp_path, "--development", "--quiet", "--set", f"deltas_schemas={schemas}") as served:
+        status, lines, errors = imported(served.url, "shop", file, *options, "10")
+        assert (status, lines, left(file)) == (1, [], [])  # nothing was written: there is nothing to go on with
+        assert errors[0].startswith(f"oncelog: {file}: line 5: invalid: deltas[2].")
+        assert errors[1:] == ["oncelog: 0 of 4 rows are in the table"]
+        assert newest(served.url, "shop") == 0
+        status, lines, errors = imported(served.url, "shop", file, *options, "2")
+        assert (status, lines, left(file)) == (1, [], [f"{file.name}.oncelog-import"])
+        assert errors[0].startswith(f"oncelog: {file}: line 5: invalid: deltas[0].")
+        assert errors[1].startswith("oncelog: 2 of 4 rows are in the table; if the file has to be changed, remove ")
+        assert newest(served.url, "shop") == 2
+
+
+def test_who_may_not_leaves_nothing_behind(tmp_path: Path, file: Path) -> None:
+    write_many(file, 3)
+    keys = tmp_path / "keys.json"
+    create = ["apikey", "create", str(keys), "--client-id", "loader", "--name", "n"]
+    key = oncelog(*create, "--write", "deltas/mine", "--read", "deltas/mine").stdout.strip()
+    with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
+        status, _, errors = imported(served.url, "other", file, "--token", key)
+        assert (status, left(file)) == (2, [])
+        assert errors[-1] == "oncelog: forbidden: gateway: may not be written"
+        assert imported(served.url, "mine", file, "--token", key)[0] == 0
+
+
+def test_batches_that_a_limit_of_new_deltas_never_allows_are_divided(tmp_path: Path, file: Path) -> None:
+    write_many(file, 100)
+    with serving(tmp_path, "--development", "--quiet", "--set", "limits.new_events_per_second_max=40") as served:
+        status, _, [error] = imported(served.url, "g", file)
+        assert (status, newest(served.url, "g")) == (0, 100)
+        assert error.startswith("oncelog: rate_limited: ")
+
+
+def test_batches_that_are_too_large_are_divided(tmp_path: Path, file: Path) -> None:
+    write_many(file, 100)
+    with serving(tmp_path, "--development", "--quiet", "--set", "limits.frame_bytes_max=3000") as served:
+        assert imported(served.url, "g", file)[0] == 0
+        assert newest(served.url, "g") == 100
+
+
+def test_a_file_that_is_changed_while_it_is_imported(file: Path) -> None:
+    write_many(file, 20)
+
+    def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
+        found = file.stat()
+        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000))
+        results = [{"deltaId": "0" * 64, "sequence": number, "duplicate": False} for number in range(10)]
+        answer(handler, 200, {"results": results})
+
+    with scripted(handle) as (url, received):
+        status, _, [error] = imported(url, "g", file, "--batch", "10")
+    assert (status, len(received)) == (2, 1)
+    assert error == f"oncelog: {file} was changed while it was read"
+
+
+# --- large files -------------------------------------------------------------------------------------------
+
+
+def peak_kib(url: str, gateway: str, file: Path) -> int:
+    """The most memory that an import has had."""
+    program = (
+        "import resource, sys\nfrom oncelog.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    options = ["--infer", "--batch", "200", "--url", url]
+    command = ["deltas", "import", gateway, "t", str(file), *OPTIONS, *options]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program, *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=WAIT_S,
+        env=ENVIRONMENT,
+    )
+    return int(done.stdout.splitlines()[-1])
+
+
+def test_memory_does_not_grow_with_the_file(server: Served, file: Path) -> None:
+    def write(count: int) -> None:
+        text = "x" * 1000
+        file.write_text("id,n,text\n" + "".join(f"r{number},{number},{text}\n" for number in range(count)))
+
+    write(1000)
+    small = peak_kib(server.url, "small", file)
+    write(20_000)
+    assert file.stat().st_size > 20_000_000
+    large = peak_kib(server.url, "large", file)
+    assert newest(server.url, "large") == 20_000
+    assert large - small < 8 * 1024
+
+
+# --- files that are wrong ----------------------------------------------------------------------------------------
+
+
+def checked(file: Path, *options: str) -> tuple[int, str, list[str]]:
+    """In this process: nothing is sent."""
+    done = CliRunner().invoke(app, ["deltas", "import", "g", "t", str(file), *OPTIONS, *options, "--dry-run"])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done.exit_code, done.stdout, done.stderr.splitlines()
+
+
+def test_dry_run_says_what_there_is(file: Path) -> None:
+    file.write_text("id,a,b\n1,2,x\n2,,y\n")
+    assert checked(file, "--infer") == (0, f"2 rows of {file} can be imported\n  a: integer?\n  b: text\n", [])
+    status, said, _ = checked(file, "--infer", "--json")
+    assert (status, json.loads(said)) == (0, {"rows": 2, "types": {"a": "integer?", "b": "text"}})
+    assert left(file) == []
+    file.write_text("id\n")
+    assert checked(file) == (0, f"0 rows of {file} can be imported\n", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"", "line 1: must have the names of the columns"),
+        (b"\n\n", "line 1: must have the names of the columns"),
+        (b"key,a\n1,2\n", "--row-id: no column is called 'id'; there are 'key', 'a'"),
+        (b"id,a,a\n1,2,3\n", "line 1: two columns are called 'a'"),
+        (b"id,a b\n1,2\n", "line 1: a column cannot be called 'a b': .* with --rename \"a b=NAME\""),
+        (b"id,\n1,2\n", "line 1: a column cannot be called '': "),
+        (b"id,1a\n1,2\n", "line 1: a column cannot be called '1a': "),
+        ("id,größe\n1,2\n".encode(), "line 1: a column cannot be called 'größe': "),
+        (b"id,a\n1,2\n2\n3,4\n", "line 3: has 1 fields, and line 1 has 2"),
+        (b'id,a\n1,"x\ny"\n2,3,4\n', "line 4: has 3 fields, and line 1 has 2"),
+        (b"id,a\n1,2\n,3\n", "line 3: id: the row has no id"),
+        (b"id,a\n1,2\n%b,3\n" % (b"x" * 513), "line 3: id: an id has at most 512 characters"),
+        (b"id,a\n1,2\n2,\xff\n", "line 3: is not UTF-8, at byte 3"),
+        (b"id,a\n\xe9,2\n", "line 2: is not UTF-8, at byte 1"),
+        (b'id,a\n1,2\n2,"x\n3,4\n', 'line 3: a field begins with " and does not end'),
+        (b'id,a\n1,"x"y\n', "line 2: ',' expected after '\"'"),
+        (b"id,a\r1,2\r", "line 1: a carriage return stands alone"),
+        (b"id,n\n1,2\n2,x\n", "line 3: n: 'x' is no integer"),
+        (b"id,n\n1,\n", "line 2: n: '' is no integer"),
+        (b"id,n\n1,9007199254740993\n", "line 2: n: '9007199254740993' is an integer beyond"),
+        (b"id,n\n\xef\xbb\xbf1,x\n", "line 2: n: 'x' is no integer"),
+        (b"id,n\n1,\x1b[2J\n", r"line 2: n: '\\x1b\[2J' is no integer"),
+    ],
+)
+def test_a_file_that_is_wrong(file: Path, text: bytes, sentence: str) -> None:
+    file.write_bytes(text)
+    status, said, errors = checked(file, *(["--types", "n=integer"] if b"id,n" in text else []))
+    assert (status, said) == (2, "")
+    assert re.match(re.escape(f"oncelog: {file}: ") + sentence, errors[0])
+    assert errors[-1].endswith("; nothing was sent")
+
+
+def test_the_first_wrong_lines_are_told(file: Path) -> None:
+    file.write_text("id,n\n1,1\n2,x\n3\n,4\n5,5\n")
+    status, _, errors = checked(file, "--types", "n=integer")
+    assert status == 2
+    assert [error.removeprefix(f"oncelog: {file}: ") for error in errors] == [
+        "line 3: n: 'x' is no integer",
+        "line 4: has 1 fields, and line 1 has 2",
+        "line 5: id: the row has no id",
+        "3 of 5 lines with rows are wrong; nothing was sent",
+    ]
+    file.write_text("id,n\n" + "1,x\n" * 1000)
+    assert len(checked(file, "--types", "n=integer")[2]) == 21
+
+
+def test_a_wrong_line_at_the_end_and_nothing_is_sent(server: Served, file: Path) -> None:
+    write_many(file, 3000)
+    with file.open("a") as more:
+        more.write("r3000,1\n")
+    status, lines, errors = imported(server.url, "wrong", file)
+    assert (status, lines, newest(server.url, "wrong"), left(file)) == (2, [], 0, [])
+    assert errors[0] == f"oncelog: {file}: line 3002: has 2 fields, and line 1 has 3"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--types", "a=date"], "--types: 'a=date' must be NAME=TYPE, and TYPE must be one of text, integer, number"),
+        (["--types", "a"], "--types: 'a' must be NAME=TYPE"),
+        (["--types", "a=text,a=json"], "--types: 'a' is there twice"),
+        (["--rename", "a"], "--rename must be OLD=NEW"),
+        (["--rename", "a=b c"], "--rename must be OLD=NEW"),
+        (["--rename", "a=b", "--rename", "a=c"], "--rename: 'a' is there twice"),
+        (["--delimiter", ",,"], "--delimiter must be one character"),
+        (["--delimiter", '"'], "--delimiter must be one character"),
+        (["--at", "yesterday"], "--at must be a time as 2026-01-31T12:00:00Z, not 'yesterday'"),
+        (["--at", "1969-01-01"], "--at must be a time from 1970 on"),
+        (["--client-id", ""], "--client-id must have 1 to 512 characters"),
+    ],
+)
+def test_wrong_options(file: Path, options: list[str], sentence: str) -> None:
+    write_many(file, 1)
+    status, said, [error] = checked(file, *options)
+    assert (status, said) == (2, "")
+    assert error.startswith(f"oncelog: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--types", "x=text"], "--types: no column is called 'x'; there are 'n', 'name'"),
+        (["--types", "id=text"], "--types: no column is called 'id'"),
+        (["--rename", "x=y"], "--rename: no column is called 'x'; there are 'id', 'n', 'name'"),
+        (["--rename", "n=name"], "line 1: two columns are called 'name'"),
+    ],
+)
+def test_options_that_do_not_go_with_the_file(file: Path, options: list[str], sentence: str) -> None:
+    write_many(file, 1)
+    status, said, [error] = checked(file, *options)
+    assert (status, said) == (2, "")
+    assert error.startswith(f"oncelog: {file}: {sentence}")
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    assert checked(tmp_path / "nowhere")[2] == [
+        f"oncelog: {tmp_path / 'nowhere'} cannot be read: No such file or directory"
+    ]
+    assert checked(tmp_path)[2] == [f"oncelog: {tmp_path} cannot be read: Is a directory"]
+    assert checked(Path("/dev/null"))[2] == ["oncelog: /dev/null must be a file, which can be read twice"]
+    write_many(tmp_path / "a", 1)
+    done: Any = CliRunner().invoke(app, ["deltas", "import", "g", "a b", str(tmp_path / "a"), *OPTIONS, "--dry-run"])
+    assert (done.exit_code, done.stderr) == (2, "oncelog: TABLE must be a name of letters, digits and _, not 'a b'\n")
