@@ -22,11 +22,10 @@ MS: Final = 2**16
 """Of an HLC."""
 
 
-def change(
-    hlc: int = 1, row: str = "r1", *, client: str = "c1", op: str = "UPDATE", table: str = "t", **columns: Any
-) -> Json:
-    """A delta with its id."""
-    listed = [{"column": name, "value": value} for name, value in columns.items()]
+def change(hlc: int = 1, row: str = "r1", /, **members: Any) -> Json:
+    """A delta with its id. What is no member of deltas (`client`, `op`, `table`) is a column."""
+    client, op, table = members.pop("client", "c1"), members.pop("op", "UPDATE"), members.pop("table", "t")
+    listed = [{"column": name, "value": value} for name, value in members.items()]
     made = {"op": op, "table": table, "rowId": row, "clientId": client, "hlc": str(hlc), "columns": listed}
     return {"deltaId": id_of(made), **made}
 
