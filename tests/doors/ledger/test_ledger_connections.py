@@ -1,7 +1,9 @@
 """gRPC connections of those who show no credential, send nothing, too much or half of it, or do not read."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -205,6 +207,54 @@ def test_a_connection_has_so_many_calls_at_a_time(tmp_path: Path, monkeypatch: p
             await other.close()
             for one in silent:
                 one.cancel()
+
+    run(main())
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """What is not used any more goes at once, or stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Request:
+    """A message whose end can be seen."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.parametrize("status", ["OK", "INVALID_ARGUMENT"])
+def test_nothing_is_kept_of_a_message_that_was_answered(
+    tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC keeps the exception that ends a call with an error, and that keeps what it was raised in."""
+    made: list[Any] = []
+    message = rpc._message
+
+    async def noted(kind: Any, context: Any) -> Any:
+        found = Request(await message(kind, context))
+        made.append(weakref.ref(found))
+        return found
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            monkeypatch.setattr(rpc, "_message", noted)
+            ledger = door.ledger(credential=GOOD)
+            for sequence in (1, 2):
+                asked = ledger.write(0 if status == "INVALID_ARGUMENT" else sequence, put("a", bytes(1000)))
+                assert (code(await asked) if status == "OK" else (await refused(asked)).status) == status
+            await until(lambda: [one() for one in made] == [None, None])
 
     run(main())
 
