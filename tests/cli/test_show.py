@@ -86,7 +86,13 @@ def test_a_clients_key_is_its_own(log: Path | str) -> None:
     identity = key(20).hex()
     [mine] = shown(log, identity, "--scope", "org/1", "--client", "c1")
     assert (mine["state"], mine["record"]["client_sequence"]) == ("committed", 2)
-    assert shown(log, identity, "--scope", "org/1", "--client", "c2")[0]["state"] == "unknown"
+    [others] = shown(log, identity, "--scope", "org/1", "--client", "c2")
+    assert others["state"] == "unknown"
+    assert "--client" not in others["reason"]
+    for options in ((), ("--scope", "org/1"), ("--client", "c1")):
+        [nobodys] = shown(log, identity, "--policy", "ledger", *options)
+        assert nobodys["state"] == "unknown"
+        assert "A key of ledger belongs to a scope and a client" in nobodys["reason"]
     # A write without a key is found by its place alone.
     place = next(number for number in range(1, 30) if '"key":""' in show(log, f"3:{number}", "--json")[1])
     assert shown(log, f"3:{place}")[0]["record"]["client"] == "c2"
@@ -104,8 +110,8 @@ def test_what_was_forgotten(log: Path | str) -> None:
 def test_what_was_never_committed(log: Path | str) -> None:
     status, said = show(log, "abcd")
     assert status == 1
-    assert said == (
-        "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind\n"
+    assert said.startswith(
+        "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind"
     )
     status, said = show(log, "0:1000")
     assert (status, said) == (1, "unknown: no record: lane 0 has positions 1 to 24\n")

@@ -11,6 +11,7 @@ from uuid import UUID
 import typer
 from msgspec import Struct
 
+from oncelog.cli.show import whose_hint
 from oncelog.cli.terminal import FOUND_NOTHING, ending_well
 from oncelog.cli.times import utc
 from oncelog.core.policy import LEDGER
@@ -224,7 +225,8 @@ class _Wanted(Struct, frozen=True):
                 records[one.name] = record
         if len(records) > 1:
             raise OncelogError(f"the key is known under {' and '.join(records)}: say which with --policy.")
-        return next(iter(records.values()), "no record: nothing was committed here under that key, or in that scope")
+        why = "no record: nothing was committed here under that key, or in that scope"
+        return next(iter(records.values()), why + whose_hint(policies, scope, self.whose.client))
 
 
 def _key(text: str) -> bytes:

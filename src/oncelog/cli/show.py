@@ -9,7 +9,7 @@ import typer
 
 from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, ending_well, print_json
 from oncelog.cli.times import utc
-from oncelog.core.policy import Policy
+from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
@@ -51,7 +51,10 @@ def show(
             else:
                 chosen = _chosen(view.policies, policy)
                 shown = [view.under(one, scope, client, key) for one in chosen]
-        told = [one for one in shown if one.outcome.status is not Status.UNKNOWN] or shown[:1] or [_undeclared()]
+        told = [one for one in shown if one.outcome.status is not Status.UNKNOWN]
+        if not told:
+            hint = "" if place is not None else whose_hint(view.policies, scope, client)
+            told = [_hinted(one, hint) for one in shown[:1]] or [_undeclared()]
         if as_json:
             print_json([_plain(one) for one in told])
         else:
@@ -84,6 +87,20 @@ def _chosen(policies: dict[str, Policy], name: str | None) -> list[Policy]:
     if name not in policies:
         raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
     return [policies[name]]
+
+
+def whose_hint(policies: dict[str, Policy], scope: str, client: str) -> str:
+    """For who looks for a client's key without saying whose it is."""
+    names = [policy.name for policy in policies.values() if policy.client_sequence]
+    if not names or (scope and client):
+        return ""
+    whose = "--scope ledger/ORGANIZATION --client CLIENT" if LEDGER.name in names else "--scope and --client"
+    return f". A key of {' or '.join(names)} belongs to a scope and a client: say which with {whose}"
+
+
+def _hinted(shown: "_Shown", hint: str) -> "_Shown":
+    outcome = shown.outcome
+    return msgspec.structs.replace(shown, outcome=msgspec.structs.replace(outcome, why=outcome.why + hint))
 
 
 def _undeclared() -> "_Shown":

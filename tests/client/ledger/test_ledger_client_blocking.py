@@ -69,6 +69,9 @@ def test_a_timeout_leaves_it_pending(tmp_path: Path) -> None:
     [
         ({"address": "http://127.0.0.1:7171"}, "address must be HOST:PORT"),
         ({"address": ""}, "address must be HOST:PORT"),
+        ({"address": "127.0.0.1"}, "address must be HOST:PORT.*not '127.0.0.1'"),
+        ({"address": "::1:7271"}, "address must be HOST:PORT"),
+        ({"address": "ann@ledger.example.org:7271"}, "address must be HOST:PORT"),
         ({"path": ""}, "must be the path"),
         ({"organization": ""}, "organization must be a text of 1 to 80"),
         ({"organization": "a" * 81}, "organization must be a text of 1 to 80"),
@@ -83,6 +86,11 @@ def test_what_it_is_made_with_is_looked_at(options: dict[str, Any], words: str) 
     chosen = {"address": NOWHERE, "path": ":memory:", "organization": "acme", "client_id": "billing-1", **options}
     with pytest.raises(SettingsError, match=words):
         LedgerClient(chosen.pop("address"), **chosen)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7271", "ledger.example.org:443", "localhost:1", "[::1]:7271"])
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    assert LedgerClient(address, path=":memory:", organization="acme", client_id="billing-1").address == address
 
 
 def test_roots_that_are_not_there(tmp_path: Path) -> None:

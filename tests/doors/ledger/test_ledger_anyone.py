@@ -147,6 +147,25 @@ def test_who_sends_health_nothing_is_not_waited_for(tmp_path: Path, monkeypatch:
     run(main())
 
 
+class Sending:
+    """A call with one long message."""
+
+    async def read(self) -> bytes:
+        return bytes(anyone.MESSAGE_BYTES_MAX + 1)
+
+    async def abort(self, *_: Any) -> None:
+        raise grpc.aio.AbortError
+
+
+@pytest.mark.rule("CO-30")
+def test_nothing_is_kept_of_what_was_too_long() -> None:
+    """gRPC keeps the exception that ends a call with an error, and that keeps what it was raised in."""
+    with pytest.raises(grpc.aio.AbortError) as raised:
+        run(anyone._read(Sending(), 1))
+    kept = [value for entry in raised.traceback for value in entry.frame.f_locals.values()]
+    assert not [value for value in kept if isinstance(value, bytes)]
+
+
 # --- reflection ------------------------------------------------------------------------------------------------
 
 

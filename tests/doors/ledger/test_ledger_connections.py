@@ -1,7 +1,10 @@
 """gRPC connections of those who show no credential, send nothing, too much or half of it, or do not read."""
 
 import asyncio
+import gc
+import json
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -13,13 +16,15 @@ import pytest
 
 from doors.ledger.ledger_doors import Door, opened
 from doors.ledger.test_ledger_who import Unchanged, ending
-from doors.ledger.wires import GRPC, code, put, refused
+from doors.ledger.wires import GRPC, HTTP, code, put, refused
 from doors.material import token
 from doors.serving import WAIT_S, run, soon, until
+from oncelog.core import transactions
 from oncelog.core.limits import OPERATIONS_MAX
 from oncelog.core.operations import SetEntity
 from oncelog.core.transactions import ledger_scope, transaction
-from oncelog.doors.ledger import messages, rpc
+from oncelog.doors.faults import DoorError
+from oncelog.doors.ledger import messages, rpc, words
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.ledger import operations
 from oncelog.ledger.v1 import ledger_pb2 as pb
@@ -209,6 +214,54 @@ def test_a_connection_has_so_many_calls_at_a_time(tmp_path: Path, monkeypatch: p
     run(main())
 
 
+# --- what is kept ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """What is not used any more goes at once, or stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Request:
+    """A message whose end can be seen."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.parametrize("status", ["OK", "INVALID_ARGUMENT"])
+def test_nothing_is_kept_of_a_message_that_was_answered(
+    tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC keeps the exception that ends a call with an error, and that keeps what it was raised in."""
+    made: list[Any] = []
+    message = rpc._message
+
+    async def noted(kind: Any, context: Any) -> Any:
+        found = Request(await message(kind, context))
+        made.append(weakref.ref(found))
+        return found
+
+    async def main() -> None:
+        async with known(tmp_path) as door:
+            monkeypatch.setattr(rpc, "_message", noted)
+            ledger = door.ledger(credential=GOOD)
+            for sequence in (1, 2):
+                asked = ledger.write(0 if status == "INVALID_ARGUMENT" else sequence, put("a", bytes(1000)))
+                assert (code(await asked) if status == "OK" else (await refused(asked)).status) == status
+            await until(lambda: [one() for one in made] == [None, None])
+
+    run(main())
+
+
 # --- long messages ---------------------------------------------------------------------------------------------
 
 
@@ -270,6 +323,48 @@ def test_a_long_message_is_read_beside_what_others_send(
 
     def _batched(ledger: Any) -> Any:
         return lambda sequence, one: ledger.batch_write(sequence, [one])
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30", "LG-2")
+def test_too_many_operations_in_json_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Any] = []
+    monkeypatch.setattr(transactions, "_operation", lambda *given: looked_at.append(given))
+    many = [{"delete_entity": {"key": "a"}}] * (OPERATIONS_MAX + 1)
+    common = {"organization": "acme", "sequence": 1}
+    for read, members in (
+        (words.read_write, {"operations": many}),
+        (words.read_batch, {"writes": [{"operations": many[:5]}, {"operations": many[5:]}]}),
+    ):
+        with pytest.raises(DoorError, match=f"operations: must be at most {OPERATIONS_MAX}, not {len(many)}"):
+            read(json.dumps({**common, **members}).encode())
+    assert looked_at == []
+
+
+@pytest.mark.parametrize("path", ["write", "batch-write"])
+def test_a_long_body_is_read_beside_what_others_send(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+    loop_thread = threading.current_thread()
+    name = "read_write" if path == "write" else "read_batch"
+    read = getattr(words, name)
+
+    def noted(body: bytes) -> Any:
+        threads.append(threading.current_thread() is loop_thread)
+        return read(body)
+
+    monkeypatch.setattr(words, name, noted)
+
+    async def main() -> None:
+        async with opened(tmp_path, HTTP) as door:
+            ledger = door.ledger(client_id="app")
+            for sequence, length in ((1, LONG_FRAME_BYTES), (2, 1000)):
+                one = put("a", bytes(length))
+                made = ledger.write(sequence, one) if path == "write" else ledger.batch_write(sequence, [one])
+                assert code(await made) == "OK"
+            assert threads == [False, True]
 
     run(main())
 

@@ -360,6 +360,7 @@ def test_json_that_is_no_write_is_told_by_its_field(house: House, path: str, bod
         assert error.field is not None
         assert error.field.endswith(expected)
         assert error.message.startswith(f"{error.field}: ")
+        assert "as a string" not in error.message  # it would not be taken
         await demand_unharmed(house)
 
     house.run(main())

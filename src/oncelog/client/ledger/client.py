@@ -10,6 +10,7 @@ What is decided lies in `protocol`, what is kept in `store`, who saves and sends
 import asyncio
 import os
 import random
+import re
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from oncelog.client.ledger.wire import Wire
 
 SCOPE_NAME_CHARACTERS_MAX: Final = 80
+_ADDRESS: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\s:@/\[\]]+):[0-9]{1,5}", re.IGNORECASE)
 _NEEDED: Final = frozenset({"grpc", "google", "google.protobuf"})
 
 
@@ -54,8 +56,8 @@ class LedgerClient(LedgerScope):
         ever. `token` is a text, or a function that gives one and is asked at every call. `tls` is True for the
         machine's own roots, or a file of roots in PEM form. `verify` looks at the proof of every write.
         """
-        if not isinstance(address, str) or not address or "@" in address or "://" in address:
-            raise SettingsError("address must be HOST:PORT of a server's gRPC")
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+            raise SettingsError(f"address must be HOST:PORT of a server's gRPC, as 127.0.0.1:7271, not {address!r}")
         self.address = address
         self.limits = limits or LedgerLimits()
         if not isinstance(self.limits, LedgerLimits):

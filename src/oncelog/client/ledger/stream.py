@@ -336,7 +336,7 @@ class Stream:
 
     def _not_answered(self, reason: str, retry_after_ms: int = 0) -> None:
         if self.last_error is None:
-            logger.info("not answered, and to be sent again: %s", reason)
+            logger.warning("not answered, and to be sent again: %s", reason)
         self.last_error = reason
         self._retry_after_ms = max(self._retry_after_ms, retry_after_ms)
 

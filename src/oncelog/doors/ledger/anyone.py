@@ -7,10 +7,11 @@ is what we can limit: so these calls are served as streams, and their messages t
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from weakref import WeakValueDictionary
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -58,7 +59,7 @@ class Health(health.aio.HealthServicer):
     async def _watch(self, _: object, context: Context) -> None:
         if self.watching >= HEALTH_WATCHES_MAX:
             message = f"at most {HEALTH_WATCHES_MAX} may watch at a time"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         self.watching += 1
         try:
             await self.Watch(await self._request(context), context)
@@ -90,7 +91,7 @@ class Reflection:
     async def _info(self, _: object, context: Context) -> None:
         if self._asking >= REFLECTIONS_MAX:
             message = f"at most {REFLECTIONS_MAX} may ask at a time"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            await end_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         self._asking += 1
         try:
             async with aclosing(self._servicer.ServerReflectionInfo(_requests(context), context)) as answers:
@@ -98,9 +99,23 @@ class Reflection:
                     async with asyncio.timeout(REFLECTION_S):
                         await context.write(answer)
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the answers must be read")
+            await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the answers must be read")
         finally:
             self._asking -= 1
+
+
+async def end_call(context: Context, *told: Any) -> NoReturn:
+    """Ends a call with an error.
+
+    gRPC keeps the exception by which it does that as long as the call, and the exception keeps all that it was raised
+    in, the call too: nothing of it would go before a collection of garbage. So it must not know of any message.
+    """
+    try:
+        await context.abort(*told)
+    except grpc.aio.AbortError as ended:
+        ended.__context__ = None
+        raise
+    raise AssertionError("an aborted call goes no further")
 
 
 async def _requests(context: Context) -> AsyncIterator[Any]:
@@ -114,11 +129,13 @@ async def _read(context: Context, seconds: float) -> bytes | None:
         async with asyncio.timeout(seconds):
             data = await context.read()
     except TimeoutError:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"a message must come within {seconds} seconds")
+        await end_call(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"a message must come within {seconds} seconds")
     if not isinstance(data, bytes):  # grpc.aio.EOF
         return None
     if len(data) > MESSAGE_BYTES_MAX:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a message must have at most {MESSAGE_BYTES_MAX} bytes")
+        del data
+        reason = f"a message must have at most {MESSAGE_BYTES_MAX} bytes"
+        await end_call(context, grpc.StatusCode.INVALID_ARGUMENT, reason)
     return data
 
 
@@ -129,5 +146,6 @@ async def _parsed(message: Message, data: bytes | None, context: Context) -> Any
             return message
     except (DecodeError, UnicodeDecodeError):
         pass
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request must be a {message.DESCRIPTOR.full_name}")
-    raise AssertionError("an aborted call goes no further")
+    return await end_call(
+        context, grpc.StatusCode.INVALID_ARGUMENT, f"the request must be a {message.DESCRIPTOR.full_name}"
+    )

@@ -19,7 +19,7 @@ from oncelog import codes
 from oncelog.doors.entrance import has_ended
 from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
-from oncelog.doors.ledger.anyone import Health, Reflection
+from oncelog.doors.ledger.anyone import Health, Reflection, end_call
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
@@ -212,9 +212,7 @@ class LedgerRpc:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         try:
-            principal = self._principal(context)
-            request = await _message(kind, context)
-            told = await answer(request, self._door.entrance.still(principal))
+            told = await self._answered(kind, answer, context)
         except DoorError as error:
             await self._abort(context, error)
         except Exception:  # asyncio.CancelledError is none: the caller has gone
@@ -223,6 +221,14 @@ class LedgerRpc:
         counts.requests["ledger", "grpc", "ok"] += 1
         return told.SerializeToString()
 
+    async def _answered(
+        self, kind: type[Message], answer: Callable[[Any, Principal], Awaitable[Message]], context: Context
+    ) -> Message:
+        """Apart from `_call`, which an error is sent from and is kept with: see `end_call`."""
+        principal = self._principal(context)
+        request = await _message(kind, context)
+        return await answer(request, self._door.entrance.still(principal))
+
     async def _abort(self, context: Context, error: DoorError) -> NoReturn:
         """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
         self._door.counts.requests["ledger", "grpc", error.code] += 1
@@ -230,8 +236,9 @@ class LedgerRpc:
         for name in ("field", "limit", "retry_after_ms", "epoch"):
             if name in error.details:
                 told[name.replace("_", "-")] = _ascii(error.details[name])
-        await context.abort(STATUS[error.code], error.message, tuple(told.items()))
-        raise AssertionError("an aborted call goes no further")
+        status, message = STATUS[error.code], error.message
+        del error  # which knows where it was raised
+        await end_call(context, status, message, tuple(told.items()))
 
     def _principal(self, context: Context) -> Principal:
         """Raises DoorError."""

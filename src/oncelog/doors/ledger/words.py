@@ -35,6 +35,8 @@ from oncelog.errors import CanonicalError
 _OPERATIONS: Final = slice(len('{"operations":'), -1)
 """Of a body: the array alone."""
 _MISSING: Final = re.compile("Object missing required field `(.+)`")
+_AS_TEXT: Final = "; send it as a string"
+"""What is advised about numbers that are too large for JSON, where anything may be a text."""
 _UUID_CHARACTERS: Final = 36
 _UUID_HYPHENS: Final = slice(8, 24, 5)
 
@@ -108,7 +110,8 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(canonical_text(body))
     except CanonicalError as error:
-        raise bad_value(error) from error
+        # Numbers are numbers here: as a text none would be taken.
+        raise bad_value(CanonicalError(error.path, error.reason.removesuffix(_AS_TEXT))) from error
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `")
         field = path.rstrip("`").removeprefix("$").removeprefix(".")
