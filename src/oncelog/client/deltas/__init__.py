@@ -1,0 +1,48 @@
+"""A client of rows: edited offline, pushed when there is a gateway, the same everywhere. See docs/deltas-client.md."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from oncelog.client.deltas.errors import ChangesLostError, DeltaRefusedError
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, State, Status
+
+if TYPE_CHECKING:
+    from oncelog.client.deltas.blocking import BlockingDeltasClient
+    from oncelog.client.deltas.client import DeltasClient
+    from oncelog.client.deltas.editing import Edits
+
+_LATER: Final = {
+    "BlockingDeltasClient": "oncelog.client.deltas.blocking",
+    "DeltasClient": "oncelog.client.deltas.client",
+    "Edits": "oncelog.client.deltas.editing",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "BlockingDeltasClient",
+    "Change",
+    "ChangesLostError",
+    "DeltaRefusedError",
+    "DeltasClient",
+    "DeltasLimits",
+    "Edits",
+    "HistoryChange",
+    "LocalRow",
+    "PendingDelta",
+    "Refusal",
+    "State",
+    "Status",
+]

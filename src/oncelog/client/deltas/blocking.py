@@ -1,0 +1,143 @@
+"""The blocking twin of `DeltasClient`: the same methods, each of which waits for its result.
+
+    with BlockingDeltasClient("http://127.0.0.1:7171", "shop", path="till.db", client_id="till-1") as client:
+        client.put("products", "p1", {"name": "Tea"})
+        client.synced(timeout_s=10)
+
+Any number of threads may share one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from oncelog.client.deltas.changes import ChangeStream
+from oncelog.client.deltas.client import ROWS_PAGE, DeltasClient
+from oncelog.client.deltas.desk import closed
+from oncelog.client.deltas.editing import Edits
+from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, Status
+from oncelog.core.canonical import JsonValue
+from oncelog.portal import Portal
+
+T = TypeVar("T")
+
+
+class BlockingDeltasClient:
+    """For code without an event loop. Takes what `DeltasClient` takes; each method does what that one's does."""
+
+    def __init__(self, url: str, gateway: str, **options: Any) -> None:
+        self._client = DeltasClient(url, gateway, **options)
+        self._open_portal: Portal | None = None
+
+    def __enter__(self) -> Self:
+        portal = Portal("oncelog-deltas-loop", closed)
+        try:
+            portal.call(self._client.__aenter__)
+        except BaseException:
+            portal.close()
+            raise
+        self._open_portal = portal
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `DeltasClient.close`."""
+        portal, self._open_portal = self._open_portal, None
+        if portal is not None and not portal.is_elsewhere:
+            try:
+                portal.call(self._client.close)
+            finally:
+                portal.close()
+
+    @property
+    def _portal(self) -> Portal:
+        if self._open_portal is None:
+            raise closed()
+        return self._open_portal
+
+    def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
+        """As `DeltasClient.put`."""
+        return self._portal.call(self._client.put, table, row_id, columns)
+
+    def delete(self, table: str, row_id: str) -> str | None:
+        """As `DeltasClient.delete`."""
+        return self._portal.call(self._client.delete, table, row_id)
+
+    def edit(
+        self,
+        table: str,
+        row_id: str,
+        function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | None],
+    ) -> str | None:
+        """As `DeltasClient.edit`."""
+        return self._portal.call(self._client.edit, table, row_id, function)
+
+    def transact(self, function: Callable[[Edits], T]) -> T:
+        """As `DeltasClient.transact`."""
+        portal = self._portal
+
+        async def called() -> T:
+            return await self._client.transact(function)
+
+        return portal.call(called)
+
+    def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
+        """As `DeltasClient.row`."""
+        return self._portal.call(self._client.row, table, row_id)
+
+    def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
+        """As `DeltasClient.rows`."""
+        return self._portal.call(self._client.rows, table, after=after, limit=limit)
+
+    def each_row(self, table: str) -> Iterator[LocalRow]:
+        """As `DeltasClient.each_row`."""
+        return self._portal.iterate(self._client.each_row(table))
+
+    def changes(self, table: str | None = None) -> Iterator[Change]:
+        """As `DeltasClient.changes`: from this call on."""
+        portal = self._portal
+
+        async def made() -> ChangeStream:
+            return self._client.changes(table)
+
+        return portal.iterate(portal.call(made))
+
+    def synced(self, timeout_s: float | None = None) -> None:
+        """As `DeltasClient.synced`."""
+        self._portal.call(self._client.synced, timeout_s)
+
+    def pending(self) -> list[PendingDelta]:
+        """As `DeltasClient.pending`."""
+        return self._portal.call(self._client.pending)
+
+    def status(self) -> Status:
+        """As `DeltasClient.status`."""
+        return self._client.status()
+
+    def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """As `DeltasClient.until_status`; the condition is called on another thread."""
+        return self._portal.call(self._client.until_status, condition)
+
+    def refusals(self) -> Iterator[Refusal]:
+        """As `DeltasClient.refusals`."""
+        return self._portal.iterate(self._client.refusals())
+
+    def history_changes(self) -> Iterator[HistoryChange]:
+        """As `DeltasClient.history_changes`."""
+        return self._portal.iterate(self._client.history_changes())
+
+    def discard(self, *delta_ids: str) -> None:
+        """As `DeltasClient.discard`."""
+        self._portal.call(self._client.discard, *delta_ids)
+
+    def retry(self) -> None:
+        """As `DeltasClient.retry`."""
+
+        async def called() -> None:
+            self._client.retry()
+
+        self._portal.call(called)

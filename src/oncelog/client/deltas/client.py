@@ -1,0 +1,346 @@
+"""The asyncio client of rows: edited here at once, and the same everywhere in the end.
+
+    async with DeltasClient("http://127.0.0.1:7171", "shop", path="till.db", client_id="till-1") as client:
+        await client.put("products", "p1", {"name": "Tea", "price": 3.5})
+        async for change in client.changes("products"):
+            print(change.row_id, change.after)
+
+Two tasks share the work, and neither waits for the other: one empties the outbox (`pusher`), one reads the gateway
+(`puller`). What is decided lies in `pushing` and `pulling`, what is kept in `store`.
+"""
+
+import asyncio
+import os
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from oncelog.client.checking import checked_client_id, checked_store, is_token
+from oncelog.client.deltas.changes import ChangeStream
+from oncelog.client.deltas.desk import Desk
+from oncelog.client.deltas.editing import Edits, demand_names, demand_table
+from oncelog.client.deltas.errors import DeltaRefusedError
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.puller import Puller
+from oncelog.client.deltas.pusher import Pusher
+from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, State, Status
+from oncelog.client.deltas.wire import HttpWire, Token, Wire
+from oncelog.client.wire import normal_url
+from oncelog.core.canonical import JsonValue
+from oncelog.core.deltas import deltas_scope
+from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.errors import ClientError, ClosedError, SettingsError
+
+T = TypeVar("T")
+ROWS_PAGE: Final = 500
+ALL: Final = 2**62
+
+
+class DeltasClient:
+    """One client of one gateway, with a file of its own. `async with` opens and closes it."""
+
+    def __init__(  # noqa: PLR0913 - by name, and nearly all may be left out
+        self,
+        url: str,
+        gateway: str,
+        *,
+        path: str | os.PathLike[str],
+        client_id: str,
+        token: Token = None,
+        limits: DeltasLimits | None = None,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        wall_ms: Callable[[], int] | None = None,
+        chance: random.Random | None = None,
+        wire: Wire | None = None,
+    ) -> None:
+        """Says what is to be; nothing is opened yet.
+
+        `path` is a file of the client's own, made if it is missing; ":memory:" is for rows that need not survive. The
+        file is this client's and this gateway's for ever. `client_id` is that of the credential. `token` is a text, or
+        a function that gives one and is asked at every request. `wall_ms` is the clock, the machine's if not given.
+        """
+        self.limits = limits or DeltasLimits()
+        if not isinstance(self.limits, DeltasLimits):
+            raise SettingsError(f"limits must be DeltasLimits, not {limits!r}")
+        if not callable(token) and not is_token(token):
+            raise SettingsError("token must be a text as tokens are, or a function that gives one")
+        checked = checked_client_id(client_id)
+        if checked is None:
+            raise SettingsError("client_id must be given: it decides between writes of the same moment")
+        self.url = normal_url(url)
+        self.gateway = _checked_gateway(gateway)
+        self.client_id = checked
+        self._wall_ms = wall_ms or _system_wall_ms
+        self._chance = chance or random.Random()  # noqa: S311 - for pauses
+        self._desk = Desk(DeltasStore(checked_store(path), self.limits), self.limits)
+        self._wire = wire or HttpWire(self.url, gateway, token=token, limits=self.limits, headers=headers, tls=tls)
+        self._open_pusher: Pusher | None = None
+        self._open_puller: Puller | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+
+    # --- opening and closing
+
+    async def __aenter__(self) -> Self:
+        """Raises SettingsError, StoreInUseError or another StoreError. Does not wait for the gateway."""
+        if self._desk.was_opened:
+            raise ClosedError("a client is opened once; make another one")
+        try:
+            await self._desk.open(self.client_id, self.gateway)
+        except BaseException:
+            await self.close()
+            raise
+        self._open_puller = Puller(self._desk, self._wire, self._chance)
+        self._open_pusher = Pusher(self._desk, self._wire, self._chance, self._open_puller.look_at)
+        works = {"push": self._pusher.run(), "pull": self._puller.run()}
+        self._tasks = [
+            asyncio.create_task(self._desk.guarded(work), name=f"oncelog deltas: {name}")
+            for name, work in works.items()
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Does not wait for the gateway: what is pending stays in the file. To have it pushed first, await `synced`."""
+        if not self._desk.was_opened:
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close_all(), name="oncelog deltas: close")
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        self._desk.end()
+        try:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._wire.close()
+        finally:
+            await self._desk.close()
+
+    @property
+    def _pusher(self) -> Pusher:
+        self._desk.demand_open()
+        assert self._open_pusher is not None  # noqa: S101 - it is made before anybody can use the client
+        return self._open_pusher
+
+    @property
+    def _puller(self) -> Puller:
+        self._desk.demand_open()
+        assert self._open_puller is not None  # noqa: S101 - as above
+        return self._open_puller
+
+    # --- editing
+
+    async def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
+        """Sets columns of a row, and leaves the others as they are. Makes the row if it does not exist.
+
+        On return it is on the disk. Gives the id of the delta, or None where nothing changed. Raises CanonicalError
+        that names what cannot be, LimitExceededError, or StoreError; then nothing was changed.
+        """
+        return await self.transact(lambda edits: edits.put(table, row_id, columns))
+
+    async def delete(self, table: str, row_id: str) -> str | None:
+        """Removes a row. Gives the id of the delta, or None if it does not exist. Raises what `put` raises."""
+        return await self.transact(lambda edits: edits.delete(table, row_id))
+
+    async def edit(
+        self,
+        table: str,
+        row_id: str,
+        function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | None],
+    ) -> str | None:
+        """Calls the function with the row, or None, and makes of it what it returns: columns to set, None to remove.
+
+        Nobody else edits in between. It is called in a thread, and must not use the client.
+        """
+
+        def edited(edits: Edits) -> str | None:
+            columns = function(edits.row(table, row_id))
+            return edits.delete(table, row_id) if columns is None else edits.put(table, row_id, columns)
+
+        return await self.transact(edited)
+
+    async def transact(self, function: Callable[[Edits], T]) -> T:
+        """Calls the function with `edits`, whose `row`, `put` and `delete` are one transaction, and gives its result.
+
+        If it raises, nothing was changed. It is called in a thread, and must not use the client. On the gateway the
+        deltas are committed one after the other, in one push where they fit into it.
+        """
+        pusher, desk = self._pusher, self._desk
+
+        def tell(done: tuple[T, list[Change]]) -> None:
+            pusher.work()
+            desk.tell(done[1])
+
+        store, wall_now_ms = desk.store, self._wall_ms()
+        result, _ = await desk.changed(lambda: store.transact(function, wall_now_ms), tell=tell)
+        return result
+
+    # --- reading
+
+    async def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
+        """The columns of a row as it is here; None if it does not exist."""
+        self._desk.demand_open()
+        demand_names(table, row_id)
+        return await self._desk.in_store(self._desk.store.row, table, row_id)
+
+    async def rows(self, table: str, *, after: str = "", limit: int = ROWS_PAGE) -> list[LocalRow]:
+        """The rows of a table that exist here, by `row_id` in the order of code points."""
+        self._desk.demand_open()
+        demand_table(table)
+        return await self._desk.in_store(self._desk.store.rows, table, after, limit)
+
+    async def each_row(self, table: str) -> AsyncIterator[LocalRow]:
+        """All rows of a table, page by page."""
+        after = ""
+        while page := await self.rows(table, after=after):
+            for row in page:
+                yield row
+            after = page[-1].row_id
+
+    def changes(self, table: str | None = None) -> ChangeStream:
+        """Every change from this call on, of one table or of all: `async for change in client.changes()`.
+
+        Raises ChangesLostError to a reader who falls too far behind. Not durable: after a restart read the rows.
+        """
+        self._desk.demand_open()
+        if table is not None:
+            demand_table(table)
+        stream = ChangeStream(table, self.limits, self._desk.streams.remove)
+        self._desk.streams.append(stream)
+        return stream
+
+    # --- how it stands
+
+    async def synced(self, timeout_s: float | None = None) -> None:
+        """Returns when all edits of before are acknowledged, and all that the gateway had then has arrived.
+
+        Raises DeltaRefusedError if one of the edits is refused, TimeoutError if it takes longer.
+        """
+        async with asyncio.timeout(timeout_s):
+            pusher, store = self._pusher, self._desk.store
+            number = store.standing.newest_number
+
+            def is_pushed() -> bool:
+                pushing = pusher.pushing
+                if pushing.refusal is not None and pushing.refused_number <= number:
+                    raise DeltaRefusedError(pushing.refusal)
+                return not 0 < store.standing.oldest_number <= number
+
+            await self._desk.until(is_pushed)
+            await self._puller.round()
+
+    async def pending(self) -> list[PendingDelta]:
+        """What is in the outbox, in its order."""
+        self._desk.demand_open()
+        found = await self._desk.in_store(self._desk.store.pending, None, ALL, ALL)
+        return [PendingDelta(one.delta_id.hex(), one.body) for one in found]
+
+    def status(self) -> Status:
+        """For a user interface. `until_status` waits for another one."""
+        standing = self._desk.store.standing
+        pusher, puller = self._open_pusher, self._open_puller
+        if pusher is None or puller is None or self._closing is not None:
+            return Status(State.CLOSED, standing.pending, standing.pending_bytes, standing.cursor, standing.epoch)
+        pushing, pulling = pusher.pushing, puller.pulling
+        if not (pushing.is_let_in and pulling.is_let_in):
+            state = State.NOT_LET_IN
+        elif pulling.last_error is not None:
+            state = State.OFFLINE
+        else:
+            state = State.LIVE if puller.is_live else State.CATCHING_UP
+        return Status(
+            state=state,
+            pending=standing.pending,
+            pending_bytes=standing.pending_bytes,
+            cursor=standing.cursor,
+            epoch=standing.epoch,
+            refusal=pushing.refusal,
+            clock_wait_ms=pushing.clock_wait_ms,
+            is_resetting=standing.is_reset_wanted,
+            history_change=puller.history_change,
+            last_error=pulling.last_error or pushing.last_error,
+        )
+
+    async def until_status(self, condition: Callable[[Status], bool]) -> Status:
+        """Returns the first status that is so. Raises ClosedError if the client is closed."""
+        found = self.status()
+
+        def is_found() -> bool:
+            nonlocal found
+            found = self.status()
+            return condition(found)
+
+        await self._desk.until(is_found)
+        return found
+
+    def refusals(self) -> AsyncIterator[Refusal]:
+        """The refusal that there is, and each that comes: one at a time, since the outbox stops there."""
+        return self._each(lambda status: status.refusal, None)
+
+    def history_changes(self) -> AsyncIterator[HistoryChange]:
+        """Told when the rows have become those of another history; of several in a row, the last one."""
+        return self._each(lambda status: status.history_change, self.status().history_change)
+
+    async def _each(self, part: Callable[[Status], T | None], last: T | None) -> AsyncIterator[T]:
+        def is_other(status: Status) -> bool:
+            return part(status) != last
+
+        while True:
+            last = part(await self.until_status(is_other))
+            if last is not None:
+                yield last
+
+    # --- what is refused
+
+    async def discard(self, *delta_ids: str) -> None:
+        """Takes deltas out of the outbox. Then all rows are read anew from the gateway, with the rest of it over them.
+
+        Until that is done the rows still have what was discarded. What had been sent may be committed all the same.
+        Raises ClientError if one of them is not in the outbox.
+        """
+        pusher, puller = self._pusher, self._puller
+        try:
+            ids = [bytes.fromhex(one) for one in delta_ids]
+        except (ValueError, TypeError) as error:
+            raise ClientError(f"a delta's id has 64 hexadecimal digits: {error}") from error
+
+        def tell(_gone: int) -> None:
+            pusher.discarded()
+            puller.hurry()
+            self._desk.wake()
+
+        gone = await self._desk.changed(self._desk.store.discard, ids, tell=tell)
+        if gone != len(set(ids)):
+            raise ClientError(f"{len(set(ids)) - gone} of the deltas are not in the outbox")
+
+    def retry(self) -> None:
+        """Ends all pauses: what was refused, or could not be reached, is tried at once."""
+        self._pusher.hurry()
+        self._puller.hurry()
+
+
+def _checked_gateway(gateway: str) -> str:
+    if (
+        not isinstance(gateway, str)
+        or not gateway
+        or gateway in (".", "..")
+        or len(deltas_scope(gateway)) > NAME_CHARACTERS_MAX
+        or "\0" in gateway
+    ):
+        raise SettingsError(f"gateway must be a name, not {gateway!r}")
+    return gateway
+
+
+def _system_wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,266 @@
+"""What a client and a gateway say to each other: values of ours, made of JSON that is not believed blindly."""
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from oncelog import codes
+from oncelog.client.values import Number
+from oncelog.core.canonical import canonical_text, utf16_order
+from oncelog.core.deltas import DeltaJson, read_delta
+from oncelog.core.hlc import parse_hlc
+from oncelog.core.merge import NEVER, Row, RowDelta, Stamp
+from oncelog.errors import CanonicalError, ProtocolError
+
+T = TypeVar("T")
+
+# As this door writes them.
+BAD_REQUEST: Final = codes.BAD_REQUEST.upper()
+DELTA_ID_MISMATCH: Final = codes.DELTA_ID_MISMATCH.upper()
+AUTH_FAILED: Final = codes.AUTH_FAILED.upper()
+FORBIDDEN: Final = codes.FORBIDDEN.upper()
+CLOCK_DRIFT: Final = codes.CLOCK_DRIFT.upper()
+HISTORY_CHANGED: Final = codes.HISTORY_CHANGED.upper()
+TOO_LARGE: Final = codes.TOO_LARGE.upper()
+INVALID: Final = codes.INVALID.upper()
+RATE_LIMITED: Final = codes.RATE_LIMITED.upper()
+SERVER_BUSY: Final = codes.SERVER_BUSY.upper()
+SERVER_ERROR: Final = codes.SERVER_ERROR.upper()
+_BY_STATUS: Final = {
+    401: AUTH_FAILED, 403: FORBIDDEN, 413: TOO_LARGE, 429: RATE_LIMITED, 502: SERVER_BUSY, 503: SERVER_BUSY,
+    504: SERVER_BUSY,
+}  # fmt: skip
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """A delta in the outbox."""
+
+    number: int
+    """Its place there: they are pushed in this order."""
+    delta_id: bytes
+    body: bytes
+
+    def given(self) -> DeltaJson:
+        """What it says."""
+        return msgspec.json.decode(self.body, type=DeltaJson)
+
+
+# --- answers -----------------------------------------------------------------------------------------
+
+
+class Acknowledged(Struct, frozen=True):
+    """All deltas of a push are the gateway's."""
+
+    epoch: str
+
+
+class PulledPage(Struct, frozen=True):
+    """Deltas after a cursor, in the gateway's order."""
+
+    deltas: tuple[RowDelta, ...]
+    cursor: int
+    has_more: bool
+    epoch: str
+    is_compacted: bool = False
+    """Those after the cursor are no more: the snapshot is to be read."""
+
+
+class SnapshotRow(Struct, frozen=True):
+    """A row with all that a merge needs."""
+
+    table: str
+    row_id: str
+    row: Row
+
+
+class SnapshotPage(Struct, frozen=True):
+    """A part of the gateway's rows."""
+
+    rows: tuple[SnapshotRow, ...]
+    cursor: int
+    next: str
+    """The next page; empty behind the last."""
+    epoch: str
+
+
+class LiveDeltas(Struct, frozen=True):
+    """Deltas as they are committed."""
+
+    deltas: tuple[RowDelta, ...]
+    cursor: int
+
+
+class LiveCompacted(Struct, frozen=True):
+    """What is after the cursor has been compacted: the snapshot is to be read."""
+
+
+class Fault(Struct, frozen=True):
+    """The gateway says no, in its own words."""
+
+    code: str
+    message: str
+    index: int | None = None
+    """Which delta of the push it is about."""
+    retry_after_ms: int = 0
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same may be sent again soon."""
+        return self.code in (SERVER_BUSY, SERVER_ERROR, RATE_LIMITED)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class Unanswered(Struct, frozen=True):
+    """Nobody knows what became of it."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+class _ResultJson(Struct, rename="camel"):
+    delta_id: str
+    sequence: Number
+
+
+class _PushedJson(Struct):
+    epoch: str
+    results: list[_ResultJson]
+
+
+class _PulledJson(Struct, rename="camel"):
+    deltas: list[Raw]
+    cursor: Number
+    has_more: bool
+    epoch: str
+    snapshot: bool = False
+
+
+class _StampJson(Struct, rename="camel"):
+    hlc: str
+    client_id: str
+    delta_id: str
+
+    def stamp(self) -> Stamp:
+        return (parse_hlc(self.hlc), utf16_order(self.client_id), bytes.fromhex(self.delta_id))
+
+
+class _ColumnJson(_StampJson, kw_only=True):
+    column: str
+    value: Raw
+
+
+class _RowJson(Struct, rename="camel"):
+    table: str
+    row_id: str
+    columns: list[_ColumnJson]
+    written: _StampJson | None
+    deleted: _StampJson | None
+
+    def snapshot_row(self) -> SnapshotRow:
+        columns = {one.column: (canonical_text(bytes(one.value)), one.stamp()) for one in self.columns}
+        written = NEVER if self.written is None else self.written.stamp()
+        deleted = NEVER if self.deleted is None else self.deleted.stamp()
+        return SnapshotRow(self.table, self.row_id, Row(columns, written, deleted))
+
+
+class _SnapshotJson(Struct):
+    rows: list[_RowJson]
+    cursor: Number
+    next: str
+    epoch: str
+
+
+class _FaultJson(Struct, rename="camel"):
+    error: str
+    code: str
+    index: int | None = None
+    retry_after_ms: int = 0
+
+
+class _LiveJson(Struct, rename="camel"):
+    type: str
+    deltas: list[Raw] = []
+    cursor: Number = 0
+    epoch: str = ""
+    error: str = ""
+    code: str = ""
+    retry_after_ms: int = 0
+
+
+def read_pushed(body: bytes, entries: Sequence[Entry]) -> Acknowledged:
+    """Raises ProtocolError where the answer is not about these deltas."""
+    answer = _decoded(body, _PushedJson)
+    if [one.delta_id for one in answer.results] != [one.delta_id.hex() for one in entries]:
+        raise ProtocolError("the gateway acknowledges other deltas than those that were pushed")
+    return Acknowledged(answer.epoch)
+
+
+def read_pulled(body: bytes) -> PulledPage:
+    """Raises ProtocolError."""
+    page = _decoded(body, _PulledJson)
+    return PulledPage(_deltas(page.deltas), page.cursor, page.has_more, page.epoch, page.snapshot)
+
+
+def read_snapshot(body: bytes) -> SnapshotPage:
+    """Raises ProtocolError."""
+    page = _decoded(body, _SnapshotJson)
+    try:
+        rows = tuple(one.snapshot_row() for one in page.rows)
+    except (CanonicalError, ValueError) as error:
+        raise ProtocolError(f"the gateway's snapshot has a row that is none: {error}") from error
+    return SnapshotPage(rows, page.cursor, page.next, page.epoch)
+
+
+def read_fault(status: int, body: bytes, retry_after_ms: int) -> Fault:
+    """Any answer that is no success; those of a proxy between have no words of the gateway's."""
+    try:
+        said = msgspec.json.decode(body, type=_FaultJson)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        code = _BY_STATUS.get(status) or (SERVER_ERROR if status >= 500 else BAD_REQUEST)
+        return Fault(code, f"no gateway answers there (HTTP status {status})", None, retry_after_ms)
+    return Fault(said.code, said.error, said.index, max(said.retry_after_ms, retry_after_ms))
+
+
+def read_connected(text: str) -> str | Fault:
+    """The first message of a live connection: the gateway's epoch, or why there is none."""
+    said = _decoded(text.encode(), _LiveJson)
+    if said.type == "connected":
+        return said.epoch
+    return _live_fault(said)
+
+
+def read_live(text: str) -> LiveDeltas | LiveCompacted | Fault:
+    """Raises ProtocolError."""
+    said = _decoded(text.encode(), _LiveJson)
+    if said.type == "deltas":
+        return LiveDeltas(_deltas(said.deltas), said.cursor)
+    return LiveCompacted() if said.type == "snapshot" else _live_fault(said)
+
+
+def _live_fault(said: _LiveJson) -> Fault:
+    if said.type != "error":
+        raise ProtocolError(f"the gateway says something that no gateway says: {said.type!r}")
+    return Fault(said.code, said.error, None, said.retry_after_ms)
+
+
+def _deltas(bodies: list[Raw]) -> tuple[RowDelta, ...]:
+    try:
+        return tuple(read_delta(bytes(one)) for one in bodies)
+    except CanonicalError as error:
+        raise ProtocolError(f"the gateway has a delta that is none: {error}") from error
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"the gateway's answer is none: {error}") from error

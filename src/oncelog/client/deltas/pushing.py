@@ -1,0 +1,135 @@
+"""What is pushed next, and what follows from the answer. Decides, and does nothing itself.
+
+The outbox is pushed from its head, always: after a failure nobody knows what has arrived, so all of it goes again. A
+push is taken as a whole or not at all, so a delta that is refused is kept from those before it: they go without it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.client.deltas.messages import (
+    BAD_REQUEST,
+    CLOCK_DRIFT,
+    DELTA_ID_MISMATCH,
+    FORBIDDEN,
+    INVALID,
+    RATE_LIMITED,
+    TOO_LARGE,
+    Acknowledged,
+    Entry,
+    Fault,
+    Unanswered,
+)
+from oncelog.client.deltas.values import Refusal
+
+_OF_A_DELTA: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN, TOO_LARGE, INVALID})
+
+
+class Pause(Struct, frozen=True):
+    """Before the next attempt."""
+
+    least_ms: int = 0
+    is_long: bool = False
+    """It needs somebody to do something, on one side or the other."""
+
+
+class Bounds(Struct, frozen=True):
+    """Of the next push."""
+
+    before: int | None
+    """Only what is before this number in the outbox."""
+    deltas_max: int
+
+
+class _Hold(Struct, frozen=True):
+    """A delta that is not to be pushed for now."""
+
+    number: int
+    pause: Pause
+
+
+class Pushing:
+    """The state of one outbox's way to its gateway."""
+
+    def __init__(self, deltas_max: int) -> None:
+        self._ceiling = deltas_max
+        self._deltas_max = deltas_max
+        self._hold: _Hold | None = None
+        self.refusal: Refusal | None = None
+        self.refused_number = 0
+        self.clock_wait_ms = 0
+        self.last_error: str | None = None
+        self.is_let_in = True
+        self.discards = 0
+        """How often deltas were taken out of the outbox: an answer to a push of before may be about one of them."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """What may be pushed."""
+        return Bounds(None if self._hold is None else self._hold.number, self._deltas_max)
+
+    def nothing_left(self) -> Pause | None:
+        """All within the bounds is pushed. None if there was no more to push, else how long the held one waits."""
+        return None if self._hold is None else self._hold.pause
+
+    def release(self) -> None:
+        """What was held may be tried again."""
+        self._hold = None
+
+    def discarded(self) -> None:
+        """Deltas were taken out of the outbox, and perhaps the one that was refused."""
+        self.discards += 1
+        self._hold = self.refusal = None
+        self.refused_number = self.clock_wait_ms = 0
+
+    def answered(self, batch: Sequence[Entry], answer: Acknowledged | Fault | Unanswered) -> Pause | None:
+        """What to do before the next push: a pause, or nothing. If it was acknowledged, the outbox is told first."""
+        if isinstance(answer, Acknowledged):
+            self._acknowledged(batch)
+            return None
+        self.last_error = str(answer)
+        if isinstance(answer, Unanswered):
+            return Pause()
+        self.is_let_in = True
+        at_fault = _at_fault(batch, answer)
+        if answer.code == CLOCK_DRIFT:
+            # Their clocks only rise: those before the one at fault may be in time.
+            self.clock_wait_ms = max(answer.retry_after_ms, 1)
+            self._hold = _Hold((at_fault or batch[0]).number, Pause(answer.retry_after_ms))
+            return None
+        if at_fault is not None and answer.code in _OF_A_DELTA:
+            self._refused(at_fault, answer)
+            return None
+        if answer.code == TOO_LARGE:  # it has no index: the push as a whole is
+            self._ceiling = self._deltas_max = len(batch) // 2
+            return None
+        if answer.code == RATE_LIMITED:
+            self._deltas_max = max(1, len(batch) // 2)
+        if answer.is_transient:
+            return Pause(answer.retry_after_ms)
+        self.is_let_in = False
+        return Pause(answer.retry_after_ms, is_long=True)
+
+    def _acknowledged(self, batch: Sequence[Entry]) -> None:
+        self._deltas_max = min(2 * self._deltas_max, self._ceiling)
+        self.is_let_in = True
+        if self._hold is None:
+            self.last_error = None
+            self.clock_wait_ms = 0
+        if self.refusal is not None and batch[-1].number >= self.refused_number:
+            self.refusal, self.refused_number = None, 0
+
+    def _refused(self, entry: Entry, fault: Fault) -> None:
+        given = entry.given()
+        self.refusal = Refusal(entry.delta_id.hex(), given.table, given.row_id, fault.code, fault.message)
+        self.refused_number = entry.number
+        self._hold = _Hold(entry.number, Pause(fault.retry_after_ms, is_long=True))
+
+
+def _at_fault(batch: Sequence[Entry], fault: Fault) -> Entry | None:
+    """The delta that the gateway names; the only one where it names none, but its size is what is wrong."""
+    if fault.index is not None:
+        return batch[fault.index] if 0 <= fault.index < len(batch) else None
+    return batch[0] if fault.code == TOO_LARGE and len(batch) == 1 else None

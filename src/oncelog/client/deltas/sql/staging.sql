@@ -1,0 +1,8 @@
+-- Rows of a snapshot that is being read, until its last page is there.
+CREATE TEMP TABLE staged (
+    table_name TEXT NOT NULL,
+    row_id TEXT NOT NULL,
+    is_there INTEGER NOT NULL,
+    state BLOB NOT NULL,
+    PRIMARY KEY (table_name, row_id)
+) STRICT;

@@ -1,0 +1,281 @@
+"""What a client of rows keeps: its rows with all that a merge needs, its outbox, its clock, and how far it has read.
+
+All of it lies in one SQLite file of its own. Everything here blocks, and is called by one thread at a time.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from importlib.resources import files
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncelog.client.deltas.editing import Edits, Room, RowName, changes_of, visible
+from oncelog.client.deltas.file import StoreFile
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.merging import joined, newest_hlc
+from oncelog.client.deltas.messages import Entry, SnapshotRow
+from oncelog.client.deltas.values import Change, LocalRow, parsed
+from oncelog.core.canonical import JsonValue
+from oncelog.core.deltas import read_delta
+from oncelog.core.merge import Row, RowDelta, merge
+from oncelog.errors import SettingsError
+from oncelog.statements import named_statements, statements_of
+
+T = TypeVar("T")
+
+APPLICATION_ID: Final = 0x4F4C4443  # "OLDC"
+SCHEMA_VERSION: Final = 1
+NUMBER_MAX: Final = 2**63 - 1
+_SQL: Final = files("oncelog.client.deltas") / "sql"
+SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
+_STATE: Final = msgspec.msgpack.Decoder(Row)
+
+
+class Standing(Struct):
+    """What is needed often, as it lies in the file. Other threads may look at it."""
+
+    hlc: int = 0
+    cursor: int = 0
+    epoch: str = ""
+    is_reset_wanted: bool = False
+    pending: int = 0
+    pending_bytes: int = 0
+    oldest_number: int = 0
+    """Of what is pending; 0 if nothing is."""
+    newest_number: int = 0
+    """Of all that has ever been in the outbox."""
+
+
+class Replaced(Struct, frozen=True):
+    """What a reset has changed."""
+
+    changes: list[Change]
+    is_complete: bool
+    """False if there were too many to be told."""
+
+
+class DeltasStore:
+    """One file, open in one process."""
+
+    def __init__(self, path: str, limits: DeltasLimits) -> None:
+        self._file = StoreFile(path, APPLICATION_ID, SCHEMA_VERSION)
+        self._limits = limits
+        self._client_id = ""
+        self.standing = Standing()
+
+    # --- opening and closing
+
+    def open(self, client_id: str, gateway: str) -> None:
+        """Raises StoreInUseError, SettingsError if the file is another client's or gateway's, or a StoreError."""
+        self._file.open()
+        try:
+            with self._file.transaction(is_durable=True) as connection:
+                if self._file.make_tables(connection, (_SQL / "schema.sql").read_text(encoding="utf-8")):
+                    connection.execute(SQL["make_client"], (client_id, gateway))
+                self._demand_same(connection, client_id, gateway)
+                for statement in statements_of((_SQL / "staging.sql").read_text(encoding="utf-8")):
+                    connection.execute(statement)
+                self._client_id = client_id
+                self.standing = self._read_standing(connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def _demand_same(self, connection: sqlite3.Connection, client_id: str, gateway: str) -> None:
+        known = connection.execute(SQL["client"]).fetchone()
+        for name, kept, given in (("client", known[0], client_id), ("gateway", known[1], gateway)):
+            if kept != given:
+                raise SettingsError(f"{self._file.path} belongs to the {name} {kept!r}, not to {given!r}")
+
+    def _read_standing(self, connection: sqlite3.Connection) -> Standing:
+        _, _, hlc, cursor, epoch, is_reset_wanted = connection.execute(SQL["client"]).fetchone()
+        pending, pending_bytes, oldest = connection.execute(SQL["outbox_counts"]).fetchone()
+        (newest,) = connection.execute(SQL["newest_number"]).fetchone()
+        return Standing(int(hlc), cursor, epoch, bool(is_reset_wanted), pending, pending_bytes, oldest, newest)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._file.close()
+
+    # --- rows
+
+    def row(self, table: str, row_id: str) -> dict[str, JsonValue] | None:
+        """The columns of a row; None if it does not exist."""
+        with self._file.translated(), self._file.reading():
+            return parsed(visible(self._load(self._file.connection, table, row_id)))
+
+    def rows(self, table: str, after: str, limit: int) -> list[LocalRow]:
+        """Those that exist, by `row_id` in the order of code points."""
+        with self._file.translated(), self._file.reading():
+            found = self._file.connection.execute(SQL["rows_after"], (table, after, limit)).fetchall()
+            return [LocalRow(row_id, parsed(_STATE.decode(state).values) or {}) for row_id, state in found]
+
+    def _load(self, connection: sqlite3.Connection, table: str, row_id: str, statement: str = "row") -> Row:
+        found = connection.execute(SQL[statement], (table, row_id)).fetchone()
+        if found is None:
+            return Row()
+        with self._file.reading():
+            return _STATE.decode(found[0])
+
+    # --- edits
+
+    def transact(self, function: Callable[[Edits], T], wall_now_ms: int) -> tuple[T, list[Change]]:
+        """Calls the function with edits that it can make, and saves what they came to. On return it is on the disk."""
+        standing = self.standing
+        with self._file.transaction(is_durable=True) as connection:
+            edits = Edits(
+                client_id=self._client_id,
+                hlc=standing.hlc,
+                wall_now_ms=wall_now_ms,
+                load=lambda table, row_id: self._load(connection, table, row_id),
+                limits=self._limits,
+                room=Room(standing.pending, standing.pending_bytes),
+            )
+            try:
+                result = function(edits)
+            finally:
+                edits.end()
+            if edits.made:
+                _save_rows(connection, edits.rows)
+                numbers = [connection.execute(SQL["append"], (one.delta_id, one.body)).lastrowid for one in edits.made]
+                connection.execute(SQL["save_hlc"], (str(edits.hlc),))
+        if edits.made:
+            self.standing = msgspec.structs.replace(
+                standing,
+                hlc=edits.hlc,
+                pending=standing.pending + len(numbers),
+                pending_bytes=standing.pending_bytes + sum(len(one.body) for one in edits.made),
+                oldest_number=standing.oldest_number or numbers[0] or 0,
+                newest_number=numbers[-1] or 0,
+            )
+        return result, edits.changes()
+
+    # --- the outbox
+
+    def pending(self, before: int | None, deltas_max: int, bytes_max: int) -> list[Entry]:
+        """The oldest of what is pending, in order; one at least, however large it is."""
+        batch: list[Entry] = []
+        size = 0
+        with self._file.translated():
+            number_below = NUMBER_MAX if before is None else before
+            for row in self._file.connection.execute(SQL["pending"], (number_below, deltas_max)):
+                size += len(row[2]) + 1
+                if batch and size > bytes_max:
+                    break
+                batch.append(Entry(*row))
+        return batch
+
+    def acknowledge(self, number: int, epoch: str) -> None:
+        """The gateway has everything up to this number."""
+        with self._file.transaction(is_durable=False) as connection:
+            connection.execute(SQL["acknowledge"], (epoch, number))
+            if not self.standing.is_reset_wanted:
+                connection.execute(SQL["forget_acknowledged"])
+            after = self._read_standing(connection)
+        self.standing = after
+
+    def discard(self, delta_ids: Iterable[bytes]) -> int:
+        """Removes them, and has all rows read anew: nobody knows what they would be without. Gives how many it were."""
+        with self._file.transaction(is_durable=True) as connection:
+            gone = sum(connection.execute(SQL["discard"], (one,)).rowcount for one in delta_ids)
+            if gone:
+                connection.execute(SQL["want_reset"])
+            after = self._read_standing(connection)
+        self.standing = after
+        return gone
+
+    # --- from the gateway
+
+    def apply(self, deltas: Sequence[RowDelta], cursor: int, epoch: str) -> list[Change]:
+        """Merges deltas and moves the cursor, in one transaction."""
+        # If a crash loses it, all of it is lost together, and comes again from the gateway.
+        rows: dict[RowName, tuple[Row, Row]] = {}
+        with self._file.transaction(is_durable=False) as connection:
+            for delta in deltas:
+                name = (delta.table, delta.row_id)
+                if name not in rows:
+                    loaded = self._load(connection, *name)
+                    rows[name] = (loaded, loaded)
+                first, current = rows[name]
+                rows[name] = (first, merge(current, delta))
+            _save_rows(connection, rows)
+            after = self._moved(connection, (delta.hlc for delta in deltas), cursor, epoch)
+        self.standing = after
+        return changes_of(rows, is_local=False)
+
+    def join(self, snapshot: Sequence[SnapshotRow], cursor: int | None, epoch: str) -> list[Change]:
+        """Merges a page of a snapshot; the cursor comes with the last one."""
+        rows: dict[RowName, tuple[Row, Row]] = {}
+        with self._file.transaction(is_durable=False) as connection:
+            for one in snapshot:
+                loaded = self._load(connection, one.table, one.row_id)
+                rows[one.table, one.row_id] = (loaded, joined(loaded, one.row))
+            _save_rows(connection, rows)
+            clocks = (newest_hlc(one.row) for one in snapshot)
+            after = self._moved(connection, clocks, self.standing.cursor if cursor is None else cursor, epoch)
+        self.standing = after
+        return changes_of(rows, is_local=False)
+
+    def want_reset(self) -> None:
+        """All rows are to be read anew."""
+        with self._file.transaction(is_durable=True) as connection:
+            connection.execute(SQL["want_reset"])
+            after = self._read_standing(connection)
+        self.standing = after
+
+    def stage(self, snapshot: Sequence[SnapshotRow], is_first: bool) -> None:
+        """Lays a page of a snapshot aside. It is not in the file: who crashes reads it again."""
+        with self._file.transaction(is_durable=False) as connection:
+            if is_first:
+                connection.execute(SQL["clear_staged"])
+            _stage(connection, [((one.table, one.row_id), one.row) for one in snapshot])
+            clocks = (newest_hlc(one.row) for one in snapshot)
+            after = self._moved(connection, clocks, self.standing.cursor, self.standing.epoch)
+        self.standing = after
+
+    def replace(self, cursor: int, epoch: str, changes_max: int) -> Replaced:
+        """What was staged becomes the rows, with what the outbox says over them."""
+        with self._file.transaction(is_durable=True) as connection:
+            for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
+                with self._file.reading():
+                    delta = read_delta(body)
+                staged = self._load(connection, delta.table, delta.row_id, "staged_row")
+                _stage(connection, [((delta.table, delta.row_id), merge(staged, delta))])
+            replaced = self._replaced(connection, changes_max)
+            for statement in ("clear_rows", "unstage", "clear_staged", "end_reset", "forget_acknowledged"):
+                connection.execute(SQL[statement])
+            connection.execute(SQL["save_cursor"], (str(self.standing.hlc), cursor, epoch))
+            after = self._read_standing(connection)
+        self.standing = after
+        return replaced
+
+    def _replaced(self, connection: sqlite3.Connection, changes_max: int) -> Replaced:
+        changes: list[Change] = []
+        for table, row_id, old, new in connection.execute(SQL["replaced_rows"]):
+            with self._file.reading():
+                pair = tuple(Row() if state is None else _STATE.decode(state) for state in (old, new))
+            changes += changes_of({(table, row_id): (pair[0], pair[1])}, is_local=False)
+            if len(changes) > changes_max:
+                return Replaced([], is_complete=False)
+        return Replaced(changes, is_complete=True)
+
+    def _moved(self, connection: sqlite3.Connection, clocks: Iterable[int], cursor: int, epoch: str) -> Standing:
+        """Our clock is never behind one that we have seen, however far that one is ahead of ours (DE-8)."""
+        hlc = max(self.standing.hlc, max(clocks, default=0))
+        connection.execute(SQL["save_cursor"], (str(hlc), cursor, epoch))
+        return msgspec.structs.replace(self.standing, hlc=hlc, cursor=cursor, epoch=epoch)
+
+
+def _save_rows(connection: sqlite3.Connection, rows: dict[RowName, tuple[Row, Row]]) -> None:
+    changed = [_row_columns(name, last) for name, (first, last) in rows.items() if first is not last]
+    connection.executemany(SQL["save_row"], changed)
+
+
+def _stage(connection: sqlite3.Connection, rows: Iterable[tuple[RowName, Row]]) -> None:
+    connection.executemany(SQL["stage"], [_row_columns(name, row) for name, row in rows])
+
+
+def _row_columns(name: RowName, row: Row) -> tuple[Any, ...]:
+    return *name, int(row.exists), msgspec.msgpack.encode(row)

@@ -1,0 +1,39 @@
+"""A client that edits and is killed: python deltas_client_worker.py URL FILE MOMENT COUNT
+
+It puts the rows `0` to COUNT - 1. It is killed by itself when its first push comes to the moment: `unsent` (all are on
+the disk, nothing is sent) or `unanswered` (sent, and answered by the gateway, but nobody has looked at the answer).
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from oncelog.client.deltas import DeltasClient
+from oncelog.client.deltas.messages import Acknowledged, Entry, Fault, Unanswered
+from oncelog.client.deltas.wire import HttpWire
+
+_, URL, FILE, MOMENT, COUNT = sys.argv
+push = HttpWire.push
+edited = asyncio.Event()
+
+
+async def dying(self: HttpWire, entries: Sequence[Entry]) -> Acknowledged | Fault | Unanswered:
+    await edited.wait()
+    if MOMENT == "unanswered":
+        await push(self, entries)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+async def main() -> None:
+    async with DeltasClient(URL, "shop", path=FILE, client_id="till-1") as client:
+        for number in range(int(COUNT)):
+            await client.put("products", f"{number:04}", {"number": number})
+        edited.set()
+        await asyncio.Event().wait()
+
+
+HttpWire.push = dying  # type: ignore[method-assign]
+asyncio.run(main())

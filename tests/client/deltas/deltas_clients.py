@@ -1,0 +1,88 @@
+"""Clients of rows for tests: with short pauses, and waits that end; and in processes of their own, with servers."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from oncelog.client.deltas import DeltasClient, DeltasLimits
+
+T = TypeVar("T")
+
+WAIT_S: Final = 30
+RUN_S: Final = 100
+HERE: Final = Path(__file__).parent
+SHORT: Final = {
+    "pause_ms_min": 1, "pause_ms_max": 20, "refused_pause_ms_min": 1, "refused_pause_ms_max": 20,
+    "retry_after_ms_max": 20,
+}  # fmt: skip
+LIMITS: Final = DeltasLimits(**SHORT)
+NOWHERE: Final = "http://127.0.0.1:9"
+"""Nobody listens there."""
+GATEWAY: Final = "shop"
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a test's coroutine in a loop of its own."""
+    return asyncio.run(asyncio.wait_for(main, RUN_S))
+
+
+async def soon(waited_for: Awaitable[T]) -> T:
+    """What comes in time, or a TimeoutError."""
+    async with asyncio.timeout(WAIT_S):
+        return await waited_for
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what happens in tasks of the client's, and is told to nobody."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+def client_of(url: str, path: Path | str = ":memory:", client_id: str = "till-1", **options: Any) -> DeltasClient:
+    """A client that waits for nothing long."""
+    return DeltasClient(url, GATEWAY, path=path, client_id=client_id, **{"limits": LIMITS, **options})
+
+
+async def rows_of(client: DeltasClient, *tables: str) -> dict[tuple[str, str], Any]:
+    """All rows of the tables, of `products` if none are named."""
+    return {
+        (table, row.row_id): row.columns for table in tables or ("products",) async for row in client.each_row(table)
+    }
+
+
+@contextmanager
+def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A script that is beside this file. It has ended when the block is left."""
+    command = [sys.executable, str(HERE / script), *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@contextmanager
+def server_process(store: str, port: int = 0, schemas: str = "") -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A server, and where it is."""
+    with started("deltas_server_worker.py", store, str(port), schemas) as process:
+        url = line_of(process)
+        assert url.startswith("http://127.0.0.1:")
+        yield process, url
+
+
+def killed_client(url: str, path: Path, moment: str, count: int) -> None:
+    """A client's process that is killed at a moment of its first push."""
+    with started("deltas_client_worker.py", url, str(path), moment, str(count)) as process:
+        process.wait(WAIT_S)
+        assert process.returncode == -signal.SIGKILL

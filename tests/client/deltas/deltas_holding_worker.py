@@ -1,0 +1,12 @@
+"""Has a deltas client's file open until its input ends: python deltas_holding_worker.py FILE"""
+
+import sys
+
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.store import DeltasStore
+
+store = DeltasStore(sys.argv[1], DeltasLimits())
+store.open("ann", "shop")
+sys.stdout.write("open\n")
+sys.stdout.flush()
+sys.stdin.read()

@@ -1,0 +1,234 @@
+"""A client of rows without tasks and sockets: its file, its decisions, and a network that a test moves by hand."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from client.deltas.model_gateway import ModelGateway, Refusal
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.messages import (
+    Acknowledged,
+    Entry,
+    Fault,
+    Unanswered,
+    read_fault,
+    read_live,
+    read_pulled,
+    read_pushed,
+    read_snapshot,
+)
+from oncelog.client.deltas.pulling import Apply, Effect, Follow, Join, Pull, Pulling, Request, Reset, Stage
+from oncelog.client.deltas.pushing import Pause, Pushing
+from oncelog.client.deltas.store import DeltasStore
+from oncelog.core.canonical import parse
+from oncelog.core.deltas import deltas_body, read_delta
+from oncelog.core.merge import RowDelta, merge
+
+LOST = Unanswered("lost")
+GATEWAY = "shop"
+ALL = 10**9
+
+
+class Replica:
+    def __init__(self, name: str, gateway: ModelGateway, chance: Random, path: Path | None, ahead_ms: int) -> None:
+        self.name = name
+        self.gateway = gateway
+        self.chance = chance
+        self.path = path
+        self.ahead_ms = ahead_ms
+        self.limits = DeltasLimits(
+            push_deltas_max=chance.choice((1, 2, 5, 100)),
+            push_bytes_max=chance.choice((300, 1000, 10**6)),
+            page_deltas=chance.choice((1, 2, 7, 100)),
+            page_rows=chance.choice((1, 2, 100)),
+        )
+        self.seen: Counter[str] = Counter()
+        self.made: dict[str, RowDelta] = {}
+        self.discarded: set[str] = set()
+        self.store = self._opened()
+        self._begin()
+
+    def _opened(self) -> DeltasStore:
+        store = DeltasStore(":memory:" if self.path is None else str(self.path), self.limits)
+        store.open(self.name, GATEWAY)
+        return store
+
+    def _begin(self) -> None:
+        self.pushing = Pushing(self.limits.push_deltas_max)
+        self.pulling = Pulling(self.store.standing.cursor, self.store.standing.epoch)
+        self.pushed: tuple[list[Entry], bytes] | None = None
+        self.push_answer: Acknowledged | Fault | Unanswered | None = None
+        self.asked: Request | None = None
+        self.pull_answer: Any = None
+
+    def crash(self) -> None:
+        """At any point between two transactions; what is under way is lost to it, not to the gateway."""
+        if self.path is not None:
+            self.store.close()
+            self.store = self._opened()
+        else:
+            connection = self.store._file.connection
+            connection.execute("DELETE FROM temp.staged")
+        self._begin()
+
+    # --- edits
+
+    def edit(self, table: str, row_id: str, columns: dict[str, Any] | None) -> None:
+        now_ms = self.gateway.now_ms + self.ahead_ms
+        if columns is None:
+            made, changes = self.store.transact(lambda edits: edits.delete(table, row_id), now_ms)
+        else:
+            made, changes = self.store.transact(lambda edits: edits.put(table, row_id, columns), now_ms)
+        assert len(changes) == (made is not None)
+        if made is not None:
+            self.made[made] = read_delta(self.store.pending(None, ALL, ALL)[-1].body)
+
+    def discard(self) -> None:
+        """What the application does about a refusal."""
+        refusal = self.pushing.refusal
+        if refusal is not None:
+            self.store.discard([bytes.fromhex(refusal.delta_id)])
+            self.discarded.add(refusal.delta_id)
+            self.pushing.discarded()
+            self.pushed = self.push_answer = None  # as the client, which does not look at an answer of before
+
+    # --- pushing: sent, delivered, heard
+
+    def send(self) -> bytes | None:
+        """The next push, on its way. A copy of it may arrive at any time."""
+        if self.pushed is None:
+            bounds = self.pushing.bounds
+            batch = self.store.pending(bounds.before, bounds.deltas_max, self.limits.push_bytes_max)
+            if not batch:
+                if self.pushing.nothing_left() is not None:
+                    self.pushing.release()
+                return None
+            self.pushed = (batch, deltas_body([one.body for one in batch]))
+        return self.pushed[1]
+
+    def deliver(self, *, is_lost: bool, is_answer_lost: bool) -> None:
+        if self.pushed is None or self.push_answer is not None:
+            return
+        if is_lost:
+            self.push_answer = LOST
+            return
+        batch, body = self.pushed
+        answer = self._told(lambda: self.gateway.push(body), lambda said: read_pushed(said, batch))
+        self.push_answer = LOST if is_answer_lost else answer
+
+    def hear(self) -> None:
+        if self.pushed is None or self.push_answer is None:
+            return
+        (batch, _), answer = self.pushed, self.push_answer
+        self.pushed = self.push_answer = None
+        if isinstance(answer, Acknowledged):
+            self.store.acknowledge(batch[-1].number, answer.epoch)
+        self.seen[answer.code if isinstance(answer, Fault) else type(answer).__name__] += 1
+        if self.pushing.answered(batch, answer) is not None:
+            self.pushing.release()
+
+    # --- pulling: asked, heard
+
+    def ask(self, *, is_lost: bool) -> None:
+        if self.asked is not None:
+            return
+        request = self.pulling.next_request(is_reset_wanted=self.store.standing.is_reset_wanted)
+        self.asked = request
+        gateway, limits = self.gateway, self.limits
+        if is_lost:
+            self.pull_answer = LOST
+        elif isinstance(request, Pull):
+            self.pull_answer = self._told(
+                lambda: gateway.pull(request.since, request.epoch, limits.page_deltas), read_pulled
+            )
+        elif isinstance(request, Follow):
+            self.pull_answer = self._told(
+                lambda: gateway.live(request.since, request.epoch, 3), lambda said: read_live(said.decode())
+            )
+        else:
+            self.pull_answer = self._told(lambda: gateway.snapshot(request.page, limits.page_rows), read_snapshot)
+
+    def take_in(self) -> None:
+        if self.asked is None:
+            return
+        request, answer, self.asked, self.pull_answer = self.asked, self.pull_answer, None, None
+        effect = self.pulling.answered(request, answer)
+        self.seen[type(effect).__name__] += 1
+        if not isinstance(effect, Pause):
+            self._carry_out(effect)
+            self._check_own_edits()
+
+    def _carry_out(self, effect: Effect) -> None:
+        store = self.store
+        match effect:
+            case Apply():
+                store.apply(effect.deltas, effect.cursor, effect.epoch)
+            case Join():
+                store.join(effect.rows, None if effect.next else effect.cursor, effect.epoch)
+            case Stage():
+                store.stage(effect.rows, effect.is_first)
+                if not effect.next:
+                    store.replace(effect.cursor, effect.epoch, 10)
+            case Reset():
+                store.want_reset()
+        self.pulling.done(effect)
+
+    def _check_own_edits(self) -> None:
+        """Nothing that comes takes back what was edited here, but another history or the application itself."""
+        if self.store.standing.epoch != self.gateway.epoch:
+            return
+        connection = self.store._file.connection
+        for name, delta in self.made.items():
+            if name not in self.discarded and name not in self.gateway.lost:
+                row = self.store._load(connection, delta.table, delta.row_id)
+                assert merge(row, delta) is row, f"{self.name} has lost its own {delta}"
+
+    def _told(self, call: Callable[[], bytes], read: Callable[[bytes], Any]) -> Any:
+        try:
+            return read(call())
+        except Refusal as refusal:
+            return read_fault(refusal.status, refusal.body, 0)
+
+    # --- what there is
+
+    @property
+    def is_settled(self) -> bool:
+        pulling, standing = self.pulling, self.store.standing
+        is_all = pulling.is_caught_up and pulling.cursor == len(self.gateway.log)
+        is_same = pulling.epoch == self.gateway.epoch
+        return not standing.pending and not standing.is_reset_wanted and is_all and is_same
+
+    def settle(self) -> None:
+        """Everything goes well from here on."""
+        for _ in range(1000):
+            if self.is_settled:
+                return
+            if self.pushing.refusal is not None:
+                self.discard()
+            self.send()
+            self.deliver(is_lost=False, is_answer_lost=False)
+            self.hear()
+            self.ask(is_lost=False)
+            self.take_in()
+        raise AssertionError(f"{self.name} does not come to an end: {self.store.standing}")
+
+    def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
+        found = {}
+        for table in ("notes", "things"):
+            for row in self.store.rows(table, "", 10_000):
+                assert self.store.row(table, row.row_id) == row.columns
+                found[table, row.row_id] = row.columns
+        return found
+
+    def states(self) -> dict[tuple[str, str], Any]:
+        """All that a merge needs, deleted rows too."""
+        select = "SELECT table_name, row_id FROM row_states"
+        names = self.store._file.connection.execute(select).fetchall()
+        shown = {}
+        for table, row_id in names:
+            row = self.store._load(self.store._file.connection, table, row_id)
+            columns = {name: (parse(value), stamp) for name, (value, stamp) in row.columns.items()}
+            shown[table, row_id] = (columns, row.written, row.deleted)
+        return shown

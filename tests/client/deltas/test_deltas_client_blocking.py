@@ -1,0 +1,76 @@
+"""The blocking twin of the client of rows, from threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from client.deltas.deltas_clients import LIMITS, NOWHERE, server_process
+from databases import BOTH_STORES, log_at
+from oncelog.client.deltas import BlockingDeltasClient, Edits, State
+from oncelog.errors import ClientError, ClosedError, StoreInUseError
+
+
+def blocking_of(url: str, path: Path | str = ":memory:", client_id: str = "ann") -> BlockingDeltasClient:
+    return BlockingDeltasClient(url, "shop", path=path, client_id=client_id, limits=LIMITS)
+
+
+@BOTH_STORES
+def test_threads_share_one_client(tmp_path: Path) -> None:
+    with server_process(log_at(tmp_path / "events.db")) as (_, url):
+        path = tmp_path / "ann.db"
+        with blocking_of(url, path) as ann, blocking_of(url, client_id="bob") as bob, ThreadPoolExecutor(8) as threads:
+            changes = bob.changes("products")
+            made = list(threads.map(lambda one: ann.put("products", f"{one:02}", {"number": one}), range(40)))
+            assert len(set(made)) == 40
+            with pytest.raises(StoreInUseError):
+                blocking_of(url, path).__enter__()
+            ann.synced(timeout_s=30)
+            bob.synced(timeout_s=30)
+            assert sorted(next(changes).row_id for _ in range(40)) == [f"{one:02}" for one in range(40)]
+            assert [row.row_id for row in bob.each_row("products")] == [f"{one:02}" for one in range(40)]
+            assert bob.row("products", "07") == {"number": 7}
+            assert bob.rows("products", after="37", limit=1)[0].row_id == "38"
+            assert ann.edit("products", "07", lambda row: {"number": (row or {})["number"] + 1})
+            assert ann.delete("products", "08")
+
+            def both(edits: Edits) -> str:
+                edits.put("products", "a", {})
+                edits.put("products", "b", {})
+                return "done"
+
+            assert ann.transact(both) == "done"
+            assert ann.until_status(lambda status: status.pending == 0).state is State.LIVE
+            assert ann.pending() == []
+            ann.retry()
+            with pytest.raises(ClientError):
+                ann.discard("00" * 32)
+            assert ann.status().cursor <= 44
+        with pytest.raises(ClosedError):
+            ann.put("products", "1", {})
+        ann.close()
+
+
+def test_a_timeout_leaves_it_pending(tmp_path: Path) -> None:
+    with blocking_of(NOWHERE, tmp_path / "ann.db") as ann:
+        made = ann.put("products", "1", {"a": 1})
+        with pytest.raises(TimeoutError):
+            ann.synced(timeout_s=0.01)
+        assert [one.delta_id for one in ann.pending()] == [made]
+        assert b'"rowId":"1"' in ann.pending()[0].body
+        assert next(iter(ann.each_row("products"))).columns == {"a": 1}
+
+
+def test_refusals_are_told(tmp_path: Path) -> None:
+    schemas = tmp_path / "schemas.json"
+    schemas.write_text('{"shop": {"products": {"price": "number"}}}')
+    with (
+        server_process(str(tmp_path / "events.db"), schemas=str(schemas)) as (_, url),
+        blocking_of(url, tmp_path / "ann.db") as ann,
+    ):
+        made = ann.put("products", "1", {"price": "much"})
+        assert next(ann.refusals()).delta_id == made
+        assert made is not None
+        ann.discard(made)
+        ann.until_status(lambda status: not status.is_resetting)
+        assert ann.row("products", "1") is None

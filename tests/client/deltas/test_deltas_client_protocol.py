@@ -1,0 +1,381 @@
+"""What the client of rows decides: what is pushed and read next, and what follows from each answer."""
+
+from typing import Any
+
+import pytest
+
+from client.deltas.test_deltas_client_store import ALL, delta, opened, put
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.messages import (
+    Acknowledged,
+    Entry,
+    Fault,
+    LiveCompacted,
+    LiveDeltas,
+    PulledPage,
+    SnapshotPage,
+    Unanswered,
+    read_connected,
+    read_fault,
+    read_live,
+    read_pulled,
+    read_pushed,
+    read_snapshot,
+)
+from oncelog.client.deltas.patience import Patience
+from oncelog.client.deltas.pulling import Apply, Follow, Join, Pull, Pulling, ReadAnew, ReadSnapshot, Reset, Stage
+from oncelog.client.deltas.pushing import Bounds, Pause, Pushing
+from oncelog.client.deltas.values import Refusal
+from oncelog.errors import ProtocolError, SettingsError
+
+EPOCH = "e"
+LOST = Unanswered("lost")
+FORGED = b'{"deltaId":"00","op":"INSERT","table":"t","rowId":"1","clientId":"c","columns":[],"hlc":"1"}'
+
+
+def entries(count: int) -> list[Entry]:
+    store = opened()
+    for number in range(count):
+        put(store, str(number), a=number)
+    return store.pending(None, ALL, ALL)
+
+
+def fault(code: str, index: int | None = None, retry_after_ms: int = 0) -> Fault:
+    return Fault(code, "because", index, retry_after_ms)
+
+
+def refusal_of(pushing: Pushing) -> Refusal | None:
+    return pushing.refusal
+
+
+# --- pushing
+
+
+def test_everything_goes_and_after_a_failure_everything_goes_again() -> None:
+    pushing, batch = Pushing(100), entries(3)
+    assert pushing.bounds == Bounds(None, 100)
+    assert pushing.nothing_left() is None
+    assert pushing.answered(batch, LOST) == Pause()
+    assert (pushing.bounds, pushing.last_error) == (Bounds(None, 100), "lost")
+    assert pushing.answered(batch, fault("SERVER_BUSY", None, 70)) == Pause(70)
+    assert pushing.answered(batch, Acknowledged(EPOCH)) is None
+    assert pushing.last_error is None
+
+
+@pytest.mark.rule("DE-6")
+@pytest.mark.parametrize("code", ["BAD_REQUEST", "DELTA_ID_MISMATCH", "FORBIDDEN", "TOO_LARGE", "INVALID"])
+def test_a_refused_delta_is_kept_from_those_before_it(code: str) -> None:
+    pushing, batch = Pushing(100), entries(5)
+    assert pushing.answered(batch, fault(code, 2)) is None
+    assert pushing.bounds.before == batch[2].number
+    refusal = Refusal(batch[2].delta_id.hex(), "notes", "2", code, "because")
+    assert refusal_of(pushing) == refusal
+    assert pushing.answered(batch[:2], Acknowledged(EPOCH)) is None
+    assert (refusal_of(pushing), pushing.last_error) == (refusal, f"{code}: because")
+    assert pushing.nothing_left() == Pause(0, is_long=True)
+    pushing.release()
+    assert pushing.bounds == Bounds(None, 100)
+    assert pushing.answered(batch[2:], Acknowledged(EPOCH)) is None
+    assert (refusal_of(pushing), pushing.refused_number) == (None, 0)
+    assert (pushing.last_error, pushing.nothing_left()) == (None, None)
+
+
+def test_what_is_discarded_holds_nothing_back() -> None:
+    pushing, batch = Pushing(100), entries(2)
+    pushing.answered(batch, fault("INVALID", 0))
+    pushing.discarded()
+    assert (pushing.refusal, pushing.bounds.before, pushing.nothing_left()) == (None, None, None)
+    assert pushing.discards == 1
+
+
+@pytest.mark.rule("DE-8")
+def test_a_clock_that_is_ahead_waits_and_those_before_it_do_not() -> None:
+    pushing, batch = Pushing(100), entries(3)
+    assert pushing.answered(batch, fault("CLOCK_DRIFT", 1, 900)) is None
+    assert (pushing.bounds.before, pushing.clock_wait_ms) == (batch[1].number, 900)
+    assert pushing.answered(batch[:1], Acknowledged(EPOCH)) is None
+    assert pushing.nothing_left() == Pause(900)
+    assert pushing.clock_wait_ms == 900
+    pushing.release()
+    assert pushing.answered(batch[1:], Acknowledged(EPOCH)) is None
+    assert (pushing.clock_wait_ms, pushing.refusal) == (0, None)
+    assert pushing.answered(batch, fault("CLOCK_DRIFT", None, 5)) is None
+    assert pushing.bounds.before == batch[0].number
+
+
+def test_who_is_not_let_in_waits_long() -> None:
+    pushing, batch = Pushing(100), entries(2)
+    for one in (fault("AUTH_FAILED"), fault("FORBIDDEN"), fault("BAD_REQUEST"), fault("INVALID", 7)):
+        assert pushing.answered(batch, one) == Pause(0, is_long=True)
+        assert not pushing.is_let_in
+        assert pushing.refusal is None
+        assert pushing.bounds.before is None
+    assert pushing.answered(batch, LOST) == Pause()
+    assert not pushing.is_let_in
+    pushing.answered(batch, Acknowledged(EPOCH))
+    assert pushing.is_let_in
+
+
+def test_what_is_too_large_or_too_much_is_divided() -> None:
+    pushing, batch = Pushing(100), entries(9)
+    assert pushing.answered(batch, fault("RATE_LIMITED", None, 30)) == Pause(30)
+    assert pushing.bounds.deltas_max == 4
+    pushing.answered(batch[:4], Acknowledged(EPOCH))
+    assert pushing.bounds.deltas_max == 8
+    assert pushing.answered(batch[:8], fault("TOO_LARGE")) is None
+    assert pushing.bounds.deltas_max == 4
+    pushing.answered(batch[:4], Acknowledged(EPOCH))
+    assert pushing.bounds.deltas_max == 4
+    assert pushing.answered(batch[:1], fault("RATE_LIMITED")) == Pause()
+    assert pushing.bounds.deltas_max == 1
+    assert pushing.answered(batch[:1], fault("TOO_LARGE")) is None
+    assert pushing.refusal is not None
+    assert pushing.refusal.code == "TOO_LARGE"
+
+
+# --- pulling
+
+
+def pulling_at(cursor: int = 0, epoch: str = EPOCH) -> Pulling:
+    return Pulling(cursor, epoch)
+
+
+def following(cursor: int = 0) -> Pulling:
+    pulling = pulling_at(cursor)
+    pulling.done(Apply((), cursor, EPOCH, is_caught_up=True))
+    return pulling
+
+
+def request_of(pulling: Pulling, *, is_reset_wanted: bool = False) -> Any:
+    return pulling.next_request(is_reset_wanted=is_reset_wanted)
+
+
+@pytest.mark.rule("DE-9")
+def test_pages_are_read_until_there_are_no_more_and_then_it_follows() -> None:
+    pulling = pulling_at(epoch="")
+    request = request_of(pulling)
+    assert request == Pull(0, "")
+    deltas = (delta(1, a=1),)
+    effect = pulling.answered(request, PulledPage(deltas, 3, has_more=True, epoch=EPOCH))
+    assert effect == Apply(deltas, 3, EPOCH, is_caught_up=False)
+    assert request_of(pulling) == Pull(0, "")  # it does not lie in the file yet
+    assert isinstance(effect, Apply)
+    pulling.done(effect)
+    request = request_of(pulling)
+    assert request == Pull(3, EPOCH)
+    effect = pulling.answered(request, PulledPage((), 3, has_more=False, epoch=EPOCH))
+    assert isinstance(effect, Apply)
+    pulling.done(effect)
+    request = request_of(pulling)
+    assert request == Follow(3, EPOCH)
+    effect = pulling.answered(request, LiveDeltas(deltas, 5))
+    assert effect == Apply(deltas, 5, EPOCH, is_caught_up=True)
+    assert isinstance(effect, Apply)
+    pulling.done(effect)
+    assert request_of(pulling) == Follow(5, EPOCH)
+    pulling.pull_again()
+    assert request_of(pulling) == Pull(5, EPOCH)
+    assert pulling.answered(request, LiveDeltas(deltas, 4)) == Apply(deltas, 5, EPOCH, is_caught_up=True)
+
+
+def test_whoever_comes_back_asks_first() -> None:
+    pulling = following(4)
+    assert pulling.answered(request_of(pulling), LOST) == Pause()
+    assert (request_of(pulling), pulling.last_error) == (Pull(4, EPOCH), "lost")
+    assert pulling.answered(request_of(pulling), fault("SERVER_BUSY", None, 9)) == Pause(9)
+    assert (pulling.is_let_in, pulling.last_error) == (True, "SERVER_BUSY: because")
+    assert pulling.answered(request_of(pulling), fault("FORBIDDEN")) == Pause(0, is_long=True)
+    assert (pulling.is_let_in, pulling.last_error) == (False, "FORBIDDEN: because")
+    pulling.done(Apply((), 4, EPOCH, is_caught_up=True))
+    assert (pulling.is_let_in, pulling.last_error) == (True, None)
+
+
+@pytest.mark.rule("DE-12")
+@pytest.mark.parametrize("is_live", [False, True])
+def test_what_was_compacted_is_read_from_the_snapshot(is_live: bool) -> None:
+    pulling = following(2)
+    if is_live:
+        effect = pulling.answered(request_of(pulling), LiveCompacted())
+    else:
+        pulling.pull_again()
+        page = PulledPage((), 2, has_more=True, epoch=EPOCH, is_compacted=True)
+        effect = pulling.answered(request_of(pulling), page)
+    assert effect == ReadAnew()
+    pulling.done(ReadAnew())
+    request = request_of(pulling)
+    assert request == ReadSnapshot("")
+    joined = pulling.answered(request, SnapshotPage((), 9, "next", EPOCH))
+    assert joined == Join((), 9, EPOCH, "next")
+    assert isinstance(joined, Join)
+    pulling.done(joined)
+    assert (request_of(pulling), pulling.cursor) == (ReadSnapshot("next"), 2)
+    assert pulling.answered(request_of(pulling), LOST) == Pause()
+    assert request_of(pulling) == ReadSnapshot("next")
+    last = pulling.answered(request_of(pulling), SnapshotPage((), 9, "", EPOCH))
+    assert isinstance(last, Join)
+    pulling.done(last)
+    assert request_of(pulling) == Pull(9, EPOCH)
+
+
+@pytest.mark.parametrize("epoch", ["other", EPOCH])
+def test_a_snapshot_of_two_histories_is_begun_again(epoch: str) -> None:
+    pulling = following(2)
+    pulling.done(ReadAnew())
+    pulling.done(Join((), 9, EPOCH, "next"))
+    cursor = 9 if epoch == "other" else 8
+    assert pulling.answered(request_of(pulling), SnapshotPage((), cursor, "", epoch)) == ReadAnew()
+    pulling.done(ReadAnew())
+    assert request_of(pulling) == ReadSnapshot("")
+
+
+def test_a_page_that_means_nothing_any_more_begins_the_snapshot_again() -> None:
+    pulling = following(2)
+    pulling.done(ReadAnew())
+    pulling.done(Join((), 9, EPOCH, "next"))
+    assert pulling.answered(request_of(pulling), fault("BAD_REQUEST")) == Pause()
+    assert request_of(pulling) == ReadSnapshot("")
+    assert pulling.answered(request_of(pulling), fault("BAD_REQUEST")) == Pause(0, is_long=True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        fault("HISTORY_CHANGED"),
+        PulledPage((), 2, has_more=False, epoch="other"),
+        PulledPage((), 2, has_more=True, epoch="other", is_compacted=True),
+    ],
+)
+def test_another_history_is_read_anew(answer: Any) -> None:
+    pulling = pulling_at(2)
+    effect = pulling.answered(request_of(pulling), answer)
+    assert isinstance(effect, Reset)
+    pulling.done(effect)
+    request = request_of(pulling, is_reset_wanted=True)
+    assert request == ReadSnapshot("")
+    assert pulling.is_resetting
+    first = pulling.answered(request, SnapshotPage((), 1, "next", "other"))
+    assert first == Stage((), True, 1, "other", "next")
+    assert isinstance(first, Stage)
+    pulling.done(first)
+    assert pulling.answered(ReadSnapshot("next"), fault("HISTORY_CHANGED")) == ReadAnew()
+    request = request_of(pulling, is_reset_wanted=True)
+    assert request == ReadSnapshot("next")
+    last = pulling.answered(request, SnapshotPage((), 1, "", "other"))
+    assert last == Stage((), False, 1, "other", "")
+    assert isinstance(last, Stage)
+    pulling.done(last)
+    assert (request_of(pulling), pulling.is_resetting) == (Pull(1, "other"), False)
+
+
+def test_a_reset_that_the_application_wants_interrupts_a_snapshot() -> None:
+    pulling = following(2)
+    pulling.done(ReadAnew())
+    pulling.done(Join((), 9, EPOCH, "next"))
+    assert request_of(pulling, is_reset_wanted=True) == ReadSnapshot("")
+    assert pulling.answered(ReadSnapshot(""), SnapshotPage((), 9, "", EPOCH)) == Stage((), True, 9, EPOCH, "")
+
+
+def test_a_live_connection_of_another_history() -> None:
+    pulling = following(2)
+    assert pulling.connected(EPOCH) is None
+    assert isinstance(pulling.connected("other"), Reset)
+    assert isinstance(pulling.answered(request_of(pulling), fault("HISTORY_CHANGED")), Reset)
+
+
+def test_what_no_gateway_says() -> None:
+    pulling = pulling_at(5)
+    for page in (PulledPage((), 4, False, EPOCH), PulledPage((), 5, True, EPOCH)):
+        with pytest.raises(ProtocolError):
+            pulling.answered(Pull(5, EPOCH), page)
+    with pytest.raises(ProtocolError):
+        pulling.answered(Pull(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
+
+
+# --- words
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"\xff", b'{"epoch":"e","results":[{"deltaId":"00","sequence":1}]}', b'{"epoch":"e","results":[]}'],
+)
+def test_an_acknowledgement_is_of_these_deltas(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read_pushed(body, entries(1))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b'{"deltas":[{}],"cursor":1,"hasMore":false,"epoch":"e"}',
+        b'{"deltas":[],"cursor":-1,"hasMore":false,"epoch":"e"}',
+        b'{"deltas":[%b],"cursor":1,"hasMore":false,"epoch":"e"}' % FORGED,
+    ],
+)
+def test_a_page_that_is_none(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read_pulled(body)
+
+
+def test_a_snapshot_that_is_none() -> None:
+    row = b'{"table":"t","rowId":"1","columns":[],"written":{"hlc":"01","clientId":"c","deltaId":"00"},"deleted":null}'
+    for rows in (row, row.replace(b'"01"', b'"1"').replace(b'"00"', b'"x"'), b"{}"):
+        with pytest.raises(ProtocolError):
+            read_snapshot(b'{"rows":[%b],"cursor":1,"next":"","epoch":"e"}' % rows)
+
+
+def test_live_messages() -> None:
+    assert read_connected('{"type":"connected","epoch":"e"}') == "e"
+    assert read_connected('{"type":"error","error":"no","code":"AUTH_FAILED"}') == Fault("AUTH_FAILED", "no")
+    assert read_live('{"type":"snapshot"}') == LiveCompacted()
+    assert read_live('{"type":"deltas","deltas":[],"cursor":3}') == LiveDeltas((), 3)
+    for text in ('{"type":"hello"}', "x", "[]"):
+        with pytest.raises(ProtocolError):
+            read_live(text)
+
+
+def test_faults_in_the_gateways_words_and_in_others() -> None:
+    body = b'{"error":"no","code":"CLOCK_DRIFT","index":3,"retryAfterMs":70,"serverTime":1}'
+    assert read_fault(409, body, 50) == Fault("CLOCK_DRIFT", "no", 3, 70)
+    for status, code in ((502, "SERVER_BUSY"), (500, "SERVER_ERROR"), (401, "AUTH_FAILED"), (404, "BAD_REQUEST")):
+        assert read_fault(status, b"<html>", 50).code == code
+    assert read_fault(503, b"\xff", 50).retry_after_ms == 50
+
+
+# --- pauses
+
+
+class Always:
+    def uniform(self, _low: float, high: float) -> float:
+        return high
+
+
+def test_pauses_grow_and_are_not_shorter_than_the_gateway_wants() -> None:
+    limits = DeltasLimits(
+        pause_ms_min=100,
+        pause_ms_max=300,
+        refused_pause_ms_min=1000,
+        refused_pause_ms_max=5000,
+        retry_after_ms_max=10_000,
+    )
+    patience = Patience(limits, Always())  # type: ignore[arg-type]
+    assert [patience.pause_s(Pause()) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
+    assert [patience.pause_s(Pause(0, is_long=True)) for _ in range(4)] == [1, 2, 4, 5]
+    assert patience.pause_s(Pause(2000)) == 2.4
+    assert patience.pause_s(Pause(10**9)) == 12
+    patience.renew()
+    assert patience.pause_s(Pause()) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"push_deltas_max": 0}, "push_deltas_max must be a whole number"),
+        ({"push_deltas_max": 10_001}, "push_deltas_max must be at most 10000"),
+        ({"pause_ms_min": 2, "pause_ms_max": 1}, "pause_ms_min must not be more than pause_ms_max"),
+        ({"refused_pause_ms_min": 2, "refused_pause_ms_max": 1}, "refused_pause_ms_min must not be more"),
+    ],
+)
+def test_limits_are_looked_at(given: dict[str, int], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        DeltasLimits(**given)

@@ -1,0 +1,186 @@
+"""Clients of rows against a model of the gateway, with all that networks, clocks, machines and operators do.
+
+Requests and answers are lost, doubled, late and out of order; clients crash; clocks are seconds apart; the gateway is
+busy, compacts, refuses deltas and is restored from backups. Whatever happens: when it is over, all replicas have the
+rows that the model has, and no edit is missing there.
+"""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+
+from client.deltas.model_gateway import BAD, ModelGateway, Refusal
+from client.deltas.replicas import Replica
+
+STEPS: Final = 300
+AHEAD_MS: Final = (-3000, 0, 3000, 7000)
+
+
+class World:
+    """Some replicas, their gateway, and what chance does to them."""
+
+    def __init__(self, seed: int, *, directory: Path | None = None, backups: bool = False, refusals: bool = False):
+        self.chance = chance = Random(seed)
+        self.gateway = ModelGateway()
+        self.replicas = [
+            Replica(name, self.gateway, chance, directory and directory / f"{name}.db", chance.choice(AHEAD_MS))
+            for name in ("ann", "bob", "čarl", "\U0001f600")[: chance.randint(2, 4)]
+        ]
+        self.refusals = refusals
+        self.copies: list[bytes] = []
+        self.seen: Counter[str] = Counter()
+        actions = {
+            self.edit: 20, self.send: 20, self.deliver: 20, self.hear: 20, self.ask: 20, self.take_in: 20,
+            self.copy: 3, self.deliver_copy: 3, self.crash: 2, self.compact: 2, self.be_busy: 1, self.pass_time: 5,
+            self.discard: 2 if refusals else 0,
+            self.back_up: 2 if backups else 0, self.restore: 1 if backups else 0,
+        }  # fmt: skip
+        self.actions, self.weights = list(actions), list(actions.values())
+
+    def act(self) -> None:
+        action = self.chance.choices(self.actions, self.weights)[0]
+        self.seen[action.__name__] += 1
+        action()
+
+    @property
+    def one(self) -> Replica:
+        return self.chance.choice(self.replicas)
+
+    def edit(self) -> None:
+        chance = self.chance
+        table, row_id = chance.choice(("notes", "things")), chance.choice("abcd")
+        if chance.random() < 0.25:
+            self.one.edit(table, row_id, None)
+            return
+        values = [0, 1, "x", "é\U0001f600", None, [1, {"a": 2}], True]
+        if self.refusals:
+            values.append(BAD)
+        names = chance.sample(("a", "b", "c"), chance.randint(0, 3))
+        self.one.edit(table, row_id, {name: chance.choice(values) for name in names})
+
+    def send(self) -> None:
+        self.one.send()
+
+    def deliver(self) -> None:
+        self.one.deliver(is_lost=self.chance.random() < 0.2, is_answer_lost=self.chance.random() < 0.2)
+
+    def hear(self) -> None:
+        self.one.hear()
+
+    def ask(self) -> None:
+        self.one.ask(is_lost=self.chance.random() < 0.1)
+
+    def take_in(self) -> None:
+        self.one.take_in()
+
+    def copy(self) -> None:
+        pushed = self.one.pushed
+        if pushed is not None:
+            self.copies.append(pushed[1])
+
+    def deliver_copy(self) -> None:
+        """Late, doubled, and out of order."""
+        if self.copies:
+            body = self.copies[self.chance.randrange(len(self.copies))]
+            try:
+                self.gateway.push(body)
+            except Refusal:
+                self.seen["copy refused"] += 1
+
+    def crash(self) -> None:
+        self.one.crash()
+
+    def discard(self) -> None:
+        self.one.discard()
+
+    def compact(self) -> None:
+        self.gateway.compact(self.chance.randint(0, 5))
+
+    def be_busy(self) -> None:
+        self.gateway.busy = not self.gateway.busy
+
+    def pass_time(self) -> None:
+        self.gateway.now_ms += self.chance.choice((0, 1, 10, 1000))
+
+    def back_up(self) -> None:
+        self.gateway.back_up()
+
+    def restore(self) -> None:
+        # A copy that arrives behind it would bring back what the others have been told is gone: that is no fault.
+        self.gateway.restore()
+
+    def end(self) -> None:
+        """Everybody finds everybody."""
+        self.gateway.busy = False
+        self.gateway.now_ms += 100_000
+        for replica in self.replicas:
+            replica.send()
+            replica.deliver(is_lost=False, is_answer_lost=False)
+            replica.hear()
+        for _ in range(2):  # the first one has to hear of what the last one pushed
+            for replica in self.replicas:
+                replica.settle()
+
+    def check(self) -> None:
+        expected = self.gateway.rows()
+        for replica in self.replicas:
+            assert replica.rows() == expected, replica.name
+            assert replica.states() == self.replicas[0].states(), replica.name
+            missing = set(replica.made) - self.gateway.known.keys() - replica.discarded - self.gateway.lost
+            assert not missing, replica.name
+
+
+def simulated(seed: int, **options: object) -> World:
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
+    world = World(seed, **options)  # type: ignore[arg-type]
+    for _ in range(STEPS):
+        world.act()
+    world.end()
+    world.check()
+    return world
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.rule("DE-8")
+@pytest.mark.rule("DE-9")
+@pytest.mark.rule("DE-12")
+@pytest.mark.parametrize("block", range(10))
+def test_replicas_come_to_the_same_rows(block: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(20 * block, 20 * block + 20):
+        world = simulated(seed)
+        seen += sum((one.seen for one in world.replicas), world.seen)
+    happened = ("crash", "deliver_copy", "Unanswered", "SERVER_BUSY", "CLOCK_DRIFT", "Apply", "Join", "ReadAnew")
+    assert all(seen[name] for name in happened), seen
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_with_deltas_that_are_refused_and_discarded(block: int) -> None:
+    discarded = 0
+    for seed in range(1000 + 20 * block, 1000 + 20 * block + 20):
+        discarded += sum(len(one.discarded) for one in simulated(seed, refusals=True).replicas)
+    assert discarded
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_with_backups_that_are_restored(block: int) -> None:
+    lost, seen = 0, Counter[str]()
+    for seed in range(2000 + 20 * block, 2000 + 20 * block + 20):
+        world = simulated(seed, backups=True, refusals=bool(seed % 2))
+        lost += len(world.gateway.lost)
+        seen += sum((one.seen for one in world.replicas), world.seen)
+    assert lost
+    assert all(seen[name] for name in ("Reset", "Stage", "Join", "INVALID")), seen
+
+
+@pytest.mark.rule("DE-11")
+def test_with_files_that_are_opened_again(tmp_path: Path) -> None:
+    for seed in range(3000, 3006):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        world = simulated(seed, directory=directory, backups=bool(seed % 2), refusals=True)
+        for replica in world.replicas:
+            replica.store.close()

@@ -1,0 +1,386 @@
+"""The file of a client of rows: what is in it, whose it is, and what one transaction does."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.deltas.deltas_clients import line_of, started
+from client.deltas.model_gateway import id_of
+from oncelog.client.deltas.editing import Edits
+from oncelog.client.deltas.limits import DeltasLimits
+from oncelog.client.deltas.messages import SnapshotRow
+from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.deltas.values import LocalRow
+from oncelog.core.canonical import parse, utf16_order
+from oncelog.core.deltas import read_delta
+from oncelog.core.hlc import HLC_MAX
+from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, extract
+from oncelog.errors import (
+    ClientError,
+    CorruptError,
+    LimitExceededError,
+    NewerSchemaError,
+    NotALogError,
+    SettingsError,
+    StoreInUseError,
+    StoreUnavailableError,
+)
+
+NOW_MS = 1_700_000_000_000
+ALL = 10**9
+
+
+def opened(path: Path | str = ":memory:", client_id: str = "ann", gateway: str = "shop", **limits: int) -> DeltasStore:
+    store = DeltasStore(str(path), DeltasLimits(**limits))
+    store.open(client_id, gateway)
+    return store
+
+
+def put(store: DeltasStore, row_id: str, now_ms: int = NOW_MS, **columns: Any) -> str | None:
+    made, _ = store.transact(lambda edits: edits.put("notes", row_id, columns), now_ms)
+    return made
+
+
+def stamp(hlc: int, client_id: str = "bob") -> Stamp:
+    return (hlc, utf16_order(client_id), bytes(32))
+
+
+def delta(hlc: int, row_id: str = "1", client_id: str = "bob", **columns: Any) -> RowDelta:
+    made = extract(None, columns, client_id=client_id, hlc=hlc, table="notes", row_id=row_id)
+    assert made is not None
+    return made
+
+
+def bodies(store: DeltasStore) -> list[Any]:
+    return [parse(one.body) for one in store.pending(None, ALL, ALL)]
+
+
+# --- edits
+
+
+@pytest.mark.rule("DE-11")
+def test_an_edit_is_a_delta_in_the_outbox(tmp_path: Path) -> None:
+    store = opened(tmp_path / "ann.db")
+    first = put(store, "1", b="x", a=1.0)
+    assert put(store, "1", a=1) is None
+    second = put(store, "1", a=2)
+    deleted, changes = store.transact(lambda edits: edits.delete("notes", "1"), NOW_MS)
+    assert [(one.before, one.after, one.is_local) for one in changes] == [({"a": 2, "b": "x"}, None, True)]
+    made = bodies(store)
+    assert [one["deltaId"] for one in made] == [first, second, deleted] == [id_of(one) for one in made]
+    assert [one["op"] for one in made] == ["INSERT", "UPDATE", "DELETE"]
+    assert made[0]["columns"] == [{"column": "a", "value": 1}, {"column": "b", "value": "x"}]
+    assert made[1]["columns"] == [{"column": "a", "value": 2}]
+    assert [int(one["hlc"]) for one in made] == [(NOW_MS << 16) + number for number in range(3)]
+    before = store.standing
+    store.close()
+    store = opened(tmp_path / "ann.db")
+    assert store.standing == before
+    assert bodies(store) == made
+    assert (before.pending, before.oldest_number, before.newest_number) == (3, 1, 3)
+    assert before.pending_bytes == sum(len(one.body) for one in store.pending(None, ALL, ALL))
+    store.close()
+
+
+@pytest.mark.rule("DE-8")
+def test_the_clock_goes_on_where_it_was_though_the_machines_went_back(tmp_path: Path) -> None:
+    store = opened(tmp_path / "ann.db")
+    put(store, "1", a=1)
+    store.close()
+    store = opened(tmp_path / "ann.db")
+    put(store, "1", NOW_MS - 86_400_000, a=2)
+    clocks = [int(one["hlc"]) for one in bodies(store)]
+    assert clocks == [NOW_MS << 16, (NOW_MS << 16) + 1]
+    assert store.row("notes", "1") == {"a": 2}
+    store.close()
+
+
+@pytest.mark.rule("DE-8")
+def test_a_clock_that_was_seen_is_passed(tmp_path: Path) -> None:
+    store = opened(tmp_path / "ann.db")
+    far = (NOW_MS + 10**9) << 16
+    store.apply([delta(far, a="theirs")], 1, "e")
+    store.stage([SnapshotRow("notes", "1", Row({}, NEVER, stamp(far + 5)))], is_first=True)
+    store.close()
+    store = opened(tmp_path / "ann.db")
+    put(store, "1", a="mine")
+    assert int(bodies(store)[0]["hlc"]) == far + 6
+    assert store.row("notes", "1") == {"a": "mine"}
+    store.close()
+
+
+def test_the_last_reading_of_the_clock() -> None:
+    store = opened()
+    store.apply([delta(HLC_MAX, a=1)], 1, "e")
+    assert store.row("notes", "1") == {"a": 1}
+    with pytest.raises(ClientError, match="last reading"):
+        put(store, "1", a=2)
+
+
+def test_edits_of_one_function_happen_together_or_not_at_all() -> None:
+    store = opened()
+
+    def moved(edits: Edits) -> int:
+        edits.put("notes", "1", {"a": 1})
+        assert edits.row("notes", "1") == {"a": 1}
+        edits.put("notes", "1", {"b": 2})
+        edits.delete("notes", "2")
+        edits.put("notes", "3", {})
+        edits.put("notes", "4", {})
+        edits.delete("notes", "4")
+        return 7
+
+    result, changes = store.transact(moved, NOW_MS)
+    assert result == 7
+    assert [(one.row_id, one.before, one.after) for one in changes] == [("1", None, {"a": 1, "b": 2}), ("3", None, {})]
+    assert store.standing.pending == 5
+    kept: list[Edits] = []
+
+    def failing(edits: Edits) -> None:
+        kept.append(edits)
+        edits.put("notes", "1", {"a": 5})
+        raise KeyError("of the application")
+
+    before = store.standing
+    with pytest.raises(KeyError):
+        store.transact(failing, NOW_MS)
+    assert store.standing == before
+    assert len(bodies(store)) == 5
+    assert store.row("notes", "1") == {"a": 1, "b": 2}
+    with pytest.raises(ClientError, match="the transaction is over"):
+        kept[0].put("notes", "1", {"a": 5})
+
+
+def test_the_outbox_has_limits() -> None:
+    store = opened(outbox_deltas_max=2)
+    put(store, "1", a=1)
+    put(store, "2", a=1)
+    with pytest.raises(LimitExceededError, match="outbox_deltas_max is 2"):
+        put(store, "3", a=1)
+    assert store.row("notes", "3") is None
+    store.acknowledge(1, "e")
+    assert put(store, "3", a=1)
+    small = opened(outbox_bytes_max=500)
+    put(small, "1", a=1)
+    put(small, "2", a=1)
+    with pytest.raises(LimitExceededError, match="outbox_bytes_max is 500"):
+        put(small, "3", a=1)
+    with pytest.raises(LimitExceededError, match="delta_bytes_max is 100"):
+        put(opened(delta_bytes_max=100), "1", a="x" * 100)
+
+
+# --- the outbox
+
+
+def test_what_is_pending_comes_in_portions_and_in_order() -> None:
+    store = opened()
+    for number in range(10):
+        put(store, str(number), a=number)
+    size = len(store.pending(None, 1, ALL)[0].body)
+    assert [one.number for one in store.pending(None, 3, ALL)] == [1, 2, 3]
+    assert [one.number for one in store.pending(None, ALL, 2 * size + 2)] == [1, 2]
+    assert [one.number for one in store.pending(None, ALL, 1)] == [1]
+    assert [one.number for one in store.pending(3, ALL, ALL)] == [1, 2]
+    store.acknowledge(4, "e")
+    assert [one.number for one in store.pending(None, ALL, ALL)] == [5, 6, 7, 8, 9, 10]
+    assert (store.standing.pending, store.standing.oldest_number) == (6, 5)
+    store.acknowledge(10, "e")
+    assert (store.standing.pending, store.standing.oldest_number, store.standing.pending_bytes) == (0, 0, 0)
+    put(store, "x")
+    assert store.standing.newest_number == 11
+
+
+def test_discarding_wants_a_reset() -> None:
+    store = opened()
+    made = put(store, "1", a=1)
+    assert made is not None
+    assert store.discard([bytes(32)]) == 0
+    assert (store.standing.is_reset_wanted, store.standing.pending) == (False, 1)
+    assert store.discard([bytes.fromhex(made), bytes(32)]) == 1
+    assert (store.standing.is_reset_wanted, store.standing.pending) == (True, 0)
+    assert store.row("notes", "1") == {"a": 1}
+
+
+# --- from the gateway
+
+
+def test_what_comes_is_merged_and_moves_the_cursor(tmp_path: Path) -> None:
+    store = opened(tmp_path / "ann.db")
+    put(store, "1", a="mine", b="mine")
+    late = delta(1, a="late", c="late")
+    changes = store.apply([late, delta((NOW_MS + 1) << 16, b="theirs"), delta(1, "2")], 3, "e")
+    assert [(one.row_id, one.after, one.is_local) for one in changes] == [
+        ("1", {"a": "mine", "b": "theirs", "c": "late"}, False),
+        ("2", {}, False),
+    ]
+    assert store.apply([late], 4, "e") == []
+    store.close()
+    store = opened(tmp_path / "ann.db")
+    assert (store.standing.cursor, store.standing.epoch) == (4, "e")
+    assert store.rows("notes", "", 10) == [
+        LocalRow("1", {"a": "mine", "b": "theirs", "c": "late"}),
+        LocalRow("2", {}),
+    ]
+    assert store.rows("notes", "1", 10) == [LocalRow("2", {})]
+    assert store.rows("notes", "", 1)[0].row_id == "1"
+    assert store.rows("others", "", 1) == []
+    store.close()
+
+
+def test_own_deltas_that_come_back_change_nothing() -> None:
+    store = opened()
+    put(store, "1", a=1)
+    own = read_delta(store.pending(None, 1, ALL)[0].body)
+    assert store.apply([own], 1, "e") == []
+
+
+@pytest.mark.rule("DE-12")
+def test_pages_of_a_snapshot_are_merged_and_the_cursor_comes_with_the_last() -> None:
+    store = opened()
+    put(store, "1", a="mine")
+    high = (NOW_MS + 1) << 16
+    theirs = Row({"a": (b'"old"', stamp(1)), "b": (b'"new"', stamp(high))}, stamp(high))
+    changes = store.join([SnapshotRow("notes", "1", theirs)], None, "e")
+    assert [(one.before, one.after) for one in changes] == [({"a": "mine"}, {"a": "mine", "b": "new"})]
+    assert store.standing.cursor == 0
+    gone = Row({}, stamp(1), stamp(high + 1))
+    store.join([SnapshotRow("notes", "1", gone), SnapshotRow("notes", "2", gone)], 9, "e")
+    assert store.row("notes", "1") is None
+    assert store.standing.cursor == 9
+    assert store.join([SnapshotRow("notes", "1", theirs)], 9, "e") == []
+    assert store.apply([delta(high, "2", a="late")], 10, "e") == []
+
+
+def test_a_reset_replaces_all_rows_with_the_outbox_over_them() -> None:
+    store = opened()
+    put(store, "1", a="pushed before")
+    put(store, "5", a="of the other history")
+    store.acknowledge(2, "old")
+    store.want_reset()
+    put(store, "2", a="pending")
+    put(store, "3", a="pushed meanwhile")
+    store.acknowledge(4, "new")
+    put(store, "4", a="pending")
+    theirs = Row({"a": (b'"theirs"', stamp(1)), "b": (b"1", stamp(1))}, stamp(1))
+    store.stage([SnapshotRow("notes", "9", theirs)], is_first=True)
+    store.stage([SnapshotRow("notes", "1", theirs), SnapshotRow("notes", "2", theirs)], is_first=True)
+    store.stage([SnapshotRow("notes", "6", Row({}, NEVER, stamp(3)))], is_first=False)
+    assert store.row("notes", "1") == {"a": "pushed before"}
+    replaced = store.replace(7, "new", 10)
+    assert {one.row_id: one.columns for one in store.rows("notes", "", 10)} == {
+        "1": {"a": "theirs", "b": 1},
+        "2": {"a": "pending", "b": 1},
+        "3": {"a": "pushed meanwhile"},
+        "4": {"a": "pending"},
+    }
+    assert replaced.is_complete
+    assert sorted((one.row_id, one.after) for one in replaced.changes if one.row_id != "2") == [
+        ("1", {"a": "theirs", "b": 1}),
+        ("5", None),
+    ]
+    standing = store.standing
+    assert (standing.cursor, standing.epoch, standing.is_reset_wanted, standing.pending) == (7, "new", False, 1)
+    rest = store._file.connection.execute("SELECT count(*) FROM outbox").fetchone()
+    assert rest == (1,)
+
+
+def test_what_was_acknowledged_in_another_history_does_not_come_back() -> None:
+    store = opened()
+    store.want_reset()
+    put(store, "1", a=1)
+    store.acknowledge(1, "old")
+    store.stage([], is_first=True)
+    assert not store.replace(0, "new", 0).is_complete
+    assert store.row("notes", "1") is None
+
+
+# --- whose file it is
+
+
+def test_a_file_is_one_clients_and_one_gateways(tmp_path: Path) -> None:
+    path = tmp_path / "ann.db"
+    opened(path).close()
+    with pytest.raises(SettingsError, match="belongs to the client 'ann', not to 'bob'"):
+        opened(path, "bob")
+    with pytest.raises(SettingsError, match="belongs to the gateway 'shop', not to 'store'"):
+        opened(path, gateway="store")
+    opened(path).close()
+
+
+def test_two_cannot_have_it_open(tmp_path: Path) -> None:
+    path, link = tmp_path / "ann.db", tmp_path / "link.db"
+    link.symlink_to(path)
+    store = opened(path)
+    with pytest.raises(StoreInUseError, match="another deltas client"):
+        opened(link)
+    store.close()
+    with started("deltas_holding_worker.py", str(path)) as process:
+        assert line_of(process) == "open"
+        with pytest.raises(StoreInUseError):
+            opened(path)
+    opened(path).close()
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE mine (a)")
+    connection.close()
+    with pytest.raises(NotALogError, match="no file of a deltas client"):
+        opened(path)
+    text = tmp_path / "text.db"
+    text.write_text("hello" * 1000)
+    with pytest.raises(NotALogError):
+        opened(text)
+    with pytest.raises(StoreUnavailableError):
+        opened(tmp_path / "nowhere" / "ann.db")
+
+
+def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ann.db"
+    opened(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(NewerSchemaError):
+        opened(path)
+
+
+def test_a_damaged_row_is_told(tmp_path: Path) -> None:
+    store = opened(tmp_path / "ann.db")
+    put(store, "1", a=1)
+    store._file.connection.execute("UPDATE row_states SET state = x'ff'")
+    with pytest.raises(CorruptError):
+        store.row("notes", "1")
+    with pytest.raises(CorruptError):
+        put(store, "1", a=2)
+    store.close()
+
+
+def test_a_file_that_was_removed_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "ann.db"
+    store = opened(path)
+    path.unlink()
+    with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
+        put(store, "1", a=1)
+    store.close()
+    with pytest.raises(StoreUnavailableError, match="is closed"):
+        store.row("notes", "1")
+
+
+def test_what_must_survive_is_synced(tmp_path: Path) -> None:
+    store = opened(tmp_path / "ann.db")
+
+    def mode() -> int:
+        return int(store._file.connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    put(store, "1", a=1)
+    assert mode() == 2
+    store.acknowledge(1, "e")
+    assert mode() == 1
+    store.want_reset()
+    assert mode() == 2
+    assert store._file.connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store.close()
