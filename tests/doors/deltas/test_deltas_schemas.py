@@ -73,7 +73,7 @@ def test_what_the_schema_does_not_know_is_refused_by_name(tmp_path: Path) -> Non
 
 
 @BOTH_STORES
-@pytest.mark.rule("DE-4")
+@pytest.mark.rule("DE-4", "CO-18")
 def test_a_known_delta_is_acknowledged_though_the_schema_became_stricter(tmp_path: Path) -> None:
     async def main() -> None:
         path = written(tmp_path, {})
