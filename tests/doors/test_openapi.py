@@ -16,10 +16,12 @@ from schemathesis.engine.recorder import ScenarioRecorder
 
 from doors.material import token
 from doors.serving import Serving, item, run, serving
+from oncelog.core.identity import delta_id_of
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.openapi import description
 from oncelog.doors.requests import STATUS
 from oncelog.doors.settings import GeneralSettings
+from oncelog.errors import CanonicalError
 
 METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
 STREAM: Final = "/v1/events/stream"
@@ -42,8 +44,11 @@ SCHEMA_CANNOT_SAY: Final = (
     "must be of the batch's scope",
     "(2^53−1)",
     "UUID, or its 32 hexadecimal digits",
+    "is named twice",
+    "is not that of the delta",
+    "from 0 to 2^64−1",
 )
-"""Why a request of the ledger may be refused though its schema allows it."""
+"""Why a request of the ledger or of deltas may be refused though its schema allows it."""
 
 
 @contextmanager
@@ -106,7 +111,9 @@ def _faults(recorder: ScenarioRecorder) -> Iterator[str]:
 
 
 def as_we_mean_it(_: Any, body: Any) -> Any:
-    """What JSON Schema cannot say: no id twice in a request, and no `1.0` for a whole number."""
+    """What JSON Schema cannot say: no id twice in a request, no `1.0` for a whole number, a delta's id is its own."""
+    if isinstance(body, dict) and isinstance(body.get("deltas"), list):
+        return {**body, "deltas": [_with_its_id(delta) for delta in body["deltas"]]}
     events = body.get("events") if isinstance(body, dict) else None
     if not isinstance(events, list):
         return body
@@ -125,17 +132,30 @@ def _as_we_mean_it(event: Any, index: int) -> Any:
     return changed
 
 
+def _with_its_id(delta: Any) -> Any:
+    """The same, if that it has another id is all that is wrong with it."""
+    try:
+        return {**delta, "deltaId": delta_id_of(delta).hex()} if len(delta["deltaId"]) == 64 else delta
+    except (CanonicalError, LookupError, TypeError):
+        return delta
+
+
 @pytest.mark.rule("EV-16", "CO-33")
 def test_the_server_does_what_it_says(tmp_path: Path) -> None:
     with served_elsewhere(tmp_path, request_events_max=20) as served:
         # Nobody is asked for a credential here. A stream that is let through does not end.
         checks = {**CONFIG["checks"], "ignored_auth": {"enabled": False}}
         generation = {**CONFIG["generation"], "with-security-parameters": False}
-        requests, faults = examined(served, 40, "^(?!.*/stream|/v1/ledger/)", checks=checks, generation=generation)
+        requests, faults = examined(
+            served, 40, "^(?!.*/stream|/v1/ledger/|/v1/sync/)", checks=checks, generation=generation
+        )
         more, others = examined(served, 10, "^/v1/ledger/(?!.*/stream)", checks=checks, generation=generation)
         requests, faults = requests + more, faults + others
+        more, others = examined(served, 5, "^/v1/sync/(?!.*/live)", checks=checks, generation=generation)
+        faults += others
     assert not faults, "\n\n".join(faults)
     assert requests > 200
+    assert more > 50
 
 
 @pytest.mark.rule("EV-16", "CO-21", "CO-22")
@@ -143,8 +163,9 @@ def test_also_to_somebody_who_may_do_nothing(tmp_path: Path) -> None:
     with served_elsewhere(tmp_path, tokens=True, auth_failures_per_minute_max=0, request_events_max=20) as served:
         headers = {"Authorization": f"Bearer {token(grants={})}"}
         requests, faults = examined(served, 25, "^/v1/events", headers=headers)
-        more, others = examined(served, 5, "^/v1/ledger/", headers=headers)
-        requests, faults = requests + more, faults + others
+        for path in ("^/v1/ledger/", "^/v1/sync/"):
+            more, others = examined(served, 5, path, headers=headers)
+            requests, faults = requests + more, faults + others
     assert not faults, "\n\n".join(faults)
     assert requests > 100
 
@@ -205,6 +226,11 @@ def test_every_status_of_the_door_is_described() -> None:
         (STREAM, "get", {200, 409}),
         ("/v1/ledger/write", "post", {200, 408, 413, 415}),
         ("/v1/ledger/blocks/stream", "get", {200, 409}),
+        ("/v1/sync/{gateway}/push", "post", {200, 408, 409, 413, 415, 422}),
+        ("/v1/sync/{gateway}/pull", "get", {200, 409}),
+        ("/v1/sync/{gateway}/live", "get", {200, 409}),
+        ("/v1/sync/{gateway}/snapshot", "get", {200}),
+        ("/v1/sync/{gateway}/compact", "post", {200, 408, 413, 415}),
     ):
         described = set(map(int, paths[path][method]["responses"]))
         assert described == set(STATUS.values()) - {404, 409} | others

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from oncelog import codes
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
-from oncelog.doors import openapi_ledger
+from oncelog.doors import openapi_deltas, openapi_ledger
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.openapi_parts import (
     EVERYWHERE,
@@ -55,6 +55,7 @@ def description(limits: DoorLimits) -> dict[str, Any]:
         "tags": [
             {"name": "events", "description": "Submit, read and follow events"},
             {"name": "ledger", "description": "Write transactions, read what they left, prove it"},
+            {"name": "deltas", "description": "Push and pull deltas of rows, read the rows that they come to"},
             {"name": "operators", "description": "What those need who run the server. No credential is asked for"},
         ],
         "paths": {
@@ -66,9 +67,10 @@ def description(limits: DoorLimits) -> dict[str, Any]:
             "/v1/events": {"get": _page(limits), "post": _submit(limits)},
             "/v1/events/stream": {"get": _stream()},
             **openapi_ledger.paths(limits),
+            **openapi_deltas.paths(limits),
         },
         "components": {
-            "schemas": {**_schemas(limits), **openapi_ledger.schemas(limits)},
+            "schemas": {**_schemas(limits), **openapi_ledger.schemas(limits), **openapi_deltas.schemas(limits)},
             "securitySchemes": {
                 "bearer": {
                     "type": "http",
@@ -192,7 +194,7 @@ def _scope() -> list[Schema]:
 
 def _schemas(limits: DoorLimits) -> Schema:
     return {
-        "Hello": object_of(oncelog=TEXT, events=TEXT, ledger=TEXT, health=TEXT),
+        "Hello": object_of(oncelog=TEXT, events=TEXT, ledger=TEXT, deltas=TEXT, health=TEXT),
         "Health": object_of(status=TEXT),
         "Ready": object_of(status={"const": "ok"}, epoch=TEXT, last_committed_id=whole()),
         "Submission": {

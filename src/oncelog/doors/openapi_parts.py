@@ -10,14 +10,16 @@ Schema = dict[str, Any]
 JSON: Final = "application/json"
 NO_NUL: Final = "^[^\\u0000]*$"
 _ERRORS: Final[Mapping[int, str]] = {
-    400: "The request is none: its message says what is wrong, and `details.field` where. Nothing was written.",
+    400: "The request is none: its message says what is wrong, and where. Nothing was written.",
     401: "No credential, or none that is good, or one of another client. All get the same text.",
     403: "What may not be read, or not be written, or a page of an origin that may not connect.",
     404: "There is no such thing, or it is another scope's.",
-    409: "The history is another one than the reader's: its `epoch` is not ours, or its cursor is ahead of the log.",
+    409: "The history is another one than the reader's: its `epoch` is not ours, or its cursor is ahead of the log. Of "
+    "a write: its clock is too far ahead.",
     408: "The body took too long to come.",
     413: "The body is larger than the server takes.",
     415: "The body is not said to be JSON, or is encoded in a way that is not known.",
+    422: "A write that is good in form is not what a schema of tables, a limit or the application allows.",
     429: "Too many failed attempts to authenticate, or too many new events. Try again after `Retry-After`.",
     500: "The server is at fault. Whether something was written is not known: send it again, under the same ids.",
     503: "The server is busy, or is being stopped. Nothing of the request has been decided: send all of it again.",
@@ -30,16 +32,23 @@ TEXT: Final[Schema] = {"type": "string"}
 
 
 def operation(
-    name: str, summary: str, about: str, told: Schema, errors: Sequence[int], *, tag: str = "events"
+    name: str,
+    summary: str,
+    about: str,
+    told: Schema,
+    errors: Sequence[int],
+    *,
+    tag: str = "events",
+    fault: str = "Error",
 ) -> Schema:
-    """An operation that asks for a credential."""
+    """An operation that asks for a credential. `fault` is the schema of its errors."""
     return {
         "operationId": name,
         "tags": [tag],
         "summary": summary,
         "description": about,
         "security": [{"bearer": []}],
-        "responses": {"200": told, **{str(status): error(status) for status in sorted({*errors, *EVERYWHERE})}},
+        "responses": {"200": told, **{str(status): error(status, fault) for status in sorted({*errors, *EVERYWHERE})}},
     }
 
 
@@ -64,9 +73,9 @@ def answer(name: str, about: str) -> Schema:
     return json_answer(about, ref(name))
 
 
-def error(status: int) -> Schema:
+def error(status: int, schema: str = "Error") -> Schema:
     """What is told in place of an answer."""
-    response = answer("Error", _ERRORS[status])
+    response = answer(schema, _ERRORS[status])
     if status in RETRIED:
         seconds = {"type": "integer", "minimum": 0}
         response["headers"] = {"Retry-After": {"description": "Seconds, where they are known.", "schema": seconds}}

@@ -44,7 +44,7 @@ def test_exactly_five_seconds_ahead_pass_and_one_more_refuses_the_whole_push(tmp
     run(main())
 
 
-@pytest.mark.rule("DE-4", "DE-8")
+@pytest.mark.rule("DE-4", "DE-8", "CO-18")
 def test_a_known_delta_is_acknowledged_before_its_clock_is_looked_at(tmp_path: Path) -> None:
     async def main() -> None:
         clock = ManualClock()

@@ -149,7 +149,7 @@ def test_a_compaction_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"{}", b'{"upto":1,"keep":1}', b'{"upto":-1}', b'{"keep":-1}', b'{"upto":"1"}', b'{"upto":1.5}',
-     b'{"upto":1,"x":1}', b'{"upto":1,"upto":2}', b'{"upto":1e400}', b'{"keep":null}'],
+     b'{"upto":1,"x":1}', b'{"upto":1,"upto":2}', b'{"upto":1e400}', b'{"keep":null}', b'{"keep":1,"upto":null}'],
 )  # fmt: skip
 def test_what_is_no_compaction_is_refused(house: House, body: bytes) -> None:
     async def main() -> None:

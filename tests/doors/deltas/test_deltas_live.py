@@ -136,7 +136,7 @@ def test_a_cursor_older_than_the_compaction_closes_a_socket_with_a_snapshot(hous
     house.run(main())
 
 
-@pytest.mark.rule("DE-10", "CO-30")
+@pytest.mark.rule("CO-33")
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
@@ -164,7 +164,7 @@ def test_a_first_frame_that_is_none_is_told_so(house: House, frame: str | bytes,
     house.run(main())
 
 
-@pytest.mark.rule("DE-9", "CO-14")
+@pytest.mark.rule("DE-9", "CO-40")
 def test_a_cursor_of_another_history_is_told_on_a_socket_too(house: House) -> None:
     async def main() -> None:
         gateway = house.gateway()
@@ -258,7 +258,6 @@ def test_readers_of_both_kinds_get_everything_once_while_others_write(house: Hou
     house.run(main())
 
 
-@pytest.mark.rule("CO-18")
 def test_a_server_that_stops_ends_all_streams_in_order(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path) as door:

@@ -83,7 +83,7 @@ def test_a_page_has_as_many_as_is_asked_for_within_the_limit(tmp_path: Path) -> 
     run(main())
 
 
-@pytest.mark.rule("DE-9", "CO-14")
+@pytest.mark.rule("DE-9", "CO-40")
 def test_a_cursor_of_another_history_is_refused(house: House) -> None:
     async def main() -> None:
         gateway = house.gateway()

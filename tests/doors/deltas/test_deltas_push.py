@@ -139,7 +139,7 @@ def test_the_same_fields_with_another_op_are_the_same_delta_and_are_counted(tmp_
     run(main())
 
 
-@pytest.mark.rule("DE-4", "CO-30")
+@pytest.mark.rule("DE-4", "CO-32")
 @pytest.mark.parametrize("is_in_memory", [True, False], ids=["memory", "store"])
 def test_a_known_delta_is_acknowledged_while_the_queue_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
@@ -175,7 +175,7 @@ def test_a_known_delta_is_acknowledged_while_the_queue_is_full(
 # --- refused ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("DE-6", "DE-10")
+@pytest.mark.rule("DE-6", "DE-10", "CO-33")
 def test_every_fault_refuses_the_whole_push_by_its_index_and_path(house: House) -> None:
     async def main() -> None:
         gateway = house.gateway()
@@ -324,6 +324,9 @@ def test_what_is_no_request_of_this_door_gets_its_words_too(house: House) -> Non
             ("pull?sinse=1", "sinse"),
             ("pull?since=1&since=2", "since"),
             ("rows/a-b", "table"),
+            ("rows/t?rowId=r1&limit=x", "limit"),
+            ("rows/t?rowId=r1&after=%00", "after"),
+            ("live?since=x", "since"),
             ("rows/t?after=%00", "after"),
             (f"rows/t?rowId={'x' * 513}", "rowId"),
             ("snapshot?page=%C3%A9", "page"),

@@ -143,7 +143,7 @@ def test_to_read_to_write_and_to_compact_are_granted_apart(tmp_path: Path) -> No
     run(main())
 
 
-@pytest.mark.rule("CO-22")
+@pytest.mark.rule("CO-23")
 @pytest.mark.parametrize("kind", ["token", "key"])
 def test_live_streams_end_when_the_right_to_them_ends(tmp_path: Path, kind: str) -> None:
     async def main() -> None:
@@ -177,7 +177,7 @@ def test_live_streams_end_when_the_right_to_them_ends(tmp_path: Path, kind: str)
     run(main())
 
 
-@pytest.mark.rule("CO-21")
+@pytest.mark.rule("CO-30")
 def test_who_guesses_is_put_off(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path, tokens=True, auth_failures_per_minute_max=3) as door:
@@ -191,7 +191,7 @@ def test_who_guesses_is_put_off(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.rule("CO-30", "DE-4")
+@pytest.mark.rule("CO-15", "DE-4")
 def test_new_deltas_have_a_rate_and_known_ones_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.doors.deltas.door.PUSH_DELTAS_MAX", 100)
 
@@ -213,7 +213,7 @@ def test_new_deltas_have_a_rate_and_known_ones_have_none(tmp_path: Path, monkeyp
     run(main())
 
 
-@pytest.mark.rule("CO-18")
+@pytest.mark.rule("CO-32")
 def test_a_stopping_server_takes_nothing_new(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path) as door:
@@ -228,7 +228,7 @@ def test_a_stopping_server_takes_nothing_new(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.rule("CO-18")
+@pytest.mark.rule("CO-16")
 def test_what_the_store_cannot_do_is_told_as_neither_success_nor_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

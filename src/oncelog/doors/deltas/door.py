@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from oncelog import codes
 from oncelog.core.canonical import canonical_text, nfc
@@ -218,7 +218,6 @@ class DeltasDoor:
     async def rows(self, scope: str, table: str, after: str, limit: int | None) -> tuple[list[tuple[str, Row]], str]:
         """The rows of a table that exist, and after which to go on; "" behind the last."""
         _check_table(table)
-        _check_row_id(after, "after")
         with telling():
             page = await self.log.books.rows(scope, table=table, after=(table, after), limit=self._page_size(limit))
         existing = [(row_id, row) for _, row_id, row in page.rows if row.exists]
@@ -227,7 +226,7 @@ class DeltasDoor:
     async def row(self, scope: str, table: str, row_id: str) -> list[tuple[str, Row]]:
         """One row, if it exists."""
         _check_table(table)
-        _check_row_id(row_id, "rowId")
+        check_row_id(row_id, "rowId")
         with telling():
             row = await self.log.books.row(scope, table, row_id)
         return [] if row is None or not row.exists else [(row_id, row)]
@@ -393,7 +392,8 @@ def _check_table(table: str) -> None:
         raise DoorError(codes.BAD_REQUEST, "table: must be an identifier (letters, digits and _)", field="table")
 
 
-def _check_row_id(row_id: str, field: str) -> None:
+def check_row_id(row_id: str, field: str) -> None:
+    """Raises DoorError for what no row is called; none is named by an empty one."""
     if len(row_id) > ROW_ID_CHARACTERS_MAX or "\0" in row_id:
         message = f"{field}: must have at most {ROW_ID_CHARACTERS_MAX} characters, and no U+0000"
         raise DoorError(codes.BAD_REQUEST, message, field=field, limit=ROW_ID_CHARACTERS_MAX)
@@ -403,8 +403,8 @@ def _check_row_id(row_id: str, field: str) -> None:
 
 
 class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True):
-    upto: int | None = None
-    keep: int | None = None
+    upto: int | UnsetType = UNSET
+    keep: int | UnsetType = UNSET
 
 
 _COMPACT: Final = msgspec.json.Decoder(_CompactJson)
@@ -418,13 +418,13 @@ def _read_compact(body: bytes) -> tuple[int | None, int | None]:
         raise _bad(error) from error
     except msgspec.ValidationError as error:
         raise DoorError(codes.BAD_REQUEST, f"body: {error}") from error
-    if (given.upto is None) == (given.keep is None):
+    upto, keep = (None if number is UNSET else number for number in (given.upto, given.keep))
+    if (upto is None) == (keep is None):
         raise DoorError(codes.BAD_REQUEST, "body: must have one of upto and keep")
-    number = given.upto if given.keep is None else given.keep
-    if number is not None and number < 0:
-        field = "upto" if given.keep is None else "keep"
-        raise DoorError(codes.BAD_REQUEST, f"{field}: must be a whole number from 0 on", field=field)
-    return given.upto, given.keep
+    for field, number in (("upto", upto), ("keep", keep)):
+        if number is not None and number < 0:
+            raise DoorError(codes.BAD_REQUEST, f"{field}: must be a whole number from 0 on", field=field)
+    return upto, keep
 
 
 def _token(cursor: int, table: str, row_id: str) -> str:

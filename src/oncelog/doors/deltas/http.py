@@ -15,7 +15,7 @@ from msgspec import Struct
 from oncelog import codes
 from oncelog.core.values import Record
 from oncelog.doors.deltas import words
-from oncelog.doors.deltas.door import DeltasDoor
+from oncelog.doors.deltas.door import DeltasDoor, check_row_id
 from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.limits import CONNECT_BYTES_MAX
 from oncelog.doors.principal import Principal
@@ -111,9 +111,11 @@ class DeltasHttp:
         principal = self._principal(request, address)
         given = parameters_of(request, ("after", "limit", "rowId"))
         scope, table = door.demand_readable(_gateway(request), principal), request.match_info["table"]
+        limit, after = _limit(given), given.get("after", "")
+        check_row_id(after, "after")
         if "rowId" in given:
             return self._ok(words.rows_json(await door.row(scope, table, given["rowId"]), ""))
-        return self._ok(words.rows_json(*await door.rows(scope, table, given.get("after", ""), _limit(given))))
+        return self._ok(words.rows_json(*await door.rows(scope, table, after, limit)))
 
     async def _snapshot(self, request: web.Request, address: str) -> web.Response:
         door = self.door
@@ -142,8 +144,10 @@ class DeltasHttp:
         door = self.door
         principal = self._principal(request, address)
         given = parameters_of(request, ("since", "epoch"))
+        since = number_of(given.get("since", "0"), "since")
         resumed = request.headers.get("Last-Event-ID")
-        since = number_of(resumed or given.get("since", "0"), "Last-Event-ID" if resumed else "since")
+        if resumed:
+            since = number_of(resumed, "Last-Event-ID")
         scope = door.demand_readable(_gateway(request), principal)
         await door.demand_cursor(scope, since, given.get("epoch", ""))
         door.counts.requests["deltas", "http", "ok"] += 1
