@@ -392,6 +392,28 @@ def test_memory_does_not_grow_with_the_file(server: Served, file: Path) -> None:
     assert large - small < 8 * 1024, (small, large)
 
 
+def test_on_a_terminal_it_shows_how_fast_it_goes(server: Served, file: Path) -> None:
+    write_many(file, 3000)
+    ours, theirs = os.openpty()
+    command = ["deltas", "import", "shown", "t", str(file), *OPTIONS, "--batch", "1000", "--url", server.url]
+    try:
+        with subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "oncelog", *command],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            env=ENVIRONMENT,
+        ) as process:
+            said, _ = process.communicate(timeout=WAIT_S)  # what it shows is less than a terminal holds back
+        shown = os.read(ours, 65_536).decode()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert (process.returncode, said.startswith("3000 rows of ")) == (0, True)
+    assert "checking" in shown
+    assert re.search(r"\r3000 of 3000 lines, \d+ deltas/s", shown)
+
+
 # --- files that are wrong ----------------------------------------------------------------------------------------
 
 
