@@ -107,8 +107,10 @@ def test_every_option_of_a_command_is_documented() -> None:
     root = typer.main.get_command(app)
     assert isinstance(root, TyperGroup)
     for name, command in root.commands.items():
-        for option in (option for parameter in command.params for option in parameter.opts if option.startswith("--")):
-            assert option in page, name
+        inner = command.commands.values() if isinstance(command, TyperGroup) else [command]
+        for parameter in (parameter for one in inner for parameter in one.params):
+            for option in parameter.opts:
+                assert not option.startswith("--") or option in page, (name, option)
 
 
 def test_the_policy_of_the_readme_can_be_declared() -> None:
