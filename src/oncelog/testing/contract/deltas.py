@@ -60,6 +60,7 @@ class DeltasContract(Contract):
             if not page.has_more:
                 return places
             assert page.rows
+            assert len(places) <= len(EVERYWHERE)  # or it would not end
 
     def test_a_page_goes_on_after_any_place_whether_a_row_is_there_or_not(self, tmp_path: Path) -> None:
         with self.merged(tmp_path, *EVERYWHERE) as log:
@@ -88,6 +89,7 @@ class DeltasContract(Contract):
                     if not page.has_more:
                         break
                     assert page.rows
+                    assert len(found) <= len(places)
                 assert found == places
                 assert longest < len(places)
 
