@@ -209,6 +209,7 @@ def test_one_who_leaves_before_it_has_said_anything_is_no_error(
                         await soon(live.socket.close())
                     await until(lambda: door.counts.ws_connections == 0)
             assert [record.getMessage() for record in caplog.records] == []
+            assert not [kind for door_, kind, _ in door.counts.requests if (door_, kind) == ("deltas", "ws")]
 
     run(main())
 
