@@ -316,9 +316,10 @@ class Server:
         try:
             self._tls_context()  # tried on another one first: a bad key would leave ours with none at all
             pem = self._read_pem()
+            schemas = None if self._schemas is None else self._schemas.read()
             self._authenticator.reload()
-            if self._schemas is not None:
-                self._schemas.reload()
+            if self._schemas is not None and schemas is not None:
+                self._schemas.use(schemas)
             if self._tls is not None:
                 self._load_certificate(self._tls)
             self._pem = pem

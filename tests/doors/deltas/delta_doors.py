@@ -200,9 +200,9 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(directory: Path, **options: Any) -> AsyncIterator[Door]:
+async def opened(directory: Path, *, force_close: bool = False, **options: Any) -> AsyncIterator[Door]:
     """A server with a log in the directory; options are those of `serving`."""
-    connector = aiohttp.TCPConnector(limit=0)  # many may ask at the same time
+    connector = aiohttp.TCPConnector(limit=0, force_close=force_close)  # many may ask at the same time
     async with serving(directory, connector=connector, **options) as served:
         yield Door(served)
 
@@ -212,7 +212,8 @@ class House:
 
     def __init__(self, directory: Path) -> None:
         self._runner = asyncio.Runner()
-        self._opened = opened(directory)
+        # What is wrong with a request may close its connection: it must not be the next test's.
+        self._opened = opened(directory, force_close=True)
         self.directory = directory
         self.door = self.run(self._opened.__aenter__())
         self.name = ""

@@ -209,6 +209,7 @@ def test_one_who_leaves_before_it_has_said_anything_is_no_error(
                         await soon(live.socket.close())
                     await until(lambda: door.counts.ws_connections == 0)
             assert [record.getMessage() for record in caplog.records] == []
+            assert not [kind for door_, kind, _ in door.counts.requests if (door_, kind) == ("deltas", "ws")]
 
     run(main())
 
@@ -321,7 +322,8 @@ def test_one_who_does_not_read_is_cut_off_and_costs_the_others_nothing(tmp_path:
                 assert served_by is not None
                 # That of the reader and that of the writer: what waits for the other must not keep its socket open.
                 await until(lambda: len(served_by.connections) == 2)
-                assert door.counts.slow_readers_closed == 1
+                # One on a WebSocket may be let go for the beats that it does not answer, with nothing left to take.
+                assert door.counts.slow_readers_closed == 1 or kind == "ws"
                 reader.close()
 
     run(main())

@@ -124,6 +124,7 @@ def test_the_same_fields_with_another_op_are_the_same_delta_and_are_counted(tmp_
             gateway = door.gateway()
             assert await gateway.pushed(first, other) == [(1, False), (1, True)]
             assert await gateway.pushed(other, first) == [(1, True), (1, True)]  # from memory
+            assert dict(door.counts.deltas) == {"committed": 1, "known": 1, "known_under_another_op": 2}
             assert await gateway.rows() == {"r1": {"a": 1}}
             assert [delta["op"] for delta in await gateway.pull_all()] == ["UPDATE"]
         async with opened(tmp_path) as door:

@@ -9,7 +9,7 @@ import pytest
 
 from databases import BOTH_STORES
 from doors.deltas.delta_doors import change, opened, refusal
-from doors.serving import run
+from doors.serving import api_key, run
 from oncelog.doors.deltas.schemas import Schemas
 from oncelog.errors import SettingsError
 
@@ -129,6 +129,8 @@ def test_a_star_is_every_gateway_that_is_not_named(tmp_path: Path) -> None:
         ('{"shop": {"no name": {}}}', "shop: 'no name' is no name"),
         ('{"shop": {"t": {"1": "text"}}}', "shop.t: '1' is no name"),
         ('{"shop": {}, "shop": {}}', "twice"),
+        ('{"": {}}', "'' is no name of a gateway"),
+        ('{"e\u0301": {}}', "is no name of a gateway: gateway: must be in NFC"),
     ],
 )
 def test_a_bad_file_is_told_by_name(tmp_path: Path, text: str, words: str) -> None:
@@ -165,5 +167,28 @@ def test_a_bad_file_at_a_reload_leaves_what_was_there(tmp_path: Path, caplog: py
             written(tmp_path, {"shop": {"t": {"a": "integer"}}})
             door.server.reload()
             assert await gateway.pushed(change(1, a=1)) == [(2, False)]
+
+    run(main())
+
+
+def test_of_a_reload_all_is_taken_or_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, api_keys=True, deltas_schemas=written(tmp_path, {})) as door:
+            keys = door.served.api_keys
+            assert keys is not None
+            made = api_key(door.served, "c1", write=["deltas/shop"])
+            gateway = door.gateway(credential=made.text)
+            written(tmp_path, "[]")
+            keys.revoke(made.key.id)
+            door.server.reload()
+            assert await gateway.pushed(change(1, a=1)) == [(1, False)]  # its key is good as before
+            written(tmp_path, SHOP)
+            kept = (tmp_path / "keys.json").read_bytes()
+            (tmp_path / "keys.json").write_bytes(b"no keys")
+            door.server.reload()
+            assert await gateway.pushed(change(2, a=2)) == [(2, False)]  # and no schema was taken
+            (tmp_path / "keys.json").write_bytes(kept)
+            door.server.reload()
+            assert refusal(await gateway.push(change(3, a=3))) == (401, "AUTH_FAILED")
 
     run(main())

@@ -11,10 +11,12 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.canonical import canonical_text
-from oncelog.core.deltas import deltas_scope, is_identifier
+from oncelog.core.deltas import is_identifier
 from oncelog.core.plan import Validate
 from oncelog.core.policy import DELTAS
 from oncelog.core.values import Submission
+from oncelog.doors.deltas.door import read_gateway
+from oncelog.doors.faults import DoorError
 from oncelog.doors.files import read
 from oncelog.doors.limits import SCHEMAS_FILE_BYTES_MAX
 from oncelog.errors import CanonicalError, SettingsError
@@ -53,11 +55,19 @@ class Schemas:
 
     def reload(self) -> None:
         """Takes the file anew. Raises SettingsError for what is wrong with it, by name."""
+        self.use(self.read())
+
+    def read(self) -> Mapping[str, Tables]:
+        """What is in the file now, for `use`: whoever takes several files anew takes all of them or none."""
         try:
             text = canonical_text(read(self._path, SCHEMAS_FILE_BYTES_MAX).data)  # no table can be there twice
         except (SettingsError, CanonicalError) as error:
             raise SettingsError(f"deltas_schemas: {error}") from error
-        self._of_scope = read_schemas(text, f"deltas_schemas: {self._path}")
+        return read_schemas(text, f"deltas_schemas: {self._path}")
+
+    def use(self, found: Mapping[str, Tables]) -> None:
+        """From now on these."""
+        self._of_scope = found
 
     def validate(self, submission: Submission) -> str | None:
         """As `Validate` says; writes of other policies pass."""
@@ -87,7 +97,7 @@ def read_schemas(text: bytes, where: str) -> dict[str, Tables]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SettingsError(f"{where}: must be {{gateway: {{table: {{column: type}}}}}} in JSON: {error}") from error
     return {
-        gateway if gateway == ANY_GATEWAY else deltas_scope(gateway): {
+        gateway if gateway == ANY_GATEWAY else _scope(gateway, where): {
             _name(table, f"{where}: {gateway}"): {
                 _name(column, f"{where}: {gateway}.{table}"): _column(kind, f"{where}: {gateway}.{table}.{column}")
                 for column, kind in columns.items()
@@ -103,6 +113,13 @@ def both(first: Validate | None, second: Validate | None) -> Validate | None:
     if first is None or second is None:
         return first or second
     return lambda submission: first(submission) or second(submission)
+
+
+def _scope(gateway: str, where: str) -> str:
+    try:
+        return read_gateway(gateway)
+    except DoorError as error:  # nobody could ever push to it
+        raise SettingsError(f"{where}: {gateway!r} is no name of a gateway: {error.message}") from error
 
 
 def _name(name: str, where: str) -> str:
