@@ -43,8 +43,8 @@ def test_known_ids_and_pages_of_rows_are_found_by_an_index(database: str) -> Non
     scope = f"'{SCOPE}'"
     plans = {
         "keys": plan_of(database, SQL["keys"], "ARRAY[1, 2, 3]"),
-        "row_page": plan_of(database, SQL["row_page"], "1", scope, "'t'", "'r02000'", "50"),
-        "row_page_of_table": plan_of(database, SQL["row_page_of_table"], "1", scope, "'t'", "'r02000'", "50"),
+        "row_page": plan_of(database, SQL["row_page"], "1", scope, "'t'", "'r02000'", "50", "1000"),
+        "row_page_of_table": plan_of(database, SQL["row_page_of_table"], "1", scope, "'t'", "'r02000'", "50", "1000"),
     }
     for name, plan in plans.items():
         assert "Seq Scan" not in plan, (name, plan)

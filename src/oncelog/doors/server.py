@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from oncelog import codes
 from oncelog.doors.arrivals import Arrivals
 from oncelog.doors.deltas.door import DeltasDoor
-from oncelog.doors.deltas.http import PATH, DeltasHttp
+from oncelog.doors.deltas.http import LIVE, PATH, DeltasHttp
 from oncelog.doors.deltas.schemas import Schemas, both
 from oncelog.doors.deltas.words import error_response as deltas_error_response
 from oncelog.doors.entrance import Entrance
@@ -148,7 +148,7 @@ class Server:
     @property
     def _readers(self) -> int:
         """Who is connected to stay."""
-        streams = len(self.http.streams) + len(self.ledger.streams) + len(self.deltas.streams)
+        streams = len(self.http.streams) + len(self.ledger.streams) + len(self.deltas)
         return len(self.sockets) + streams + len(self.rpc or ())
 
     @property
@@ -306,7 +306,7 @@ class Server:
         for path, (method, handler) in self.ledger.routes().items():
             app.router.add_route(method, f"/v1/ledger/{path}", partial(self._handle_ledger, handler))
         for path, (method, handler) in self.deltas.routes().items():
-            app.router.add_route(method, f"/v1/sync/{{gateway}}/{path}", partial(self._handle_deltas, handler))
+            app.router.add_route(method, f"/v1/sync/{{gateway}}/{path}", partial(self._handle_deltas, handler, path))
 
     def reload(self) -> None:
         """Takes keys, grants and certificates anew, and looks at everybody who is connected.
@@ -454,8 +454,8 @@ class Server:
             self._demand_room()
         return await handler(request, self._address(request))
 
-    async def _handle_deltas(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
-        if request.path.endswith("/live"):
+    async def _handle_deltas(self, handler: LedgerHandler, path: str, request: web.Request) -> web.StreamResponse:
+        if path == LIVE:
             self._demand_room()
         return await handler(request, self._address(request))
 

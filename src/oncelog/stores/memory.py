@@ -292,12 +292,8 @@ class MemoryStore:
             ),
             key=itemgetter(0, 1),
         )
-        size = 0
-        for count, (_, _, row) in enumerate(found):
-            size += sum(len(value) for value in row.values.values())
-            if count and size > bytes_max:
-                return RowPage.of(found[:count], limit, has_more=True)
-        return RowPage.of(found, limit)
+        lengths = [sum(len(value) for value in row.values.values()) for _, _, row in found]
+        return RowPage.of(found, lengths, limit, bytes_max)
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""

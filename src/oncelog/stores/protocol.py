@@ -223,12 +223,17 @@ class EntityPage(Struct, frozen=True):
     @classmethod
     def of(cls, entities: Sequence[tuple[str, Entity]], limit: int, bytes_max: int) -> "EntityPage":
         """As many of them as a page holds: never none, if there is one."""
-        size = 0
-        for count, (_, entity) in enumerate(entities):
-            size += len(entity.value)
-            if count == limit or (count and size > bytes_max):
-                return cls(list(entities[:count]), has_more=True)
-        return cls(list(entities), has_more=False)
+        count = _fitting([len(entity.value) for _, entity in entities], limit, bytes_max)
+        return cls(list(entities[:count]), has_more=count < len(entities))
+
+
+def _fitting(lengths: Sequence[int], limit: int, bytes_max: int) -> int:
+    size = 0
+    for count, length in enumerate(lengths):
+        size += length
+        if count == limit or (count and size > bytes_max):
+            return count
+    return len(lengths)
 
 
 class RowPage(Struct, frozen=True):
@@ -239,9 +244,10 @@ class RowPage(Struct, frozen=True):
     has_more: bool
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[str, str, Row]], limit: int, *, has_more: bool = False) -> "RowPage":
-        """As many of them as a page holds."""
-        return cls(list(rows[:limit]), has_more or len(rows) > limit)
+    def of(cls, rows: Sequence[tuple[str, str, Row]], lengths: Sequence[int], limit: int, bytes_max: int) -> "RowPage":
+        """As many of them as a page holds, by what each has in bytes: never none, if there is one."""
+        count = _fitting(lengths, limit, bytes_max)
+        return cls(list(rows[:count]), has_more=count < len(rows))
 
 
 class RelationshipQuery(Struct, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
 _PACKED: Final = msgspec.msgpack.Decoder(_Packed)
 _ROW: Final = msgspec.msgpack.Decoder(Row)
 """As rows were kept before: a map, where `_Packed` is an array. They are read, and kept anew with their next change."""
-_FIRST_OF_MAP: Final = 0x83
+_FIRST_OF_MAP: Final = b"\x83"
 
 
 def _encode_row(row: Row) -> tuple[bytes]:
@@ -72,7 +72,7 @@ def _encode_row(row: Row) -> tuple[bytes]:
 
 def row_of(state: bytes) -> Row:
     """A merged row, from its column."""
-    if state[0] == _FIRST_OF_MAP:
+    if state.startswith(_FIRST_OF_MAP):
         return _ROW.decode(state)
     packed = _PACKED.decode(state)
     written = packed.written

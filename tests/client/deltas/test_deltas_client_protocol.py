@@ -310,6 +310,7 @@ def test_an_acknowledgement_is_of_these_deltas(body: bytes) -> None:
         b'{"deltas":[{}],"cursor":1,"hasMore":false,"epoch":"e"}',
         b'{"deltas":[],"cursor":-1,"hasMore":false,"epoch":"e"}',
         b'{"deltas":[%b],"cursor":1,"hasMore":false,"epoch":"e"}' % FORGED,
+        b'{"deltas":[%b],"cursor":1,"hasMore":false,"epoch":"e"}' % (b"[" * 5000 + b"]" * 5000),
     ],
 )
 def test_a_page_that_is_none(body: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from databases import BOTH_STORES
-from doors.deltas.delta_doors import Door, House, Json, change, opened, streamed, told
+from doors.deltas.delta_doors import Door, House, Json, change, opened, refusal, streamed, told
 from doors.serving import run, soon, until
 
 pytestmark = BOTH_STORES
@@ -325,5 +325,30 @@ def test_one_who_does_not_read_is_cut_off_and_costs_the_others_nothing(tmp_path:
                 # One on a WebSocket may be let go for the beats that it does not answer, with nothing left to take.
                 assert door.counts.slow_readers_closed == 1 or kind == "ws"
                 reader.close()
+
+    run(main())
+
+
+# --- how many -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-30")
+def test_readers_who_have_not_said_who_they_are_are_counted_and_a_table_may_have_any_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, connections_max=2) as door:
+            gateway = door.gateway()
+            await gateway.pushed(change(1, "r1", table="live", a=1))
+            stream = await gateway.stream()
+            await stream.connected()
+            silent = await gateway.live()
+            refused = await gateway.request("GET", "live")
+            assert refusal(refused) == (503, "SERVER_BUSY")
+            assert refused.json["error"] == "connections_max is 2, and that many are there already"
+            assert await gateway.rows("live") == {"r1": {"a": 1}}  # nobody stays there
+            assert (await silent.connect())["type"] == "connected"
+            assert len(door.server.deltas) == 2
+            await soon(silent.socket.close())
+            await until(lambda: len(door.server.deltas) == 1)
+            stream.close()
 
     run(main())

@@ -198,6 +198,24 @@ def test_every_fault_refuses_the_whole_push_by_its_index_and_path(house: House) 
     house.run(main())
 
 
+@pytest.mark.rule("DE-10", "CO-33")
+@pytest.mark.parametrize("depth", [600, 2000, 200_000])
+@pytest.mark.parametrize("opened_by", ["[", '{"a":'])
+def test_what_is_nested_too_deep_is_refused_however_deep_it_is(house: House, depth: int, opened_by: str) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        closed_by = "]" if opened_by == "[" else "1}"
+        value = opened_by * depth + closed_by[:-1] + closed_by[-1] * depth
+        for columns in (value, f'[{{"column":"a","value":{value}}}]'):
+            body = f'{{"deltas":[{delta_text(columns=columns)}]}}'.encode()
+            answer = await gateway.push_body(body)
+            assert refusal(answer) == (400, "BAD_REQUEST")
+            assert "nested deeper" in answer.json["error"]
+        assert await is_empty(gateway)
+
+    house.run(main())
+
+
 @pytest.mark.rule("DE-10")
 @pytest.mark.parametrize(
     "body",

@@ -224,7 +224,7 @@ def read_fault(status: int, body: bytes, retry_after_ms: int) -> Fault:
     """Any answer that is no success; those of a proxy between have no words of the gateway's."""
     try:
         said = msgspec.json.decode(body, type=_FaultJson)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         code = _BY_STATUS.get(status) or (SERVER_ERROR if status >= 500 else BAD_REQUEST)
         return Fault(code, f"no gateway answers there (HTTP status {status})", None, retry_after_ms)
     return Fault(said.code, said.error, said.index, max(said.retry_after_ms, retry_after_ms))
@@ -262,5 +262,5 @@ def _deltas(bodies: list[Raw]) -> tuple[RowDelta, ...]:
 def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"the gateway's answer is none: {error}") from error

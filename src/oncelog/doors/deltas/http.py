@@ -26,6 +26,8 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 PATH: Final = "/v1/sync/"
+LIVE: Final = "live"
+"""Behind a gateway's name: where readers stay."""
 
 
 class _Connect(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +52,11 @@ class DeltasHttp:
         self.is_closing = False
         self._arriving: set[asyncio.Task[_Connect]] = set()
         """First frames of WebSockets that have not come yet."""
+        self._newcomers = 0
+
+    def __len__(self) -> int:
+        """Who is connected to stay, also those who have not said yet who they are."""
+        return len(self.streams) + self._newcomers
 
     def routes(self) -> dict[str, tuple[str, Handler]]:
         """Method and handler of each path."""
@@ -59,7 +66,7 @@ class DeltasHttp:
             "pull": ("GET", self._pull),
             "rows/{table}": ("GET", self._rows),
             "snapshot": ("GET", self._snapshot),
-            "live": ("GET", self._live),
+            LIVE: ("GET", self._live),
         }
 
     def _principal(self, request: web.Request, address: str) -> Principal:
@@ -199,17 +206,17 @@ class DeltasHttp:
         return WSCloseCode.GOING_AWAY if self.is_closing else WSCloseCode.OK
 
     async def _follow_on(self, socket: web.WebSocketResponse, request: web.Request, address: str) -> None:
-        door = self.door
-        connect = await self._first_frame(socket)
-        if connect is None:
+        self._newcomers += 1
+        try:
+            admitted = await self._admitted(socket, request, address)
+        finally:
+            self._newcomers -= 1
+        if admitted is None:
             return
-        credential = credential_of(request) if connect.token is None else connect.token
-        principal = door.entrance.authenticate(credential, address)
-        scope = door.demand_readable(_gateway(request), principal)
-        await door.demand_cursor(scope, connect.since, connect.epoch)
-        door.counts.requests["deltas", "ws", "ok"] += 1
+        principal, scope, since = admitted
+        self.door.counts.requests["deltas", "ws", "ok"] += 1
         wire = SocketWire(request, socket, _error_frame)
-        chunks = partial(self._frames, scope, connect.since)
+        chunks = partial(self._frames, scope, since)
         following = asyncio.ensure_future(self.streams.run(wire, principal, _reader_of(scope), chunks))
         leaving = asyncio.ensure_future(_gone(socket))
         try:
@@ -220,6 +227,19 @@ class DeltasHttp:
             await asyncio.wait([following, leaving])
         if not following.cancelled():
             following.result()  # what went wrong in it is not kept from the log
+
+    async def _admitted(
+        self, socket: web.WebSocketResponse, request: web.Request, address: str
+    ) -> tuple[Principal, str, int] | None:
+        """Who reads which stream from where on; None if the server is stopped before that is said. Raises DoorError."""
+        connect = await self._first_frame(socket)
+        if connect is None:
+            return None
+        credential = credential_of(request) if connect.token is None else connect.token
+        principal = self.door.entrance.authenticate(credential, address)
+        scope = self.door.demand_readable(_gateway(request), principal)
+        await self.door.demand_cursor(scope, connect.since, connect.epoch)
+        return principal, scope, connect.since
 
     async def _first_frame(self, socket: web.WebSocketResponse) -> _Connect | None:
         """What the client says first; None if the server is stopped before that. Raises DoorError."""

@@ -1,15 +1,12 @@
 """Reading merged rows page by page."""
 
-from typing import Any, Final
+from typing import Any
 
-from oncelog.core.merge import Row
 from oncelog.core.values import Settings
 from oncelog.stores.postgres import reading
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.protocol import RowPage
 from oncelog.stores.side_state import lane_of_scope, row_of
-
-_FETCH_MIN: Final = 8
 
 
 async def rows(connection: Any, bounds: tuple[str, str, tuple[str, str], int, int], settings: Settings) -> RowPage:
@@ -20,16 +17,7 @@ async def rows(connection: Any, bounds: tuple[str, str, tuple[str, str], int, in
     lane = lane_of_scope(scope, settings.lanes)
     if table and after[0] != table:
         after = (table, "")
-    found: list[tuple[str, str, Row]] = []
-    size = 0
-    asked = min(limit + 1, _FETCH_MIN)  # as with entities: rows can be long
-    while len(found) <= limit and size <= bytes_max:
-        statement = SQL["row_page_of_table" if table else "row_page"]
-        more = await connection.fetch(statement, lane, scope, *after, asked)
-        found.extend((row[0], row[1], row_of(row[2])) for row in more)
-        size += sum(len(row[2]) for row in more)
-        if len(more) < asked:
-            return RowPage.of(found, limit)
-        after = (more[-1][0], more[-1][1])
-        asked = max(1, min(limit + 1 - len(found), 1 + (bytes_max - size) * len(found) // max(1, size)))
-    return RowPage.of(found, limit, has_more=True)
+    statement = SQL["row_page_of_table" if table else "row_page"]
+    found = await connection.fetch(statement, lane, scope, *after, limit + 1, bytes_max)
+    lengths = [len(row[2]) for row in found]
+    return RowPage.of([(row[0], row[1], row_of(row[2])) for row in found], lengths, limit, bytes_max)

@@ -226,13 +226,31 @@ SELECT key, value, version, expires_at_ms FROM (
 WHERE number <= 2 OR before <= $8 ORDER BY key;
 
 -- name: row_page
--- Rows of all tables of a scope, by table and row.
-SELECT table_name, row_id, state FROM oncelog_rows
-WHERE lane = $1 AND scope = $2 AND (table_name, row_id) > ($3, $4) ORDER BY table_name, row_id LIMIT $5;
+-- Rows of all tables of a scope, by table and row: so many, and of so many bytes, as with entities.
+SELECT table_name, row_id, state FROM (
+    SELECT table_name, row_id, state, row_number() OVER in_order AS number,
+        sum(octet_length(state)) OVER in_order - octet_length(state) AS before
+    FROM (
+        SELECT table_name, row_id, state FROM oncelog_rows
+        WHERE lane = $1 AND scope = $2 AND (table_name, row_id) > ($3, $4)
+        ORDER BY table_name, row_id LIMIT $5
+    ) AS found
+    WINDOW in_order AS (ORDER BY table_name, row_id)
+) AS measured
+WHERE number <= 2 OR before <= $6 ORDER BY table_name, row_id;
 
 -- name: row_page_of_table
-SELECT table_name, row_id, state FROM oncelog_rows
-WHERE lane = $1 AND scope = $2 AND table_name = $3 AND row_id > $4 ORDER BY row_id LIMIT $5;
+SELECT table_name, row_id, state FROM (
+    SELECT table_name, row_id, state, row_number() OVER in_order AS number,
+        sum(octet_length(state)) OVER in_order - octet_length(state) AS before
+    FROM (
+        SELECT table_name, row_id, state FROM oncelog_rows
+        WHERE lane = $1 AND scope = $2 AND table_name = $3 AND row_id > $4
+        ORDER BY row_id LIMIT $5
+    ) AS found
+    WINDOW in_order AS (ORDER BY row_id)
+) AS measured
+WHERE number <= 2 OR before <= $6 ORDER BY row_id;
 
 -- name: relationship_page
 SELECT resource, relation, subject, version FROM oncelog_relationships
