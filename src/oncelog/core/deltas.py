@@ -115,7 +115,7 @@ def read_plain_push(body: bytes) -> Pushed | None:
     """
     try:
         pushed = _pushed(_PUSH.decode(body).deltas)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return pushed if deltas_body(pushed.bodies) == body else None  # with the ids that were made here
 
