@@ -242,6 +242,20 @@ def test_a_body_that_is_no_push_is_refused(house: House, body: bytes) -> None:
     house.run(main())
 
 
+@pytest.mark.rule("DE-10")
+@pytest.mark.parametrize("levels", [508, 900, 2000, 100_000])
+def test_a_value_that_is_nested_too_deep_is_refused_and_is_no_fault_of_the_server(house: House, levels: int) -> None:
+    async def main() -> None:
+        gateway = house.gateway()
+        columns = f'[{{"column":"a","value":{"[" * levels}{"]" * levels}}}]'
+        answer = await gateway.push_body(f'{{"deltas":[{delta_text(columns=columns)}]}}'.encode())
+        assert refusal(answer) == (400, "BAD_REQUEST")
+        assert "nested deeper than 512 levels" in answer.json["error"]
+        assert await is_empty(gateway)
+
+    house.run(main())
+
+
 @pytest.mark.rule("DE-3")
 def test_a_forged_id_is_refused_with_the_right_one_and_nothing_is_written(house: House) -> None:
     async def main() -> None:
