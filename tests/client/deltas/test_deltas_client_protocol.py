@@ -116,9 +116,10 @@ def test_who_is_not_let_in_waits_long() -> None:
     assert pushing.is_let_in
 
 
-def test_what_is_too_large_or_too_much_is_divided() -> None:
+@pytest.mark.parametrize("code", ["RATE_LIMITED", "SERVER_BUSY"])
+def test_what_is_too_large_or_too_much_is_divided(code: str) -> None:
     pushing, batch = Pushing(100), entries(9)
-    assert pushing.answered(batch, fault("RATE_LIMITED", None, 30)) == Pause(30)
+    assert pushing.answered(batch, fault(code, None, 30)) == Pause(30)
     assert pushing.bounds.deltas_max == 4
     pushing.answered(batch[:4], Acknowledged(EPOCH))
     assert pushing.bounds.deltas_max == 8
@@ -126,7 +127,7 @@ def test_what_is_too_large_or_too_much_is_divided() -> None:
     assert pushing.bounds.deltas_max == 4
     pushing.answered(batch[:4], Acknowledged(EPOCH))
     assert pushing.bounds.deltas_max == 4
-    assert pushing.answered(batch[:1], fault("RATE_LIMITED")) == Pause()
+    assert pushing.answered(batch[:1], fault(code)) == Pause()
     assert pushing.bounds.deltas_max == 1
     assert pushing.answered(batch[:1], fault("TOO_LARGE")) is None
     assert pushing.refusal is not None

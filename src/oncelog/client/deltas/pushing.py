@@ -16,6 +16,7 @@ from oncelog.client.deltas.messages import (
     FORBIDDEN,
     INVALID,
     RATE_LIMITED,
+    SERVER_BUSY,
     TOO_LARGE,
     Acknowledged,
     Entry,
@@ -105,7 +106,7 @@ class Pushing:
         if answer.code == TOO_LARGE:  # it has no index: the push as a whole is
             self._ceiling = self._deltas_max = len(batch) // 2
             return None
-        if answer.code == RATE_LIMITED:
+        if answer.code in (RATE_LIMITED, SERVER_BUSY):  # what is smaller finds room sooner
             self._deltas_max = max(1, len(batch) // 2)
         if answer.is_transient:
             return Pause(answer.retry_after_ms)
