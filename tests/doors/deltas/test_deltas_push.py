@@ -12,6 +12,7 @@ from core.delta_faults import FAULTS, GOOD, NOT_JSON, Fault, delta_json, delta_t
 from databases import BOTH_STORES
 from doors.deltas.delta_doors import Gateway, House, change, opened, refusal, stored, told
 from doors.serving import run, until
+from oncelog.core.canonical import canonical
 
 pytestmark = BOTH_STORES
 
@@ -159,6 +160,8 @@ def test_a_known_delta_is_acknowledged_while_the_queue_is_full(
             busy = asyncio.ensure_future(gateway.push(known[0], change(99, a=99)))
             if is_in_memory:
                 assert await again == [(1, True), (2, True)]
+                body = b'{"deltas":[%b]}' % b",".join(canonical(delta) for delta in known)
+                assert (await gateway.push_body(body)).json["duplicates"] == 2  # in canonical form
             await gate.reached.wait()
             gate.open()
             assert await again == [(1, True), (2, True)]
@@ -198,22 +201,25 @@ def test_every_fault_refuses_the_whole_push_by_its_index_and_path(house: House) 
     house.run(main())
 
 
-@pytest.mark.rule("DE-10", "CO-33")
-@pytest.mark.parametrize("depth", [600, 2000, 200_000])
-@pytest.mark.parametrize("opened_by", ["[", '{"a":'])
-def test_what_is_nested_too_deep_is_refused_however_deep_it_is(house: House, depth: int, opened_by: str) -> None:
+@pytest.mark.rule("DE-6", "CO-30")
+def test_limits_of_the_log_that_are_lower_than_the_doors_name_what_is_too_large(tmp_path: Path) -> None:
     async def main() -> None:
-        gateway = house.gateway()
-        closed_by = "]" if opened_by == "[" else "1}"
-        value = opened_by * depth + closed_by[:-1] + closed_by[-1] * depth
-        for columns in (value, f'[{{"column":"a","value":{value}}}]'):
-            body = f'{{"deltas":[{delta_text(columns=columns)}]}}'.encode()
-            answer = await gateway.push_body(body)
-            assert refusal(answer) == (400, "BAD_REQUEST")
-            assert "nested deeper" in answer.json["error"]
-        assert await is_empty(gateway)
+        async with opened(tmp_path, request_items_max=10, request_events_max=10, body_bytes_max=1000) as door:
+            gateway = door.gateway()
+            deltas = [change(number, f"r{number}", a=1) for number in range(1, 12)]
+            answer = await gateway.push(*deltas)
+            assert refusal(answer) == (413, "TOO_LARGE")
+            assert answer.json["error"] == "deltas: must be at most 10, not 11"
+            assert "index" not in answer.json  # of none of them: fewer at a time are taken
+            long = change(9, "long", a="x" * 900)
+            answer = await gateway.push(*deltas[:3], long, deltas[4])
+            assert refusal(answer) == (413, "TOO_LARGE")
+            assert answer.json["index"] == 3
+            assert answer.json["error"].startswith("deltas[3]: body must have at most 1000 bytes, not ")
+            assert await is_empty(gateway)
+            assert await gateway.pushed(*deltas[:10]) == [(number, False) for number in range(1, 11)]
 
-    house.run(main())
+    run(main())
 
 
 @pytest.mark.rule("DE-10")

@@ -54,6 +54,7 @@ from oncelog.doors.faults import DoorError, error_of, telling
 from oncelog.doors.limits import COMPACT_DELTAS_MAX, LONG_FRAME_BYTES, DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
+from oncelog.engine.committer import size_of
 from oncelog.engine.cursors import Compacted
 from oncelog.engine.log import Log
 from oncelog.errors import CanonicalError, HistoryChangedError, OncelogError
@@ -130,9 +131,15 @@ class DeltasDoor:
             deltas, submissions = await _beside(
                 len(body), lambda: self._submissions(scope, _checked(plain, body, own), principal)
             )
+            # In another spelling it is answered from memory too: it must wait neither for a commit nor for room.
+            known = self.log.recall(DELTAS, scope, [one.key for one in submissions]) if plain is None else None
+            if known is not None:
+                return self._known(deltas, known)
             verdicts = await self.log.submit_many(submissions, Mode.ALL)
         except OncelogError as error:
             raise error_of(error) from error
+        if verdicts and isinstance(verdicts[0], Refused):
+            raise _refused(verdicts, deltas, submissions)  # of all or nothing
         return self._results(deltas, verdicts)
 
     def _submissions(
@@ -156,8 +163,6 @@ class DeltasDoor:
         return [(delta.delta_id, one.receipt.sequence, True) for one, delta in zip(known, given, strict=True)]
 
     def _results(self, given: Sequence[DeltaJson], verdicts: Sequence[Verdict]) -> list[Result]:
-        if verdicts and isinstance(verdicts[0], Refused):
-            raise _refused(verdicts, given)  # of all or nothing
         results: list[Result] = []
         committed = other_op = 0
         for delta, verdict in zip(given, verdicts, strict=True):
@@ -341,13 +346,18 @@ def read_gateway(name: str) -> str:
     return deltas_scope(name)
 
 
-def _refused(verdicts: Sequence[Verdict], given: Sequence[DeltaJson]) -> DoorError:
+def _refused(verdicts: Sequence[Verdict], given: Sequence[DeltaJson], submissions: Sequence[Submission]) -> DoorError:
     """What is told of the one at fault; the others were not looked at."""
     index, refused = next(
         (index, verdict)
         for index, verdict in enumerate(verdicts)
         if isinstance(verdict, Refused) and verdict.reason is not Reason.NOT_PROCESSED
     )
+    if refused.field == "items":  # none of them is at fault: they are more than the log takes at once
+        return DoorError(codes.TOO_LARGE, f"deltas: {refused.message.removeprefix('items ')}", field="deltas")
+    if refused.reason is Reason.MALFORMED and refused.field == "body":  # all are told it, and one is too long
+        index = max(range(len(submissions)), key=lambda place: size_of(submissions[place]))
+        return DoorError(codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
     reason = refused.reason
     code = _CODES.get(reason, codes.BAD_REQUEST)
     if code in (codes.RATE_LIMITED, codes.SERVER_BUSY):
