@@ -41,7 +41,7 @@ def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subproce
 def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
     """The commands that are shown, by what they do."""
     assert process.stdout is not None
-    names = iter(["post", "page", "stream", "write", "entity", "tail", "submit", "load"])
+    names = iter(["post", "page", "stream", "write", "entity", "push", "rows", "tail", "submit", "load"])
     found = {}
     for line in process.stdout:
         if re.match(r"  [^ #]", line):
@@ -72,7 +72,7 @@ def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Pa
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     with served(tmp_path, "--development") as process:
         lines = lines_to_paste(process)
-        assert [line.split()[0] for line in lines.values()] == ["curl"] * 5 + [str(PROGRAM)] * 3
+        assert [line.split()[0] for line in lines.values()] == ["curl"] * 5 + ["echo", "curl"] + [str(PROGRAM)] * 3
         first = json.loads(pasted(lines["post"], tmp_path, environment))["results"][0]
         assert (first["status"], first["committed_id"]) == ("committed", 1)
         assert json.loads(pasted(lines["post"], tmp_path, environment))["results"] == [first]
@@ -89,6 +89,9 @@ def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Pa
         assert (
             json.loads(pasted(lines["entity"], tmp_path, environment))["entity"]["version"] == written["version"] == 1
         )
+        assert re.fullmatch(r"committed 1 [0-9a-f]{64}\n", pasted(lines["push"], tmp_path, environment))
+        (row,) = json.loads(pasted(lines["rows"], tmp_path, environment))["rows"]
+        assert (row["rowId"], row["columns"]) == ("tea", {"price": 3.5})
         assert streamed(lines["stream"], 2, environment) == [1, 2]
         figures = json.loads(pasted(f"{lines['load']} --seconds 0.5 --connections 2 --json", tmp_path, environment))
         assert figures["events"] > 0

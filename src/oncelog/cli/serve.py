@@ -53,7 +53,7 @@ def serve(
         bool, typer.Option("--quiet", help="Do not say what to try, as it does in development mode.")
     ] = False,
 ) -> None:
-    """Serves a log: events by WebSocket, HTTP and server-sent events, the ledger by HTTP and gRPC.
+    """Serves a log: events and deltas by WebSocket, HTTP and server-sent events, the ledger by HTTP and gRPC.
 
     Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
     line; the later wins. SIGHUP takes keys, grants and certificates anew; SIGTERM finishes what was accepted and exits.
@@ -122,6 +122,7 @@ def _what_to_try(url: str, store: str, grpc_address: str = "") -> str:
         f'{{"organization":"acme","client_id":"try-{uuid4().hex[:8]}","sequence":1,"idempotency_key":"{uuid4()}",'
         f'"operations":[{set_entity}]}}'
     )
+    tea = '{"op":"INSERT","table":"products","rowId":"tea","columns":[{"column":"price","value":3.5}]}'
     also = f" The same over gRPC: {grpc_address}." if grpc_address else ""
     return f"""
 Oncelog listens on {url} and keeps its log in {store}.
@@ -138,7 +139,11 @@ Everybody on this machine may do everything (development mode). Ctrl-C stops it.
   curl -s '{url}/v1/ledger/write' -H 'Content-Type: application/json' -d '{write}'
   curl -s '{url}/v1/ledger/entity?organization=acme&key=invoice/17'
 
-  # The same with Oncelog's own commands, and a load test of ten seconds.
+  # A row that is synced: the delta is given its clock and its id; then the merged rows.
+  echo '{tea}' | {program} deltas push shop{where} --client-id till-1
+  curl -s '{url}/v1/sync/shop/rows/products'
+
+  # Events with Oncelog's own commands, and a load test of ten seconds.
   {program} tail{where} --partition orders
   {program} submit{where} --partition orders '{{"type":"order.placed","order":18}}'
   {program} load{where}

@@ -213,7 +213,7 @@ def _check_values(values: Iterable[bytes], bytes_max: int, path: str) -> None:
 
 def _check_identifier(name: str, path: str) -> None:
     if not is_identifier(name):
-        reason = f"must be an identifier (letters, digits and _) of 1 to {IDENTIFIER_CHARACTERS_MAX} characters"
+        reason = f"must be an identifier (letters, digits and _, no digit first) of 1 to {IDENTIFIER_CHARACTERS_MAX} characters"
         raise CanonicalError(path, reason)
 
 

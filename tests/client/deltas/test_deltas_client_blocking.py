@@ -61,6 +61,18 @@ def test_a_timeout_leaves_it_pending(tmp_path: Path) -> None:
         assert next(iter(ann.each_row("products"))).columns == {"a": 1}
 
 
+def test_a_function_that_uses_the_client_is_told_and_does_not_wait_for_itself() -> None:
+    with blocking_of(NOWHERE) as ann:
+        ann.put("products", "1", {"a": 1})
+        with pytest.raises(ClientError, match="must not use the client"):
+            ann.edit("products", "1", lambda _: ann.row("products", "1"))
+        with pytest.raises(ClientError, match="must not use the client"):
+            ann.transact(lambda edits: (edits.put("products", "2", {}), ann.put("products", "3", {})))
+        assert [row.row_id for row in ann.each_row("products")] == ["1"]
+        assert ann.edit("products", "1", lambda row: {"a": (row or {})["a"] + 1})
+        assert ann.row("products", "1") == {"a": 2}
+
+
 def test_refusals_are_told(tmp_path: Path) -> None:
     schemas = tmp_path / "schemas.json"
     schemas.write_text('{"shop": {"products": {"price": "number"}}}')

@@ -7,6 +7,7 @@
 Any number of threads may share one.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,8 +18,10 @@ from oncelog.client.deltas.desk import closed
 from oncelog.client.deltas.editing import Edits
 from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, Status
 from oncelog.core.canonical import JsonValue
+from oncelog.errors import ClientError
 from oncelog.portal import Portal
 
+G = TypeVar("G")
 T = TypeVar("T")
 
 
@@ -28,6 +31,7 @@ class BlockingDeltasClient:
     def __init__(self, url: str, gateway: str, **options: Any) -> None:
         self._client = DeltasClient(url, gateway, **options)
         self._open_portal: Portal | None = None
+        self._here = threading.local()
 
     def __enter__(self) -> Self:
         portal = Portal("oncelog-deltas-loop", closed)
@@ -57,7 +61,21 @@ class BlockingDeltasClient:
     def _portal(self) -> Portal:
         if self._open_portal is None:
             raise closed()
+        if getattr(self._here, "is_editing", False):
+            raise ClientError("a function that edits must not use the client: it would wait for itself")
         return self._open_portal
+
+    def _marked(self, function: Callable[[G], T]) -> Callable[[G], T]:
+        """What the function does with this client is refused: it holds the thread that would do it."""
+
+        def called(given: G) -> T:
+            self._here.is_editing = True
+            try:
+                return function(given)
+            finally:
+                self._here.is_editing = False
+
+        return called
 
     def put(self, table: str, row_id: str, columns: Mapping[str, JsonValue]) -> str | None:
         """As `DeltasClient.put`."""
@@ -74,14 +92,14 @@ class BlockingDeltasClient:
         function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | None],
     ) -> str | None:
         """As `DeltasClient.edit`."""
-        return self._portal.call(self._client.edit, table, row_id, function)
+        return self._portal.call(self._client.edit, table, row_id, self._marked(function))
 
     def transact(self, function: Callable[[Edits], T]) -> T:
         """As `DeltasClient.transact`."""
         portal = self._portal
 
         async def called() -> T:
-            return await self._client.transact(function)
+            return await self._client.transact(self._marked(function))
 
         return portal.call(called)
 
