@@ -69,6 +69,8 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
             orjson.dumps(self.row_id),
             _quoted(self.table),
         )
+        # The clock as it is: one with a quote or a backslash is no clock, and never passes `row_delta` or the comparison of
+        # `read_plain_push`.
         parts = (client, self.columns, hlc, row, table)
         identity = sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
         return identity, _BODY % (client, self.columns, identity.hex().encode(), hlc, _OPS[self.op], row, table)

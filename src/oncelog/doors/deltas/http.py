@@ -157,9 +157,16 @@ class DeltasHttp:
             since = number_of(resumed, "Last-Event-ID")
         scope = door.demand_readable(_gateway(request), principal)
         await door.demand_cursor(scope, since, given.get("epoch", ""))
+        principal = self._still(principal)
         door.counts.requests["deltas", "http", "ok"] += 1
         chunks = partial(self._events, scope, since)
         return await self.streams.serve(request, principal, _reader_of(scope), chunks, words.error_json)
+
+    def _still(self, principal: Principal) -> Principal:
+        """Whoever has waited for the store is looked at once more: it does not know of him yet who ends readers."""
+        if self.is_closing:
+            raise stopping()
+        return self.door.entrance.still(principal)
 
     async def _events(self, scope: str, since: int) -> AsyncGenerator[bytes, None]:
         yield b'retry: 1000\nevent: connected\ndata: {"epoch":%b}\n\n' % orjson.dumps(self.door.log.epoch)
@@ -239,7 +246,7 @@ class DeltasHttp:
         principal = self.door.entrance.authenticate(credential, address)
         scope = self.door.demand_readable(_gateway(request), principal)
         await self.door.demand_cursor(scope, connect.since, connect.epoch)
-        return principal, scope, connect.since
+        return self._still(principal), scope, connect.since
 
     async def _first_frame(self, socket: web.WebSocketResponse) -> _Connect | None:
         """What the client says first; None if the server is stopped before that. Raises DoorError."""
