@@ -69,8 +69,8 @@ class DeltaJson(Struct, frozen=True, gc=False, rename="camel"):
             orjson.dumps(self.row_id),
             _quoted(self.table),
         )
-        # The clock as it is: one with a quote or a backslash is no clock, and never passes `row_delta` or the comparison of
-        # `read_plain_push`.
+        # The clock as it is: one with a quote or a backslash is no clock, and passes neither `row_delta` nor the
+        # comparison of `read_plain_push`.
         parts = (client, self.columns, hlc, row, table)
         identity = sha256(b'{"clientId":%b,"columns":%b,"hlc":"%b","rowId":%b,"table":%b}' % parts).digest()
         return identity, _BODY % (client, self.columns, identity.hex().encode(), hlc, _OPS[self.op], row, table)
@@ -215,8 +215,8 @@ def _check_values(values: Iterable[bytes], bytes_max: int, path: str) -> None:
 
 def _check_identifier(name: str, path: str) -> None:
     if not is_identifier(name):
-        reason = f"must be an identifier (letters, digits and _, no digit first) of 1 to {IDENTIFIER_CHARACTERS_MAX} characters"
-        raise CanonicalError(path, reason)
+        what = "an identifier (letters, digits and _, no digit first)"
+        raise CanonicalError(path, f"must be {what} of 1 to {IDENTIFIER_CHARACTERS_MAX} characters")
 
 
 def _check_text(text: str, path: str, characters_max: int) -> None:

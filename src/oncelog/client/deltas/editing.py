@@ -165,8 +165,8 @@ def _demand_column(name: str) -> None:
 
 def _identifier_reason(name: object) -> str:
     return (
-        f"must be an identifier (letters, digits and _, no digit first) of 1 to {IDENTIFIER_CHARACTERS_MAX} characters, "
-        f"not {str(name)[:200]!r}"
+        "must be an identifier (letters, digits and _, no digit first) of 1 to "
+        f"{IDENTIFIER_CHARACTERS_MAX} characters, not {str(name)[:200]!r}"
     )
 
 
