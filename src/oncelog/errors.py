@@ -72,8 +72,8 @@ class SettingsError(OncelogError, ValueError):
 class LimitExceededError(OncelogError):
     """A limit of the log (`oncelog.Limits`) is used up."""
 
-    def __init__(self, name: str, limit: int) -> None:
-        super().__init__(f"{name} is {limit}, and that many are there already")
+    def __init__(self, name: str, limit: int, reason: str = "that many are there already") -> None:
+        super().__init__(f"{name} is {limit}, and {reason}")
         self.name = name
         self.limit = limit
 

@@ -377,7 +377,7 @@ def test_rows_in_three_formats(server: Served) -> None:
     assert deltas("rows", server.url, "formats", "no table") == (
         2,
         [],
-        ["oncelog: bad_request: table: must be an identifier (letters, digits and _)"],
+        ["oncelog: bad_request: table: must be an identifier (letters, digits and _, no digit first)"],
     )
 
 

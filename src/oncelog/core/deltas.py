@@ -213,8 +213,8 @@ def _check_values(values: Iterable[bytes], bytes_max: int, path: str) -> None:
 
 def _check_identifier(name: str, path: str) -> None:
     if not is_identifier(name):
-        reason = f"must be an identifier (letters, digits and _) of 1 to {IDENTIFIER_CHARACTERS_MAX} characters"
-        raise CanonicalError(path, reason)
+        kind = "an identifier (letters, digits and _, no digit first)"
+        raise CanonicalError(path, f"must be {kind} of 1 to {IDENTIFIER_CHARACTERS_MAX} characters")
 
 
 def _check_text(text: str, path: str, characters_max: int) -> None:

@@ -167,7 +167,7 @@ def test_the_outbox_has_limits() -> None:
     put(small, "2", a=1)
     with pytest.raises(LimitExceededError, match="outbox_bytes_max is 500"):
         put(small, "3", a=1)
-    with pytest.raises(LimitExceededError, match="delta_bytes_max is 100"):
+    with pytest.raises(LimitExceededError, match=r"delta_bytes_max is 100, and the delta of the row '1' would"):
         put(opened(delta_bytes_max=100), "1", a="x" * 100)
 
 

@@ -134,7 +134,8 @@ class Edits(Struct):
         if sum(len(value) for value, _ in row.columns.values()) > ROW_BYTES_MAX:
             raise CanonicalError("$", f"the row {delta.row_id!r} would have more than {ROW_BYTES_MAX} bytes of values")
         if len(body) > limits.delta_bytes_max:
-            raise LimitExceededError("delta_bytes_max", limits.delta_bytes_max)
+            reason = f"the delta of the row {delta.row_id!r} would have {len(body)}"
+            raise LimitExceededError("delta_bytes_max", limits.delta_bytes_max, reason)
         if self.room.deltas + len(self.made) + 1 > limits.outbox_deltas_max:
             raise LimitExceededError("outbox_deltas_max", limits.outbox_deltas_max)
         if self.room.bytes + self._bytes + len(body) > limits.outbox_bytes_max:
@@ -164,8 +165,8 @@ def _demand_column(name: str) -> None:
 
 def _identifier_reason(name: object) -> str:
     return (
-        f"must be an identifier (letters, digits and _) of 1 to {IDENTIFIER_CHARACTERS_MAX} characters, "
-        f"not {str(name)[:200]!r}"
+        "must be an identifier (letters, digits and _, no digit first) "
+        f"of 1 to {IDENTIFIER_CHARACTERS_MAX} characters, not {str(name)[:200]!r}"
     )
 
 

@@ -389,7 +389,8 @@ def _forbidden(what: str) -> DoorError:
 
 def _check_table(table: str) -> None:
     if not is_identifier(table):
-        raise DoorError(codes.BAD_REQUEST, "table: must be an identifier (letters, digits and _)", field="table")
+        message = "table: must be an identifier (letters, digits and _, no digit first)"
+        raise DoorError(codes.BAD_REQUEST, message, field="table")
 
 
 def check_row_id(row_id: str, field: str) -> None:
