@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.gateways import newest, rows_of
+from cli.delta_gateways import newest, rows_of
 from cli.scripted import answer, scripted
 from cli.served import Served, ended, oncelog, serving, started
 from databases import BOTH_STORES

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.gateways import asked, newest, rows_of, wait_for
+from cli.delta_gateways import asked, newest, rows_of, wait_for
 from cli.scripted import answer, scripted
 from cli.served import ENVIRONMENT, WAIT_S, Served, ended, oncelog, serving, started
 from databases import BOTH_STORES
