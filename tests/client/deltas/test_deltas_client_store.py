@@ -288,6 +288,31 @@ def test_a_reset_replaces_all_rows_with_the_outbox_over_them() -> None:
     assert rest == (1,)
 
 
+@pytest.mark.rule("DE-8")
+def test_a_clock_that_was_far_ahead_comes_back_when_what_it_stamped_is_discarded() -> None:
+    store = opened()
+    year_ms = 365 * 24 * 3600 * 1000
+    put(store, "1", NOW_MS + year_ms, a=1)
+    (ahead,) = bodies(store)
+    assert store.discard([bytes.fromhex(ahead["deltaId"])]) == 1
+    store.stage([SnapshotRow("t", "2", Row({"a": (b"1", stamp(NOW_MS << 16))}, stamp(NOW_MS << 16)))], is_first=True)
+    store.replace(1, "new", 10)
+    put(store, "3", NOW_MS, a=1)
+    (after,) = bodies(store)
+    assert int(after["hlc"]) == (NOW_MS << 16) + 1
+
+
+def test_a_clock_stays_where_it_is_while_something_that_it_stamped_is_pending() -> None:
+    store = opened()
+    put(store, "1", NOW_MS + 1000, a=1)
+    store.want_reset()
+    store.stage([], is_first=True)
+    store.replace(0, "new", 10)
+    put(store, "2", NOW_MS, a=1)
+    first, second = bodies(store)
+    assert int(second["hlc"]) == int(first["hlc"]) + 1
+
+
 def test_what_was_acknowledged_in_another_history_does_not_come_back() -> None:
     store = opened()
     store.want_reset()

@@ -246,10 +246,24 @@ class DeltasStore:
             replaced = self._replaced(connection, changes_max)
             for statement in ("clear_rows", "unstage", "clear_staged", "end_reset", "forget_acknowledged"):
                 connection.execute(SQL[statement])
-            connection.execute(SQL["save_cursor"], (str(self.standing.hlc), cursor, epoch))
+            connection.execute(SQL["save_cursor"], (str(self._clock_after_reset(connection)), cursor, epoch))
             after = self._read_standing(connection)
         self.standing = after
         return replaced
+
+    def _clock_after_reset(self, connection: sqlite3.Connection) -> int:
+        """With nothing left in the outbox no reading of ours is anywhere but in the rows, so it goes on from those.
+
+        So a clock that was far ahead once does not stay so when what it stamped has been discarded.
+        """
+        pending, *_ = connection.execute(SQL["outbox_counts"]).fetchone()
+        if pending:
+            return self.standing.hlc
+        newest = 0
+        for (state,) in connection.execute(SQL["row_states"]):
+            with self._file.reading():
+                newest = max(newest, newest_hlc(_STATE.decode(state)))
+        return newest
 
     def _replaced(self, connection: sqlite3.Connection, changes_max: int) -> Replaced:
         changes: list[Change] = []

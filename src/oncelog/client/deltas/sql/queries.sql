@@ -19,6 +19,9 @@ UPDATE client SET is_reset_wanted = 0;
 -- name: row
 SELECT state FROM row_states WHERE table_name = ? AND row_id = ?;
 
+-- name: row_states
+SELECT state FROM row_states;
+
 -- name: rows_after
 SELECT row_id, state FROM row_states
 WHERE table_name = ? AND row_id > ? AND is_there = 1 ORDER BY row_id LIMIT ?;
