@@ -26,9 +26,9 @@ AGAIN_S: Final = 1.0
 """From then on a second signal is meant."""
 FILES_RESERVE: Final = 1000
 """Open files beside those of connections."""
-SWITCH_S: Final = 0.00003
-"""How long a thread waits for another before it asks for the interpreter. The writer lets go of it at every statement,
-and with Python's own 5 ms would wait that long for it each time, while the event loop is busy."""
+SWITCH_S: Final = 0.0005
+"""How long a thread waits for another before it asks for the interpreter. With Python's own 5 ms a commit that is
+durable, and every row that a reader reads, would wait that long while the event loop is busy."""
 GARBAGE_OBJECTS: Final = 50_000
 """New objects between two looks for cycles; with Python's own 700 a profile showed 9 % of the time there."""
 logger: Final = logging.getLogger("oncelog.doors")

@@ -36,9 +36,11 @@ from oncelog.stores.sqlite.writing import State, Writing
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
+_AGAIN: Final = "; submit again under the same identity"
+
 
 class Session:
-    """All that needs the writer's connection. Not for two threads at once."""
+    """All that needs the writer's connection. Not for two threads at once, but for one after the other."""
 
     def __init__(
         self,
@@ -81,12 +83,60 @@ class Session:
 
     def commit(self, batch: Sequence[Request], validate: Validate | None) -> Decided:
         """One transaction: load, decide, save. Raises StoreUnavailableError, and then nothing is told to anyone."""
-        with self._translating("; submit again under the same identity"):
+        with self._translating(_AGAIN):
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 decided = self._committed(connection, batch, validate)
             self.writing.confirm()
             return decided
+
+    def prepare(self, batch: Sequence[Request]) -> Decided | None:
+        """The same but for the end of it, for who must not wait: `finish` must follow, unless nothing was changed.
+
+        None, and nothing has been done, if another process is writing or the file must be opened first.
+        """
+        if self._connection is None:
+            return None
+        with self._translating(_AGAIN):
+            connection = self._connected()
+            if not self._has_begun_at_once(connection):
+                return None
+            try:
+                decided = self._committed(connection, batch, None)
+                if decided.changes.is_empty:
+                    self._end(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    _roll_back(connection)
+                raise
+            return decided
+
+    def finish(self) -> None:
+        """Makes durable what was prepared. Raises StoreUnavailableError, as `commit` does."""
+        with self._translating(_AGAIN):
+            self._end(self._connection)
+
+    def _end(self, connection: Any) -> None:
+        try:
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                _roll_back(connection)
+        self.writing.confirm()
+
+    def _has_begun_at_once(self, connection: Any) -> bool:
+        self._has_begun = False
+        connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_BUSY"):
+                raise
+            return False
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        self._has_begun = True
+        return True
 
     def _committed(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
         try:

@@ -1,12 +1,16 @@
-"""The SQLite store: a writer thread, two reader threads, and asyncio in front of them."""
+"""The SQLite store: a writer thread, two reader threads, and asyncio in front of them.
+
+Small batches are decided and written on the event loop's thread, and only made durable by the writer's.
+"""
 
 import asyncio
 import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -15,7 +19,7 @@ from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
-from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings
+from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Submission
 from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.stores.protocol import (
@@ -45,6 +49,12 @@ from oncelog.stores.sqlite.writing import fill_filter
 logger: Final = logging.getLogger("oncelog.sqlite")
 
 READERS: Final = 2
+PREPARED_ITEMS_MAX: Final = 1024
+PREPARED_BYTES_MAX: Final = 1024 * 1024
+"""A batch of more is left to the writer's thread: what else the event loop has to do must not wait for it."""
+WAITED_S_MAX: Final = 0.1
+APART_S: Final = 5.0
+"""A disk that has let the event loop wait for longer than the first is left to the writer's thread for the second."""
 T = TypeVar("T")
 
 
@@ -73,6 +83,10 @@ class SqliteStore:
         self._thread = threading.local()
         self._process = 0
         self._filling: asyncio.Task[None] | None = None
+        self._jobs: set[Future[Any]] = set()
+        """What the writer's thread has to do. While it has nothing, its connection may be used by another one."""
+        self._prepares_from_s = 0.0
+        """Until then batches are written by the writer's thread alone."""
 
     @property
     def epoch(self) -> str:
@@ -120,7 +134,12 @@ class SqliteStore:
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> Decided:
         """As `Store` says."""
-        decided = await self._write(self._session.commit, batch, validate)
+        writer = self._writer
+        if writer is None or validate is not None or (decided := self._prepared(batch)) is None:
+            decided = await self._write(self._session.commit, batch, validate)
+        elif not decided.changes.is_empty:
+            # Whoever waits for it may go. The transaction must come to its end all the same, or nobody could write.
+            await asyncio.shield(self._start(writer, self._session.finish))
         if self._session.unfiltered is not None:
             self._fill_if_needed()
         return decided
@@ -215,7 +234,34 @@ class SqliteStore:
             raise ClosedError(f"the log {self._path} is closed")
         if os.getpid() != self._process:
             raise ClosedError(f"the log {self._path} was opened before this process was forked; open it after")
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+        return await self._start(executor, function, *arguments)
+
+    def _start(self, executor: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+        job = executor.submit(function, *arguments)
+        if executor is self._writer:
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+        return asyncio.wrap_future(job)
+
+    def _prepared(self, batch: Sequence[Request]) -> Decided | None:
+        """What becomes of a batch, decided and written on this thread, but for COMMIT. None where that may take long.
+
+        A thread of its own for it must take the interpreter from the event loop, and the loop must take it back, many
+        times a batch: with both busy that costs as much as the work (docs/decisions/0010). What really waits for the
+        disk, COMMIT, does not need the interpreter.
+        """
+        if self._writer is None or self._jobs or os.getpid() != self._process:
+            return None
+        began_s = time.monotonic()
+        if began_s < self._prepares_from_s or not _is_short(batch):
+            return None
+        cpu_s = time.thread_time()
+        try:
+            return self._session.prepare(batch)
+        finally:
+            waited_s = time.monotonic() - began_s - (time.thread_time() - cpu_s)
+            if waited_s > WAITED_S_MAX:  # for the disk, most likely: the loop must not
+                self._prepares_from_s = began_s + APART_S
 
     def _in_transaction(self, function: Callable[..., T], *arguments: Any) -> T:
         try:
@@ -268,6 +314,13 @@ class SqliteStore:
             await self._write(index.use_filter, sealed)
         except Exception:
             logger.warning("the key filter could not be filled; it is tried again with the next commit", exc_info=True)
+
+
+def _is_short(batch: Sequence[Request]) -> bool:
+    if sum([len(request.items) for request in batch]) > PREPARED_ITEMS_MAX:
+        return False
+    bodies = [len(item.body) for request in batch for item in request.items if type(item) is Submission]
+    return sum(bodies) <= PREPARED_BYTES_MAX
 
 
 def _erasures(connection: Any) -> int:
