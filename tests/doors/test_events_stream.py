@@ -224,9 +224,10 @@ def test_a_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
             for stream in streams:
                 await stream.connected()
             await served.commit(item(1))
-            await soon(served.server.stop())
             for stream in streams:
                 assert numbers(await stream.events(1)) == [1]
+            await soon(served.server.stop())
+            for stream in streams:
                 assert await stream.next() is None  # in order: a browser comes back by itself
 
     run(main())

@@ -35,7 +35,12 @@ _FIELDS_MAX: Final = 1000
 
 def credential_of(request: web.Request) -> str | None:
     """What the client shows, if anything."""
-    kind, _, credential = request.headers.get("Authorization", "").partition(" ")
+    return bearer_of(request.headers.get("Authorization", ""))
+
+
+def bearer_of(header: str) -> str | None:
+    """The credential in an `Authorization`, if it has one that we know."""
+    kind, _, credential = header.partition(" ")
     return credential.strip() if kind.lower() == "bearer" else None
 
 

@@ -40,6 +40,7 @@ from oncelog.doors.origins import (
     normal_origin,
     scheme_of,
 )
+from oncelog.doors.quick import Quick
 from oncelog.doors.rates import Rates
 from oncelog.doors.requests import error_response
 from oncelog.doors.settings import ServerSettings, authenticator_of
@@ -112,6 +113,15 @@ class Server:
         self._listener: asyncio.Server | None = None
         limits = settings.door_limits
         self._arrivals = Arrivals(limits.connections_max, limits.connect_timeout_ms, self._clock.elapsed_ms)
+        self._quick = Quick(
+            {f"/v1/ledger/{path}": handler for path, handler in self.ledger.quick_routes().items()},
+            demand_ours=self._demand_ours,
+            address_of=lambda remote: self._network_of(remote, None),
+            spoke=self._arrivals.spoke,
+            failed=self._count_failed,
+            body_bytes_max=limits.frame_bytes_max,
+            varies=bool(self._origins),
+        )
         self._renewing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -208,6 +218,7 @@ class Server:
                 await self._answered()
         except TimeoutError:
             logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queued})
+        self._quick.finish()
         self.sockets.finish()
         self.http.streams.finish()
         self.ledger.streams.finish()
@@ -280,7 +291,7 @@ class Server:
         assert serve is not None  # noqa: S101 - it has been set up
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                partial(self._arrivals.protocol, serve),
+                partial(self._arrivals.protocol, partial(self._quick.protocol, serve)),
                 self.settings.host,
                 self.settings.port,
                 ssl=self._tls,
@@ -352,6 +363,7 @@ class Server:
 
     def _renew(self) -> None:
         self._arrivals.sweep()
+        self._quick.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
         self.sockets.renew()
         self.http.streams.renew()
         self.ledger.streams.renew()
@@ -367,12 +379,12 @@ class Server:
         self._arrivals.spoke(request.transport)
         respond = deltas_error_response if request.path.startswith(PATH) else error_response
         try:
-            self._demand_ours(request)
+            self._demand_served(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204, headers=PREFLIGHT)
             return await handler(request)
         except DoorError as error:
-            self.counts.requests[_door_of(request.path), "http", error.code] += 1
+            self._count_failed(request.path, error)
             return respond(error)
         except web.HTTPRequestEntityTooLarge:
             size = self.settings.door_limits.frame_bytes_max
@@ -389,10 +401,18 @@ class Server:
             logger.exception("a request failed", extra={"method": request.method, "path": request.path})
             return respond(DoorError(codes.SERVER_ERROR, "the server is at fault", status=500))
 
-    def _demand_ours(self, request: web.Request) -> None:
+    def _count_failed(self, path: str, error: DoorError) -> None:
+        self.counts.requests[_door_of(path), "http", error.code] += 1
+
+    def _demand_served(self, request: web.Request) -> None:
         headers = request.headers
         forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
-        refused = self._not_ours(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
+        self._demand_ours(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
+
+    def _demand_ours(
+        self, remote: str | None, host: str | None, forwarded: str | None = None, origin: str | None = None
+    ) -> None:
+        refused = self._not_ours(remote, host, forwarded, origin)
         if refused is not None:
             field, what = refused
             raise DoorError(codes.FORBIDDEN, f"{field}: {what}", field=field)

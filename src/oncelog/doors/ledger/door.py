@@ -4,11 +4,12 @@ The order is that of CO-18: shape, authorization, and only then the log is asked
 translates, and `core.plan` has decided.
 """
 
+import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -77,6 +78,48 @@ _CALL_ERRORS: Final = {Reason.BUSY: SERVER_BUSY, Reason.RATE_LIMITED: RATE_LIMIT
 _FIELDS: Final = {"client_sequence": "sequence", "key": "idempotency_key", "client": "client_id", "body": "operations"}
 
 
+Answered = Callable[[WriteAnswer], None]
+Failed = Callable[[Exception], None]
+
+
+class _Writing:
+    """A write that waits for its verdict, and who wants to know."""
+
+    def __init__(
+        self, door: "LedgerDoor", submission: Submission, principal: Principal, answer: Answered, fail: Failed
+    ) -> None:
+        self._door = door
+        self._submission = submission
+        self._principal = principal
+        self._answer = answer
+        self._fail = fail
+
+    def done(self) -> bool:
+        """As `Receiver` says: whether or not the client is there, it is in flight."""
+        return False
+
+    def set_result(self, verdict: Verdict, /) -> None:
+        """As `Receiver` says."""
+        try:
+            answer = self._door.answer_of(self._submission, verdict, self._principal)
+            if answer is None:
+                self._door.read_later(self._read(verdict))
+            else:
+                self._answer(answer)
+        except Exception as error:  # noqa: BLE001 - the committer would have nobody to tell
+            self._fail(error)
+
+    async def _read(self, verdict: Verdict) -> None:
+        try:
+            self._answer(await self._door.read_answer(verdict))
+        except Exception as error:  # noqa: BLE001 - as above
+            self.set_exception(error)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """As `Receiver` says."""
+        self._fail(error_of(exception) if isinstance(exception, OncelogError) else exception)
+
+
 class LedgerDoor:
     """One for a server. Every call raises DoorError for what is no outcome of a write."""
 
@@ -87,6 +130,7 @@ class LedgerDoor:
         self.counts = counts
         per_second = limits.new_events_per_second_max
         self._rate = Rate(per_second, burst=per_second) if per_second else None
+        self._reading: set[asyncio.Task[None]] = set()
 
     # --- writing
 
@@ -95,9 +139,20 @@ class LedgerDoor:
         submission = self.submission(asked, principal)
         try:
             verdict = await self.log.submit(submission)
-            return await self._answer(submission, verdict, principal)
+            return self.answer_of(submission, verdict, principal) or await self.read_answer(verdict)
         except OncelogError as error:
             raise error_of(error) from error
+
+    def write_nowait(self, asked: Write, principal: Principal, answer: Answered, fail: Failed) -> None:
+        """The same, for who has no task to wait in. Raises DoorError, or calls one of the two, now or later."""
+        submission = self.submission(asked, principal)
+        writing = _Writing(self, submission, principal, answer, fail)
+        try:
+            verdict = self.log.submit_nowait(submission, writing)
+        except OncelogError as error:
+            raise error_of(error) from error
+        if verdict is not None:
+            writing.set_result(verdict)
 
     def submission(self, asked: Write, principal: Principal) -> Submission:
         """What the log is asked to take. Raises DoorError."""
@@ -135,15 +190,15 @@ class LedgerDoor:
             raise _bad("client_id", "must be that of the credential, or be left out")
         return own
 
-    async def _answer(self, submission: Submission, verdict: Verdict, principal: Principal) -> WriteAnswer:
-        match verdict:
-            case Committed(receipt):
-                self.counts.ledger_writes[COMMITTED] += 1
-                return self._success(receipt) or await self._read_success(receipt)
-            case Replayed(receipt, _, erased):
-                return self._replayed(submission, receipt, erased=erased)
-            case Refused():
-                return self._refused(verdict, may_read=principal.grants.may_read(submission.scope))
+    def answer_of(self, submission: Submission, verdict: Verdict, principal: Principal) -> WriteAnswer | None:
+        """What a verdict is called here; None for a commit for which memory has no room: it must be read."""
+        if isinstance(verdict, Committed):
+            self.counts.ledger_writes[COMMITTED] += 1
+            return self._success(verdict.receipt)
+        if isinstance(verdict, Replayed):
+            return self._replayed(submission, verdict.receipt, erased=verdict.erased)
+        if isinstance(verdict, Refused):
+            return self._refused(verdict, may_read=principal.grants.may_read(submission.scope))
         raise TypeError(f"a write was answered with {verdict!r}")
 
     def _success(self, receipt: Receipt) -> WriteSuccess | None:
@@ -161,8 +216,16 @@ class LedgerDoor:
             attested.actor,
         )
 
-    async def _read_success(self, receipt: Receipt) -> WriteSuccess:
-        """The same where memory has no room for it."""
+    def read_later(self, reading: Coroutine[Any, Any, None]) -> None:
+        """Lets it run, and holds on to it while it does."""
+        task = asyncio.get_running_loop().create_task(reading)
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def read_answer(self, verdict: Verdict) -> WriteSuccess:
+        """Of a commit for which memory has no room."""
+        assert isinstance(verdict, Committed)  # noqa: S101 - nothing else is left without an answer
+        receipt = verdict.receipt
         proven = await self.log.prove(receipt)
         record = proven.record
         return WriteSuccess(

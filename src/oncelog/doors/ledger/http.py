@@ -8,10 +8,11 @@ from typing import Final
 
 from aiohttp import web
 
+from oncelog.doors import quick
 from oncelog.doors.faults import stopping
 from oncelog.doors.ledger import words
 from oncelog.doors.ledger.door import LedgerDoor
-from oncelog.doors.ledger.values import Scope, Write
+from oncelog.doors.ledger.values import Scope, Write, WriteAnswer
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
 from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of
@@ -51,6 +52,13 @@ class LedgerHttp:
             "blocks/stream": ("GET", self._watch),
         }
 
+    def quick_routes(self) -> dict[str, quick.Handler]:
+        """Those that come by the thousand."""
+        return {
+            "write": partial(self.write_quickly, words.read_write),
+            "batch-write": partial(self.write_quickly, words.read_batch),
+        }
+
     # --- writing
 
     async def _write(self, read: Callable[[bytes], Write], request: web.Request, address: str) -> web.Response:
@@ -64,6 +72,18 @@ class LedgerHttp:
             raise stopping()
         answer = await self.door.write(asked, principal)
         return self._ok(words.answer_json(answer))
+
+    def write_quickly(self, read: Callable[[bytes], Write], request: quick.Request) -> None:
+        """The same without a task, for a body that has come as a whole and is not long."""
+        principal = self.door.entrance.authenticate(request.credential, request.address)
+        asked = read(request.body)
+        if self.is_closing:
+            raise stopping()
+
+        def answer(given: WriteAnswer) -> None:
+            request.answer(self._counted(words.answer_json(given)))
+
+        self.door.write_nowait(asked, principal, answer, request.fail)
 
     # --- reading
 
@@ -142,9 +162,12 @@ class LedgerHttp:
                 yield b"".join(b"id: %d\ndata: %b\n\n" % (one.block.height, words.block_json(one)) for one in blocks)
 
     def _ok(self, body: bytes) -> web.Response:
+        return web.Response(body=self._counted(body), content_type=JSON, headers={"Cache-Control": "no-store"})
+
+    def _counted(self, body: bytes) -> bytes:
         self.door.counts.requests["ledger", "http", "ok"] += 1
         self.door.counts.bytes_sent += len(body)
-        return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})
+        return body
 
 
 def _scope(given: Given) -> tuple[str, str]:
