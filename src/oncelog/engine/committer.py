@@ -37,6 +37,7 @@ from oncelog.core.values import (
     key_identity,
 )
 from oncelog.engine.cache import AnswerCache
+from oncelog.engine.gathering import Gathering
 from oncelog.engine.limits import Limits
 from oncelog.errors import ClockJumpedError, ClosedError, StoreError
 from oncelog.stores.clock import Clock
@@ -45,11 +46,6 @@ from oncelog.stores.protocol import Decided, Store
 logger: Final = logging.getLogger("oncelog.engine")
 
 RETRY_AFTER_MS_MIN: Final = 10
-RETURNING_MIN: Final = 16
-RETURNING_S: Final = 0.01
-SILENT_S: Final = 0.0002
-"""A write that comes within this first time after so many were answered waits for more of them, until none has come for
-the second."""
 _BUSY_MS: Final = 1
 """Tells the decision that new writes are not taken; the caller is told another delay."""
 
@@ -129,9 +125,7 @@ class Committer:
         self._asked_bytes = 0
         self._joined = 0
         self._batch_ms = 0.0
-        self._returning = 0
-        """So many waited when the last batch was settled, in it and behind it."""
-        self._settled_s = 0.0
+        self._gathering = Gathering(lambda: self._items)
         self._failed_batches = 0
         """In a row, for one reason that is the store's: it is logged once, and when it is over."""
         self._draining: asyncio.Task[None] | None = None
@@ -179,6 +173,8 @@ class Committer:
         self._queue.append(waiting)
         if self._draining is None:
             self._drain_soon()
+        else:
+            self._gathering.arrived()
         return future
 
     def _known(self, item: Submission, identity: KeyIdentity) -> Verdict | None:
@@ -233,6 +229,7 @@ class Committer:
             self._bytes += waiting.bytes
             self._queue.append(waiting)
             self._drain_soon()
+            self._gathering.arrived()
         elif not self._inquire(waiting):
             return [self._busy()] * len(request.items)
         return future
@@ -344,17 +341,16 @@ class Committer:
         try:
             while self._queue or self._inquiries:
                 if self._queue:
-                    if self._items * 4 < self._returning:
-                        await self._gather()
+                    if self._gathering.is_wanted:
+                        await self._gathering.wait(self._found_loop())
                     began = time.perf_counter()
                     before = self._items
                     batch = self._take(self._queue, self._items, self._bytes)
                     items = before - sum(len(waiting.items) for waiting in self._queue) if self._queue else before
                     await self._commit(batch)
-                    self._settled_s = time.perf_counter()
-                    duration_s = self._settled_s - began
+                    duration_s = time.perf_counter() - began
                     self._batch_ms = duration_s * 1000
-                    self._returning = items + self._items
+                    self._gathering.settled(items)
                     if self.on_batch is not None:
                         self.on_batch(items, duration_s)
                 if self._inquiries:
@@ -367,22 +363,6 @@ class Committer:
             raise
         finally:
             self._draining = None
-
-    async def _gather(self) -> None:
-        """Those who were answered together come back together, and the first of them does not go alone.
-
-        It would take a whole commit for itself while the others wait. So it waits for half of them, for as long as they
-        keep coming. Who comes long after the others waits for nobody.
-        """
-        now_s = time.perf_counter()
-        if self._returning < RETURNING_MIN or now_s - self._settled_s > RETURNING_S:
-            return
-        seen, since_s = self._items, now_s
-        while self._items * 2 < self._returning and now_s - since_s < SILENT_S:
-            await asyncio.sleep(0)
-            now_s = time.perf_counter()
-            if self._items != seen:
-                seen, since_s = self._items, now_s
 
     def _take(self, queue: deque[_Waiting], items: int, size: int) -> list[_Waiting]:
         """The next batch, in the order of arrival: all of it, or as much as fits."""

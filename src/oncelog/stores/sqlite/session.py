@@ -61,6 +61,7 @@ class Session:
         self._writing: Writing | None = None
         self._settings: Settings | None = None
         self._has_begun = False
+        self._is_patient = True
         self._mark: object = None
 
     def open(self, settings: Settings | None) -> About:
@@ -126,17 +127,21 @@ class Session:
 
     def _has_begun_at_once(self, connection: Any) -> bool:
         self._has_begun = False
-        connection.execute("PRAGMA busy_timeout = 0")
+        self._be_patient(connection, is_patient=False)
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if not (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_BUSY"):
                 raise
             return False
-        finally:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         self._has_begun = True
         return True
+
+    def _be_patient(self, connection: Any, *, is_patient: bool) -> None:
+        """Whether to wait for other processes. Most batches are begun like the one before, and saying so costs time."""
+        if is_patient != self._is_patient:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if is_patient else 0}")
+            self._is_patient = is_patient
 
     def _committed(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
         try:
@@ -198,11 +203,8 @@ class Session:
         """
         with self._translating():
             connection = self._connected()
-            connection.execute("PRAGMA busy_timeout = 0")
-            try:
-                return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            finally:
-                connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            self._be_patient(connection, is_patient=False)
+            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def confirm_clock(self) -> None:
         """Believes the wall clock."""
@@ -263,7 +265,7 @@ class Session:
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
+            self._connection, self._is_patient = connection, True
         return self._connection
 
     def _be_of(self, file: About) -> None:
@@ -302,6 +304,7 @@ class Session:
     @contextmanager
     def _transaction(self, connection: Any, begin: str) -> Iterator[None]:
         self._has_begun = False
+        self._be_patient(connection, is_patient=True)
         connection.execute(begin)
         self._has_begun = True
         try:

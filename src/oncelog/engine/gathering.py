@@ -1,0 +1,64 @@
+"""When the next group commit begins: at once, unless others are on their way.
+
+Who was answered together comes back together, and the first one back would take a whole transaction for itself while
+the others wait. So it waits for half of them, for as long as they keep coming. Who comes alone, or long after them,
+waits for nobody: there is no timer on the idle path.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+RETURNING_MIN: Final = 16
+"""Below so many nobody waits for anybody."""
+RETURNING_S: Final = 0.01
+"""Who comes later after the last commit than this has not come back from it."""
+SILENT_S: Final = 0.001
+"""A wait ends when nobody has come for so long."""
+
+
+class Gathering:
+    """Of one committer. `queued` says how many wait."""
+
+    def __init__(self, queued: Callable[[], int]) -> None:
+        self._queued = queued
+        self._settled_s = 0.0
+        self._returning = 0
+        """So many waited when the last batch was settled, in it and behind it."""
+        self._enough: asyncio.Future[None] | None = None
+
+    def settled(self, items: int) -> None:
+        """A batch of so many has been answered."""
+        self._settled_s = time.perf_counter()
+        self._returning = items + self._queued()
+
+    def arrived(self) -> None:
+        """Another one waits."""
+        if self._enough is not None and self._queued() * 2 >= self._returning:
+            _let_go(self._enough)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the next batch should `wait`."""
+        queued = self._queued()
+        is_first = self._returning >= RETURNING_MIN and queued * 4 < self._returning
+        return is_first and time.perf_counter() - self._settled_s <= RETURNING_S
+
+    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Returns when half of them are there, or no more come."""
+        seen = 0
+        while seen < self._queued() and self._queued() * 2 < self._returning:
+            seen = self._queued()
+            self._enough = enough = loop.create_future()
+            timer = loop.call_later(SILENT_S, _let_go, enough)
+            try:
+                await enough
+            finally:
+                self._enough = None
+                timer.cancel()
+
+
+def _let_go(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

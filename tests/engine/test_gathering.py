@@ -1,0 +1,89 @@
+"""Who was answered together comes back together: for whom the next batch waits."""
+
+import asyncio
+
+import pytest
+
+from oncelog.engine import gathering
+from oncelog.engine.gathering import RETURNING_MIN, RETURNING_S, Gathering
+
+
+class Queue:
+    """So many wait."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.gathering = Gathering(lambda: self.length)
+
+    def come(self, count: int) -> None:
+        for _ in range(count):
+            self.length += 1
+            self.gathering.arrived()
+
+    def settle(self, items: int, behind: int = 0) -> None:
+        self.length = behind
+        self.gathering.settled(items)
+
+
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr("oncelog.engine.gathering.time.perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_first_write_of_all_waits_for_nobody() -> None:
+    queue = Queue()
+    queue.come(1)
+    assert not queue.gathering.is_wanted
+
+
+@pytest.mark.parametrize(
+    ("answered", "behind", "come", "is_wanted"),
+    [
+        (256, 0, 1, True),
+        (256, 0, 63, True),
+        (256, 0, 64, False),  # a quarter of them is enough not to wait
+        (100, 156, 0, False),  # as many came while the others were made durable
+        (RETURNING_MIN, 0, 1, True),
+        (RETURNING_MIN - 1, 0, 1, False),
+        (1, 0, 1, False),
+    ],
+)
+def test_who_comes_back_first_waits(now_s: list[float], answered: int, behind: int, come: int, is_wanted: bool) -> None:
+    queue = Queue()
+    queue.settle(answered, behind)
+    queue.come(come)
+    assert queue.gathering.is_wanted is is_wanted
+    now_s[0] += RETURNING_S * 1.01  # and long after the others waits for nobody
+    assert not queue.gathering.is_wanted
+
+
+def test_it_ends_when_half_of_them_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "SILENT_S", 1000)
+
+    async def main() -> None:
+        queue = Queue()
+        queue.settle(100)
+        queue.come(1)
+        waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
+        await asyncio.sleep(0)
+        queue.come(48)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        queue.come(1)
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(main())
+
+
+def test_it_ends_when_no_more_come() -> None:
+    async def main() -> None:
+        queue = Queue()
+        queue.settle(100)
+        queue.come(1)
+        await asyncio.wait_for(queue.gathering.wait(asyncio.get_running_loop()), 60)
+        queue.come(1)  # nobody waits any more, and nobody is told
+
+    asyncio.run(main())
