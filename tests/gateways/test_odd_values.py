@@ -15,6 +15,7 @@ import pytest
 import oncelog
 from doors.serving import Answer, Serving, item, numbers, serving, soon
 from gateways.gateway_stores import event, place, positions, run
+from oncelog.core.limits import ROW_BYTES_MAX
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Relate, SetEntity
 from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS, OnReuse, Order, Policy, kept_for
@@ -48,7 +49,7 @@ def ledger(**members: Any) -> Submission:
 
 def delta(**members: Any) -> Submission:
     given = {"table": "t", "row_id": "r", "client_id": "c", "hlc": 1, "op": Op.INSERT, "columns": (("n", b"1"),)}
-    made = RowDelta(delta_id=bytes(31) + b"1", **{**given, **members})
+    made = RowDelta(**{"delta_id": bytes(31) + b"1", **given, **members})
     return Submission(policy=DELTAS, scope="gateway", key=made.delta_id, fingerprint=b"", delta=made)
 
 
@@ -231,14 +232,17 @@ def test_large_values_are_stored_and_others_commit_beside_them(database: str) ->
     items: list[Item] = [
         oncelog.event(UUID(int=1), {"type": "large", "text": text}, ["a"]),
         ledger(operations=(SetEntity("k", b'"' + text.encode() + b'"'),)),
-        delta(columns=(("n", b'"' + text.encode() + b'"'),)),
+        delta(columns=(("n", b"1" * ROW_BYTES_MAX),)),
     ]
+    beyond = delta(delta_id=bytes(31) + b"2", row_id="s", columns=(("n", b"1" * (ROW_BYTES_MAX + 1)),))
 
     async def main() -> None:
         async with open_log(database) as log:
             small = [event(number) for number in range(2, 12)]
-            verdicts = await asyncio.gather(*[log.submit(one) for one in (*items, *small)])
+            *verdicts, refused = await asyncio.gather(*[log.submit(one) for one in (*items, *small, beyond)])
             assert all(isinstance(verdict, Committed) for verdict in verdicts), verdicts
+            assert isinstance(refused, Refused)
+            assert refused.reason is Reason.ROW_TOO_LARGE
             records = [record async for record in _all(log)]
             assert len(records[0].body) > LARGE
             assert json.loads(records[0].body)["text"] == text
