@@ -324,12 +324,45 @@ def test_who_may_not_leaves_nothing_behind(tmp_path: Path, file: Path) -> None:
         assert imported(served.url, "mine", file, "--token", key)[0] == 0
 
 
-def test_batches_that_a_limit_of_new_deltas_never_allows_are_divided(tmp_path: Path, file: Path) -> None:
+def limited(retry_after_ms: int) -> dict[str, Any]:
+    return {"error": "used up", "code": "RATE_LIMITED", "retryAfterMs": retry_after_ms}
+
+
+def taken(received: list[dict[str, Any]]) -> dict[str, Any]:
+    """That the last push was."""
+    results = [{"deltaId": "0" * 64, "sequence": 1, "duplicate": False} for _ in received[-1]["deltas"]]
+    return {"results": results}
+
+
+def test_batches_that_a_limit_of_new_deltas_holds_back_for_long_are_divided(file: Path) -> None:
     write_many(file, 100)
-    with serving(tmp_path, "--development", "--quiet", "--set", "limits.new_events_per_second_max=40") as served:
-        status, _, [error] = imported(served.url, "g", file)
-        assert (status, newest(served.url, "g")) == (0, 100)
-        assert error.startswith("oncelog: rate_limited: ")
+
+    def handle(handler: BaseHTTPRequestHandler, _: int) -> None:
+        if len(received[-1]["deltas"]) > 25:
+            answer(handler, 429, limited(40_000))
+        else:
+            answer(handler, 200, taken(received))
+
+    with scripted(handle) as (url, received):
+        status, [line], errors = imported(url, "g", file, "--json")
+    assert (status, json.loads(line)["committed"], errors) == (0, 100, [])
+    assert [len(one["deltas"]) for one in received] == [100, 50, 25, 25, 25, 25]
+    assert len({one["deltaId"] for push in received for one in push["deltas"]}) == 100
+
+
+def test_batches_that_a_limit_of_new_deltas_holds_back_are_pushed_again(file: Path) -> None:
+    write_many(file, 30)
+
+    def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
+        if attempt % 2:
+            answer(handler, 429, limited(10))
+        else:
+            answer(handler, 200, taken(received))
+
+    with scripted(handle) as (url, received):
+        status, _, errors = imported(url, "g", file, "--batch", "10")
+    assert (status, errors) == (0, ["oncelog: rate_limited: used up; trying again"])
+    assert [len(one["deltas"]) for one in received] == [10] * 6
 
 
 def test_batches_that_are_too_large_are_divided(tmp_path: Path, file: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """A request with more is divided: servers take 4 MiB unless told otherwise. One delta is never divided."""
 RATE_S: Final = 2.0
-"""A limit of new deltas has come back after a second. A push that is refused for longer is more than it ever allows."""
+"""A push that a limit of new deltas holds back for longer is divided: what is smaller finds room sooner."""
 SILENT_S: Final = 90.0
 """How long nothing may come where a heartbeat should."""
 T = TypeVar("T")
@@ -114,14 +114,22 @@ class Gateway:
 
         Raises as `post` does; and TooManyError, if whoever calls divides what is more than the server's limits allow.
         """
-        body, began_s = deltas_body(deltas), asyncio.get_running_loop().time()
+        body, loop = deltas_body(deltas), asyncio.get_running_loop()
+        limited_s: float | None = None
 
         async def once() -> bytes:
+            nonlocal limited_s
+            sent_s = loop.time()
             try:
                 return await self._once("POST", "push", {}, body)
             except DeltasRefusedError as error:
-                is_too_fast = error.code == RATE_LIMITED and asyncio.get_running_loop().time() - began_s > RATE_S
-                if divides and len(deltas) > 1 and (is_too_fast or error.code == TOO_LARGE):
+                is_too_much = error.code == TOO_LARGE
+                if error.code == RATE_LIMITED:
+                    # From the first refusal to when it was sent again: an answer that was long on its way is no sign.
+                    held_back_s = 0.0 if limited_s is None else sent_s - limited_s
+                    is_too_much = max(held_back_s, error.retry_after_ms / 1000) > RATE_S
+                    limited_s = loop.time() if limited_s is None else limited_s
+                if divides and is_too_much and len(deltas) > 1:
                     raise TooManyError(str(error)) from error
                 raise
 

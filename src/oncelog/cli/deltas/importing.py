@@ -280,17 +280,14 @@ class _Import:
         self._forget()
 
     async def _send(self, batch: Sequence[Item]) -> None:
-        """A batch that is more than the server's limits ever allow goes in two, and so do those after it."""
-        if len(batch) > self._batch:
-            parts = [batch[at : at + self._batch] for at in range(0, len(batch), self._batch)]
-        else:
-            parts = [batch]
-        for part in parts:
+        """What the server's limits would not take for long goes in two, and so do those after it."""
+        at = 0
+        while at < len(batch):
+            part = batch[at : at + self._batch]
             try:
                 results = await self._gateway.push([item.body for item in part], divides=True)
             except TooManyError:
                 self._batch = len(part) // 2
-                await self._send(part)
                 continue
             except DeltasRefusedError as error:
                 if error.index is not None and error.index < len(part):
@@ -299,6 +296,7 @@ class _Import:
             duplicates = sum(result.duplicate for _, result in results)
             self._duplicates += duplicates
             self._committed += len(results) - duplicates
+            at += len(part)
 
     def _so_far(self) -> str:
         return f"{self._done} of {self._begun.content.rows} rows are in the table"
