@@ -40,7 +40,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
                 return "done"
 
             assert ann.transact(both) == "done"
-            assert ann.until_status(lambda status: status.pending == 0).state is State.LIVE
+            ann.until_status(lambda status: status.pending == 0 and status.state is State.LIVE)
             assert ann.pending() == []
             ann.retry()
             with pytest.raises(ClientError):

@@ -83,8 +83,8 @@ def test_what_one_edits_the_other_sees(tmp_path: Path) -> None:
             assert (gone.before, gone.after) == ({"name": "Tea", "price": 4}, None)
             assert await bob.row("products", "p1") is None
             await soon(ann.synced())
-            assert ann.status().state is State.LIVE
-            assert (ann.status().pending, ann.status().cursor, ann.status().last_error) == (0, 3, None)
+            status = await soon(ann.until_status(lambda status: status.state is State.LIVE))
+            assert (status.pending, status.cursor, status.last_error) == (0, 3, None)
             assert await server_rows(served) == {}
             await own.aclose()
             with pytest.raises(StopAsyncIteration):
@@ -239,7 +239,8 @@ def test_who_is_not_let_in_says_so_and_tries_again(tmp_path: Path) -> None:
                 rights = ["deltas/shop"]
                 token = api_key(served, "ann", read=rights, write=rights).text
                 await soon(ann.synced())
-                assert (ann.status().state, ann.status().pending) == (State.LIVE, 0)
+                status = await soon(ann.until_status(lambda status: status.state is State.LIVE))
+                assert status.pending == 0
                 other = api_key(served, "bob", read=rights, write=rights).text
                 async with client_of(served.url, client_id="carl", token=other) as carl:
                     await carl.put("products", "1", {"name": "Tea"})
