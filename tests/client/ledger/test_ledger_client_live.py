@@ -274,7 +274,7 @@ def test_scopes_have_streams_of_their_own_in_one_file(tmp_path: Path) -> None:
         async with ledger_of(NOWHERE, path) as ledger:
             for scope in (ledger, ledger.scope("acme", "main")):
                 with pytest.raises(TimeoutError):
-                    await scope.write(set_entity("a", b"1"), timeout_s=0.01)
+                    await scope.write(set_entity("a", b"1"), timeout_s=0)
         async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
             assert [(one.organization, one.vault) for one in ledger.scopes] == [("acme", ""), ("acme", "main")]
             for scope in ledger.scopes:

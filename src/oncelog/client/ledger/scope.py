@@ -58,8 +58,9 @@ class LedgerScope:
         """
         several = tuple(operations) if isinstance(operations, Iterable) else (operations,)
         chosen = _key_bytes(key)
+        # Not in the time that is given: who hears that it is over must find the write kept, and in a stream it is.
+        stream = self._stream or await self._opened()
         async with asyncio.timeout(timeout_s):
-            stream = self._stream or await self._opened()
             return await stream.write(several, chosen)
 
     async def recovered(self) -> list[Recovered]:
