@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import errno
 import json
 import re
 import signal
@@ -202,20 +203,33 @@ def test_a_clock_that_is_far_ahead_is_not_waited_for() -> None:
     assert errors[0] == "oncelog: line 1: clock_drift: deltas[0].hlc: ahead"
 
 
+def test_an_attempt_that_the_deadline_ends_does_not_hide_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, errors = iter([0, 60]), iter([ConnectionRefusedError(errno.ECONNREFUSED, ""), TimeoutError()])
+    monkeypatch.setattr(remote, "pauses_s", lambda: pauses)
+
+    async def attempt() -> None:
+        raise next(errors)
+
+    with pytest.raises(remote.GaveUpError, match=r"gave up after 30 s: .*: Connection refused$"):
+        asyncio.run(remote.Patience(remote.Remote("http://there"), 30).until_answered(attempt))
+
+
 def test_when_it_gives_up_or_is_ended_it_tells_what_to_push_again() -> None:
+    later: dict[str, int] = {"retryAfterMs": 60_000}
+
     def busy(handler: BaseHTTPRequestHandler, _: int) -> None:
-        answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY"})
+        answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY", **later})
 
     with scripted(busy) as (url, received):
-        command = ["g", "--client-id", "c", "--timeout", "0.5"]
-        status, lines, errors = deltas("push", url, *command, given=changes([1, 2]))
+        status, lines, errors = deltas("push", url, "g", "--client-id", "c", given=changes([1, 2]))
         assert (status, lines) == (2, [])
-        assert errors[1:3] == [
-            "oncelog: gave up after 0.5 s: server_busy: busy",
+        assert errors[:2] == [
+            "oncelog: gave up after 30 s: server_busy: busy",
             "oncelog: the outcome is not known from line 1 to line 2; push these again as they are",
         ]
-        told = [json.loads(error.split(": ", 2)[2]) for error in errors[3:]]
+        told = [json.loads(error.split(": ", 2)[2]) for error in errors[2:]]
         assert told == received[0]["deltas"]
+        later.clear()
         for ending in (signal.SIGINT, signal.SIGTERM):
             received.clear()
             with started("deltas", "push", "g", "--client-id", "c", "--url", url) as process:
@@ -312,7 +326,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.kill()
         for arguments in (["pull", "g", "--follow"], ["pull", "g"], ["rows", "g", "t"]):
-            done = oncelog("deltas", *arguments, "--timeout", "0.2", "--url", served.url)
+            done = oncelog("deltas", *arguments, "--timeout", "1", "--url", served.url)
             assert (done.returncode, done.stdout) == (2, "")
             assert f"{served.url} cannot be reached: Connection refused" in done.stderr.splitlines()[-1]
 

@@ -223,13 +223,14 @@ def test_the_server_is_killed_and_started_again_meanwhile(tmp_path: Path, file: 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_says_how_to_go_on(ending: signal.Signals, file: Path) -> None:
     write_many(file, 25)
+    later: dict[str, int] = {}
 
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt == 1:
             results = [{"deltaId": "0" * 64, "sequence": number, "duplicate": False} for number in range(10)]
             answer(handler, 200, {"results": results})
         else:
-            answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY"})
+            answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY", **later})
 
     with scripted(handle) as (url, received):
         command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "10", "--url", url]
@@ -246,7 +247,8 @@ def test_interrupted_it_says_how_to_go_on(ending: signal.Signals, file: Path) ->
         assert left(file) == [f"{file.name}.oncelog-import"]
         first = received[0]["deltas"]
         received.clear()
-        status, _, errors_again = imported(url, "g", file, "--batch", "10", "--timeout", "0.3")
+        later["retryAfterMs"] = 60_000
+        status, _, errors_again = imported(url, "g", file, "--batch", "10")
         assert status == 2
         assert received[0]["deltas"] == first  # from its beginning, under the same ids
         assert "Run the same command again: it goes on" in errors_again[-1]

@@ -187,15 +187,17 @@ class Patience:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         pauses = pauses_s()
+        problem: OncelogError | None = None
         while True:
-            problem: OncelogError
             retry_after_s = 0.0
             try:
                 with as_lost(self._remote):
                     async with asyncio.timeout_at(deadline):
                         return await attempt()
             except LostError as error:
-                problem = error
+                # Of an attempt that the deadline has ended nothing is known: what was wrong before says more.
+                if problem is None or not isinstance(error.__cause__, TimeoutError):
+                    problem = error
             except ServerRefusedError as error:
                 if not error.is_transient:
                     raise
