@@ -10,8 +10,8 @@ from oncelog.errors import LostError
 
 T = TypeVar("T")
 
-WAIT_S: Final = 30
-RUN_S: Final = 100
+WAIT_S: Final = 60
+RUN_S: Final = 200
 LIMITS: Final = ClientLimits(
     pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, connect_timeout_ms=20_000, answer_timeout_ms=20_000
 )

@@ -15,8 +15,9 @@ from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
 
-WAIT_S = 30
+WAIT_S = 60
 """Nothing that a test waits for takes that long."""
+RUN_S = 200
 
 T = TypeVar("T")
 
@@ -85,4 +86,4 @@ async def insisted(call: Callable[[], Awaitable[T]]) -> T:
 
 def run(main: Any) -> Any:
     """Runs a test's coroutine in a loop of its own."""
-    return asyncio.run(asyncio.wait_for(main, 100))
+    return asyncio.run(asyncio.wait_for(main, RUN_S))

@@ -9,8 +9,8 @@ import asyncpg
 
 from gateways.gateway_stores import until
 
-BOUND_S = 10
-"""Who is told that the store is not available is told so by then, on a busy machine too."""
+BOUND_S = 30
+"""Who is told that the store is not available is told so by then, on a busy machine too; who waits waits for ever."""
 GATEWAY = "oncelog"
 PROBE = "probe"
 WAITING = """

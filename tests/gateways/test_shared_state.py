@@ -11,7 +11,7 @@ import pytest
 from crash.processes import started
 from doors.serving import item, serving
 from gateways.gateway_stores import WAIT_S, event, limits, place, run
-from idempotency.test_once_processes import SCRIPT, Worker, runs
+from idempotency.test_once_processes import LEASE_S, SCRIPT, Worker, runs
 from oncelog.core.values import Applied, Refused
 from oncelog.engine.log import open_log
 from oncelog.testing.clock import ManualClock
@@ -45,7 +45,7 @@ def test_callers_in_four_processes_on_one_database_run_it_once(database: str, tm
 
 @pytest.mark.rule("RU-7")
 def test_one_takes_over_from_a_process_that_is_killed(database: str, tmp_path: Path) -> None:
-    with workers(database, tmp_path, PROCESSES, 0.5, "hold") as (first, *others):
+    with workers(database, tmp_path, PROCESSES, LEASE_S, "hold") as (first, *others):
         first.go_on()
         assert first.line() == "holding"
         for worker in others:

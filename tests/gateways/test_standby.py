@@ -18,9 +18,10 @@ from oncelog.testing.postgres_proxy import PostgresProxy
 
 COMMIT_MS = 200
 PATIENCE_MS = 200
-LONG_MS = 20_000
+LONG_MS = 60_000
 """More patience than it takes to have the standby back."""
-COMMAND_S = 0.3
+COMMAND_S = 1.0
+"""For each command, of those before the one that waits too."""
 SESSIONS_MAX = 3
 
 

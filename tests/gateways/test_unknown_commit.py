@@ -259,7 +259,8 @@ def test_what_became_of_a_commit_is_found_out_behind_whoever_holds_its_lane(
 @pytest.mark.rule("CO-16")
 def test_a_session_that_hears_nothing_any_more_is_left_for_another(database: str) -> None:
     async def main() -> None:
-        async with proxied(database, postgres_lane_ms=100, postgres_connect_ms=300) as (proxy, log):
+        hurry = {"postgres_lane_ms": 100, "postgres_connect_ms": 500, "postgres_patience_ms": 1000 * WAIT_S}
+        async with proxied(database, **hurry) as (proxy, log):
             assert place(await log.submit(event(1))) == 1
             assert len((await log.read()).records) == 1
             proxy.stall_all()

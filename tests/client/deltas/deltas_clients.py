@@ -13,8 +13,8 @@ from oncelog.client.deltas import DeltasClient, DeltasLimits
 
 T = TypeVar("T")
 
-WAIT_S: Final = 30
-RUN_S: Final = 100
+WAIT_S: Final = 60
+RUN_S: Final = 200
 HERE: Final = Path(__file__).parent
 SHORT: Final = {
     "pause_ms_min": 1, "pause_ms_max": 20, "refused_pause_ms_min": 1, "refused_pause_ms_max": 20,

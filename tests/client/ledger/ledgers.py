@@ -15,8 +15,8 @@ from oncelog.client.ledger.values import Outcome
 
 T = TypeVar("T")
 
-WAIT_S: Final = 30
-RUN_S: Final = 100
+WAIT_S: Final = 60
+RUN_S: Final = 200
 HERE: Final = Path(__file__).parent
 LIMITS: Final = LedgerLimits(pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, close_timeout_ms=10_000)
 NOWHERE: Final = "127.0.0.1:9"
