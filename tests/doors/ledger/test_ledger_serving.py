@@ -15,7 +15,7 @@ from databases import BOTH_STORES
 from doors.ledger.ledger_doors import Door, key, opened
 from doors.ledger.wires import GRPC, HTTP, GrpcWire, Ledger, code, put, refused, success
 from doors.serving import run, serving, soon, until
-from doors.test_server import SHUTDOWN_S, make_certificate
+from doors.test_server import SHUTDOWN_MS, SHUTDOWN_S, make_certificate
 from oncelog.doors.settings import TlsSettings
 from oncelog.errors import StoreUnavailableError
 
@@ -105,7 +105,7 @@ def test_who_watches_health_does_not_keep_a_server_from_stopping(tmp_path: Path,
     """As every gRPC client does that checks the health of its connections."""
 
     async def main() -> None:
-        async with opened(tmp_path, wire) as door:
+        async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
             watched = health_of(door).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
             assert (await soon(watched.read())).status == SERVING
             stopping = asyncio.ensure_future(door.server.stop())

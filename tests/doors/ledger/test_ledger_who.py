@@ -27,7 +27,7 @@ from doors.ledger.wires import (
     success,
 )
 from doors.serving import api_key, run, soon, until
-from doors.test_server import SHUTDOWN_S
+from doors.test_server import SHUTDOWN_MS, SHUTDOWN_S
 from oncelog.core.operations import SetEntity
 from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.doors.ledger import messages, words
@@ -212,7 +212,7 @@ def test_a_reader_who_does_not_read_is_sent_away_too(
 
     async def main() -> None:
         clock = ManualClock(material.NOW_MS)
-        async with opened(tmp_path, wire, tokens=True, clock=clock) as door:
+        async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS, tokens=True, clock=clock) as door:
             reader = door.ledger(credential=token(exp=material.NOW_S + 100))
             await reader.write(1, SET)
             watching = await reader.watch_blocks()
