@@ -21,7 +21,7 @@ from oncelog.doors.validating import OBJECTION_CHARACTERS_MAX, VALIDATORS_GROUP,
 from oncelog.errors import SettingsError
 
 T = TypeVar("T")
-WAIT_S = 30
+WAIT_S = 60
 MODULE = """
 from pathlib import Path
 

@@ -163,7 +163,7 @@ def test_closing_ends_followers_in_other_threads() -> None:
         arrived.wait()
         log.close()
         closed.set()
-        assert [one.result(timeout=10) for one in reading] == [[1], [1]]
+        assert [one.result(timeout=60) for one in reading] == [[1], [1]]
 
 
 @BOTH_STORES
@@ -186,7 +186,7 @@ def test_closing_under_load_gives_every_caller_an_answer_or_an_error(tmp_path: P
         writing = [threads.submit(write, first) for first in (1, 20_001, 40_001, 60_001)]
         begun.wait()
         log.close()
-        told = sorted(position for one in writing for position in one.result(timeout=10))
+        told = sorted(position for one in writing for position in one.result(timeout=60))
     with oncelog.open_blocking(path) as again:
         stored = again.heads()[0].position
         assert told == list(range(1, stored + 1))  # all that was accepted was answered, and nothing else is there

@@ -26,7 +26,7 @@ from doors.ledger.wires import (
     relate,
     remove,
 )
-from doors.serving import run, soon, until
+from doors.serving import WAIT_S, run, soon, until
 from oncelog.ledger.v1 import ledger_pb2 as pb
 
 pytestmark = BOTH_STORES
@@ -448,7 +448,7 @@ def test_an_unknown_method_is_not_there(house: House) -> None:
         if house.door.kind == GRPC:
             for path in ("/oncelog.ledger.v1.Ledger/Erase", "/oncelog.ledger.v2.Ledger/Write", "/x/y"):
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
-                    await grpc_wire(house).channel.unary_unary(path)(b"", timeout=10)
+                    await grpc_wire(house).channel.unary_unary(path)(b"", timeout=WAIT_S)
                 assert raised.value.code().name == "UNIMPLEMENTED"
         else:
             wire = http(house)
@@ -467,7 +467,7 @@ def test_an_unknown_method_is_not_there(house: House) -> None:
 @pytest.mark.rule("CO-33")
 def test_bytes_that_are_no_message_do_not_begin_a_stream(house: House) -> None:
     async def main() -> None:
-        call = grpc_wire(house).channel.unary_stream("/oncelog.ledger.v1.Ledger/WatchBlocks")(b"\xff", timeout=10)
+        call = grpc_wire(house).channel.unary_stream("/oncelog.ledger.v1.Ledger/WatchBlocks")(b"\xff", timeout=WAIT_S)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
         assert raised.value.code().name == "INVALID_ARGUMENT"

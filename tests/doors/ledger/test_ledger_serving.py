@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from databases import BOTH_STORES
 from doors.ledger.ledger_doors import Door, key, opened
 from doors.ledger.wires import GRPC, HTTP, GrpcWire, Ledger, code, put, refused, success
-from doors.serving import run, serving, soon, until
+from doors.serving import WAIT_S, run, serving, soon, until
 from doors.test_server import SHUTDOWN_MS, SHUTDOWN_S, make_certificate
 from oncelog.doors.settings import TlsSettings
 from oncelog.errors import StoreUnavailableError
@@ -40,10 +40,10 @@ def test_health_is_told_of_the_server_and_of_the_service(tmp_path: Path, wire: s
     async def main() -> None:
         async with opened(tmp_path, wire, tokens=True) as door:  # nobody is asked for a credential
             for name in ("", SERVICE):
-                answer = await health_of(door).Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+                answer = await health_of(door).Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S)
                 assert answer.status == SERVING
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await health_of(door).Check(health_pb2.HealthCheckRequest(service="other"), timeout=10)
+                await health_of(door).Check(health_pb2.HealthCheckRequest(service="other"), timeout=WAIT_S)
             assert raised.value.code().name == "NOT_FOUND"
 
     run(main())
