@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of, run, soon, until
+from client.deltas.deltas_clients import NOWHERE, SHORT, WAIT_S, client_of, rows_of, run, soon, until
 from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_wire import ModelWire
 from oncelog.client.deltas import DeltasClient, DeltasLimits, Edits, LocalRow, State
@@ -17,10 +17,13 @@ from oncelog.client.deltas.pushing import Pause
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
 
+AHEAD_MS = 3_600_000
+"""The model's clock stands still. So far ahead, no edit of a test is too far ahead of it, however long it takes."""
+
 
 def modelled(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWire]:
     chosen = gateway or ModelGateway()
-    chosen.now_ms = _system_wall_ms()
+    chosen.now_ms = _system_wall_ms() + AHEAD_MS
     return chosen, ModelWire(chosen)
 
 
@@ -33,7 +36,7 @@ def test_an_edit_whose_caller_has_gone_is_made_told_and_pushed() -> None:
 
             def slowly(edits: Edits) -> None:
                 loop.call_soon_threadsafe(is_begun.set)
-                assert may_end.wait(10)
+                assert may_end.wait(WAIT_S)
                 edits.put("products", "1", {"a": 1})
 
             editing = asyncio.create_task(ann.transact(slowly))
