@@ -57,6 +57,9 @@ class Gathering:
             finally:
                 self._enough = None
                 timer.cancel()
+            # A timer comes before what has arrived meanwhile, and a loop that was busy reading is not silence.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
 
 def _let_go(future: asyncio.Future[None]) -> None:
