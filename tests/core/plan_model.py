@@ -31,6 +31,7 @@ from oncelog.core.values import (
     KeyIdentity,
     Lease,
     Mode,
+    OpenStream,
     Rate,
     Reason,
     Receipt,
@@ -160,10 +161,10 @@ class PlanModel:
         match item:
             case Submission():
                 return self._submission(item)
-            case SetMember() | Acknowledge() if not item.scope or not item.member:
+            case OpenStream() | SetMember() | Acknowledge() if not item.scope or not item.member:
                 return refused(Reason.MALFORMED)
-            case SetMember():
-                return self._set_member(item)
+            case OpenStream() | SetMember():
+                return self._set_member(item) if isinstance(item, SetMember) else self._open_stream(item)
             case Acknowledge():
                 return self._acknowledge(item)
             case SetCursor():
@@ -532,7 +533,19 @@ class PlanModel:
         lane = self.lane_of(item.policy, item.scope)
         self.history.append(LeaseChange(item, lane, self.log_time_ms(item), lease, is_new, self.batch))
 
+    def is_open(self, scope: str) -> bool:
+        """Whether there ever was a member or a write."""
+        members = any(isinstance(it, SetMember) and it.present and it.scope == scope for it in self.history)
+        return members or self.sequence(scope) > 0
+
+    def _open_stream(self, item: OpenStream) -> Verdict:
+        if self.is_open(item.scope) and not self.is_member(item.scope, item.member):
+            return refused(Reason.NOT_A_MEMBER)
+        return self._set_member(SetMember(item.scope, item.member))
+
     def _set_member(self, item: SetMember) -> Verdict:
+        if item.actor and not self.is_member(item.scope, item.actor):
+            return refused(Reason.NOT_A_MEMBER)
         changed = self.is_member(item.scope, item.member) != item.present
         self.history.append(item)
         return self._applied(self.lane_of_stream(item.scope), changed=changed)

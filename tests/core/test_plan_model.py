@@ -59,6 +59,7 @@ from oncelog.core.values import (
     Item,
     LaneHead,
     Mode,
+    OpenStream,
     Rate,
     Reason,
     Record,
@@ -220,7 +221,7 @@ class Author:
         if policy.leased or (self.is_careless and self.rarely(20)):
             kinds += [self.claim] * 5 + [self.renew, self.renew, self.release, self.release, self.release]
         if policy.members_only or (self.is_careless and self.rarely(20)):
-            kinds += [self.set_member, self.acknowledge, self.acknowledge]
+            kinds += [self.set_member, self.open_stream, self.acknowledge, self.acknowledge]
         if self.is_consumed:
             kinds += [self.set_cursor] * 3
         kind: Callable[[Policy], Item] = self.pick(*kinds)
@@ -411,7 +412,11 @@ class Author:
         return scope, member
 
     def set_member(self, _: Policy) -> SetMember:
-        return SetMember(*self.scope_and_member(), self.pick(True, True, False))
+        actor = self.pick("", "", *MEMBERS)
+        return SetMember(*self.scope_and_member(), self.pick(True, True, False), actor)
+
+    def open_stream(self, _: Policy) -> OpenStream:
+        return OpenStream(*self.scope_and_member())
 
     def acknowledge(self, _: Policy) -> Acknowledge:
         scope, member = self.scope_and_member()
@@ -526,7 +531,9 @@ def compare_order(log: MemoryLog, model: PlanModel) -> None:
     ]
     by_lane = [[record for record in log.records if record.lane == lane] for lane in lanes]
     assert by_lane == [[record_of(write) for write in model.writes() if write.receipt.lane == lane] for lane in lanes]
+    scopes = {getattr(it, "scope", "") for it in model.history}
     streams = {write.submission.scope for write in model.writes() if write.receipt.sequence}
+    streams |= {scope for scope in scopes if model.is_open(scope) and scope}
     assert log.snapshot.streams == {scope: model.sequence(scope) for scope in streams}
 
 

@@ -14,7 +14,7 @@ from doors.talking import Tokens, house, item, uuid
 from engine.watched import run, turns
 from oncelog.core.values import Submission
 from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, project_of
-from oncelog.doors.events.session import CloseCode
+from oncelog.doors.frames import CloseCode
 from oncelog.doors.grants import granted
 from oncelog.errors import CanonicalError
 

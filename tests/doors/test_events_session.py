@@ -11,9 +11,8 @@ import pytest
 from doors.talking import House, Talk, Tokens, house, item, uuid
 from engine.watched import run, turns
 from oncelog.core.values import Record
-from oncelog.doors.events import words
 from oncelog.doors.events.hub import Flight
-from oncelog.doors.events.session import CloseCode
+from oncelog.doors.frames import CloseCode, frame
 from oncelog.doors.grants import granted
 from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, DoorLimits
 from oncelog.errors import HistoryChangedError, StoreUnavailableError
@@ -834,7 +833,7 @@ def test_a_place_that_was_kept_moves_to_the_highest_number() -> None:
             flight.waits_for = [(UUID(uuid(1)).bytes, b"1"), (UUID(uuid(3)).bytes, b"3")]
             made.hub.expect(flight)
             made.hub.deliver([_record(made, number) for number in (1, 2)])
-            flight.frame, flight.number = words.frame(b'{"type":"answer","payload":{}}'), 3
+            flight.frame, flight.number = frame(b'{"type":"answer","payload":{}}'), 3
             made.hub.answered(flight)
             await turns()
             assert bob.story() == ["connected", "sync_response"]

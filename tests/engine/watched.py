@@ -18,6 +18,10 @@ from oncelog.stores.protocol import (
     Decided,
     EntityPage,
     Evidence,
+    MemberChange,
+    MemberPage,
+    MemberPlace,
+    MembershipPage,
     Page,
     Query,
     RelationshipPage,
@@ -158,6 +162,15 @@ class WatchedStore:
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         return await self.inner.relationships(query)
+
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        return await self.inner.members(scope, after, limit)
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        return await self.inner.memberships(member, prefix, after, limit)
+
+    async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+        return await self.inner.member_changes(lane, after, limit)
 
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         return await self.inner.erase(lane, positions)

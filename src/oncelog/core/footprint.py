@@ -19,6 +19,7 @@ from oncelog.core.values import (
     Item,
     KeyIdentity,
     MemberIdentity,
+    OpenStream,
     RateIdentity,
     Refused,
     RelationshipIdentity,
@@ -34,6 +35,7 @@ from oncelog.core.values import (
     client_identity,
     key_identity,
     rate_identity,
+    stream_rate_identity,
 )
 
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
@@ -88,9 +90,11 @@ def _add(item: Item, needs: Footprint) -> None:
         case Renew() | Release():
             needs.leases.add(key_identity(item))
             needs.streams.add(item.scope)
-        case SetMember() | Acknowledge():
+        case OpenStream() | SetMember() | Acknowledge():
             needs.members.add((item.scope, item.member))
             needs.streams.add(item.scope)
+            if isinstance(item, SetMember) and item.actor:
+                needs.members.add((item.scope, item.actor))
             if isinstance(item, Acknowledge):
                 needs.acknowledged.add((item.scope, item.member))
         case SetCursor():
@@ -113,6 +117,8 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
         needs.members.add((scope, submission.actor))
     if submission.rate is not None:
         needs.rates.add(rate_identity(submission))
+    if submission.stream_rate is not None:
+        needs.rates.add(stream_rate_identity(submission))
     if policy.leased:
         needs.leases.add(key_identity(submission))
     if policy.client_sequence:

@@ -1,7 +1,7 @@
 """Members of a stream, and how far each has received it."""
 
 from oncelog.core.desk import Desk
-from oncelog.core.values import Acknowledge, Applied, Reason, Refused, SetMember
+from oncelog.core.values import Acknowledge, Applied, OpenStream, Reason, Refused, SetMember
 
 
 def not_a_member(scope: str, actor: str, desk: Desk) -> Refused | None:
@@ -11,12 +11,26 @@ def not_a_member(scope: str, actor: str, desk: Desk) -> Refused | None:
     return Refused(Reason.NOT_A_MEMBER, "only members of the stream may do this")
 
 
-def set_member(item: SetMember, desk: Desk) -> Applied:
-    """Adds or removes a member; doing it twice changes nothing."""
+def open_stream(item: OpenStream, desk: Desk) -> Applied | Refused:
+    """Makes a stream with its first member. Of two who make it at once one does, and the other is a stranger to it."""
+    if desk.streams.get(item.scope) is None:
+        return set_member(SetMember(item.scope, item.member), desk)
+    return not_a_member(item.scope, item.member, desk) or Applied(changed=False)
+
+
+def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
+    """Adds or removes a member; doing it twice changes nothing. A stream has been opened when it has a member."""
+    if item.actor:
+        refused = not_a_member(item.scope, item.actor, desk)
+        if refused is not None:
+            return refused
     identity = (item.scope, item.member)
     if bool(desk.members.get(identity)) == item.present:
         return Applied(changed=False)
     desk.members.put(identity, True if item.present else None)
+    if desk.streams.get(item.scope) is None:
+        # It stays when the last member has gone: nobody else can make it anew and read what is in it.
+        desk.streams.put(item.scope, 0)
     desk.stream_lane(item.scope).touch()
     return Applied(changed=True)
 

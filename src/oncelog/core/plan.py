@@ -23,7 +23,7 @@ from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.effects import effects_of
 from oncelog.core.hlc import drift_of
 from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
-from oncelog.core.members import acknowledge, not_a_member, set_member
+from oncelog.core.members import acknowledge, not_a_member, open_stream, set_member
 from oncelog.core.merge import RowDelta
 from oncelog.core.policy import OnReuse
 from oncelog.core.rates import held_back, take
@@ -38,6 +38,7 @@ from oncelog.core.values import (
     Item,
     KeyIdentity,
     Mode,
+    OpenStream,
     Reason,
     Receipt,
     Record,
@@ -132,6 +133,8 @@ def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
             return renew(item, desk.lane(item.policy, item.scope), desk)
         case Release():
             return release(item, desk.lane(item.policy, item.scope), desk)
+        case OpenStream():
+            return open_stream(item, desk)
         case SetMember():
             return set_member(item, desk)
         case Acknowledge():
@@ -222,8 +225,8 @@ def _unacceptable(submission: Submission, lane: LaneDesk, desk: Desk, validate: 
         refused = _objected(submission, validate)
     if refused is None and submission.retry_after_ms > 0:
         refused = held_back(submission)
-    if refused is None and submission.rate is not None:
-        refused = take(submission, submission.rate, lane, desk)  # the last check of all: what passes it is committed
+    if refused is None and (submission.rate is not None or submission.stream_rate is not None):
+        refused = take(submission, lane, desk)  # the last check of all: what passes it is committed
     return refused
 
 

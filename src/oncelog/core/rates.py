@@ -5,11 +5,21 @@ puts that moment off by the time that one token needs to come back. So whoever h
 all. That time is rounded up to whole microseconds: every store computes the same, and never more are let through.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.limits import RATE_MAX
-from oncelog.core.values import Bucket, Rate, Reason, Refused, Submission, rate_identity
+from oncelog.core.values import (
+    Bucket,
+    Rate,
+    RateIdentity,
+    Reason,
+    Refused,
+    Submission,
+    rate_identity,
+    stream_rate_identity,
+)
 
 _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
@@ -22,20 +32,38 @@ def held_back(submission: Submission) -> Refused | None:
     return None if submission.fence else _used_up(submission.retry_after_ms)
 
 
-def take(submission: Submission, rate: Rate, lane: LaneDesk, desk: Desk) -> Refused | None:
-    """Takes a token for a new write that will be committed; refused where there is none, and then takes nothing."""
+def take(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused | None:
+    """Takes a token for a new write that will be committed, of each rate that it has.
+
+    Refused where one has none, and then takes nothing.
+    """
     if submission.fence:
         return None  # as above
-    identity = rate_identity(submission)
-    bucket = desk.rates.get(identity)
-    now_us = lane.log_time_ms * _MILLISECOND_US
-    token_us = -(-_SECOND_US // rate.per_second)
-    full_at_us = token_us + (now_us if bucket is None else max(bucket.full_at_us, now_us))
-    missing_us = full_at_us - now_us - rate.burst * token_us
+    taken: list[tuple[RateIdentity, Bucket]] = []
+    missing_us = 0
+    for rate, identity in _rates_of(submission):
+        bucket, missing = _taken(rate, desk.rates.get(identity), lane.log_time_ms * _MILLISECOND_US)
+        taken.append((identity, bucket))
+        missing_us = max(missing_us, missing)
     if missing_us > 0:
         return _used_up(-(-missing_us // _MILLISECOND_US))
-    desk.rates.put(identity, Bucket(full_at_us))
+    for identity, bucket in taken:
+        desk.rates.put(identity, bucket)
     return None
+
+
+def _rates_of(submission: Submission) -> Iterator[tuple[Rate, RateIdentity]]:
+    if submission.rate is not None:
+        yield submission.rate, rate_identity(submission)
+    if submission.stream_rate is not None:
+        yield submission.stream_rate, stream_rate_identity(submission)
+
+
+def _taken(rate: Rate, bucket: Bucket | None, now_us: int) -> tuple[Bucket, int]:
+    """The bucket after one more token, and how long it takes until there is one: none of it, or less, if there is."""
+    token_us = -(-_SECOND_US // rate.per_second)
+    full_at_us = token_us + (now_us if bucket is None else max(bucket.full_at_us, now_us))
+    return Bucket(full_at_us), full_at_us - now_us - rate.burst * token_us
 
 
 def is_full(bucket: Bucket, log_time_ms: int) -> bool:

@@ -31,6 +31,7 @@ from oncelog.core.values import (
     Claim,
     Item,
     Mode,
+    OpenStream,
     Rate,
     Reason,
     Refused,
@@ -55,10 +56,18 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_lease(item, item.lease_ms)
         case Release():
             return _malformed_lease(item, LEASE_MS_MAX)
-        case SetMember() | Acknowledge():
+        case OpenStream() | Acknowledge():
             return _malformed_name("scope", item.scope) or _malformed_name("member", item.member)
+        case SetMember():
+            return _malformed_setting_of_member(item)
         case SetCursor():
             return _malformed_cursor(item)
+
+
+def _malformed_setting_of_member(item: SetMember) -> Refused | None:
+    # Without an actor the application itself asks.
+    refused = _malformed_name("actor", item.actor) if item.actor != "" else None
+    return _malformed_name("scope", item.scope) or _malformed_name("member", item.member) or refused
 
 
 def malformed_request(request: Request) -> Refused | None:
@@ -115,13 +124,22 @@ def _malformed_texts_of(names: tuple[str, ...], partitions: tuple[str, ...]) -> 
     return _malformed_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
 
 
-def _malformed_rate(rate: Rate) -> Refused | None:
+def _malformed_rate(rate: Rate, field: str = "rate") -> Refused | None:
     if type(rate) is not Rate:
-        return _refused("rate", f"must be a Rate, not {type(rate).__name__}")
+        return _refused(field, f"must be a Rate, not {type(rate).__name__}")
     for name, value in (("per_second", rate.per_second), ("burst", rate.burst)):
         if type(value) is not int or not 1 <= value <= RATE_MAX:
-            return _refused("rate", f"must have a {name} from 1 to {RATE_MAX}, not {value!r}")
+            return _refused(field, f"must have a {name} from 1 to {RATE_MAX}, not {value!r}")
     return None
+
+
+def _malformed_stream_rate(submission: Submission, rate: Rate) -> Refused | None:
+    if submission.policy.order is not _STREAM:
+        return _refused("stream_rate", _no_meaning(submission.policy))
+    if not submission.actor:
+        # Its own rate and that of all would be counted as one.
+        return _refused("actor", "must be named where there is a stream_rate")
+    return _malformed_rate(rate, "stream_rate")
 
 
 def _malformed_sequence(submission: Submission, policy: Policy) -> Refused | None:
@@ -142,6 +160,8 @@ def _malformed_effects(submission: Submission, policy: Policy) -> Refused | None
     if submission.fence and not policy.leased:
         return _refused("fence", _no_meaning(policy))
     refused = None if submission.rate is None else _malformed_rate(submission.rate)
+    if refused is None and submission.stream_rate is not None:
+        refused = _malformed_stream_rate(submission, submission.stream_rate)
     if refused is not None:
         return refused
     if submission.delta is not None:

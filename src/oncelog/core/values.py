@@ -61,6 +61,8 @@ class Submission(Struct, frozen=True, gc=False, kw_only=True):
 
     A new write takes one of what it allows. Work under a lease takes none: it was let in when it was claimed.
     """
+    stream_rate: Rate | None = None
+    """The limit of all new writes in the stream, whoever makes them. The actor must be named."""
 
 
 class Claim(Struct, frozen=True, gc=False, kw_only=True):
@@ -102,12 +104,21 @@ class Release(Struct, frozen=True, gc=False, kw_only=True):
     """What those who wait for the work are told; None where it did not fail but was given up."""
 
 
+class OpenStream(Struct, frozen=True, gc=False):
+    """Makes a stream with its first member. Of one that is there already this changes nothing, and is for members."""
+
+    scope: str
+    member: str
+
+
 class SetMember(Struct, frozen=True, gc=False):
     """Adds a member to a stream, or removes one."""
 
     scope: str
     member: str
     present: bool = True
+    actor: str = ""
+    """Who asks for it, and must be a member; empty where the application itself does."""
 
 
 class Acknowledge(Struct, frozen=True, gc=False):
@@ -130,7 +141,7 @@ class SetCursor(Struct, frozen=True, gc=False):
     """Take the cursor also where it is below the one that is kept."""
 
 
-Item = Submission | Claim | Renew | Release | SetMember | Acknowledge | SetCursor
+Item = Submission | Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor
 
 
 class Mode(Enum):
@@ -280,6 +291,11 @@ def client_identity(submission: Submission) -> ClientIdentity:
 def rate_identity(submission: Submission) -> RateIdentity:
     """Whose new writes a rate counts, and where."""
     return (submission.scope if submission.policy.order is _STREAM else "", submission.actor)
+
+
+def stream_rate_identity(submission: Submission) -> RateIdentity:
+    """The same of all who write to a stream: it stands where an actor without a name would."""
+    return (submission.scope, "")
 
 
 class Settings(Struct, frozen=True):

@@ -24,7 +24,7 @@ from oncelog.doors.entrance import Entrance
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.http import EventsHttp
 from oncelog.doors.events.hub import Hub
-from oncelog.doors.events.socket import Sockets
+from oncelog.doors.events.session import Session as EventsSession
 from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
@@ -44,6 +44,7 @@ from oncelog.doors.quick import Quick
 from oncelog.doors.rates import Rates
 from oncelog.doors.requests import error_response
 from oncelog.doors.settings import ServerSettings, authenticator_of
+from oncelog.doors.sockets import Sockets
 from oncelog.doors.validating import validate_of
 from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError, SettingsError
@@ -90,7 +91,7 @@ class Server:
         self.hub = Hub(self._clock.wall_ms, self.counts, self._cannot_read)
         self._entrance = self._new_entrance()
         self._door = EventsDoor(self.log, self.hub, self._entrance, limits=settings.door_limits, counts=self.counts)
-        self.sockets = Sockets(self._door)
+        self.sockets = Sockets(self._entrance, settings.door_limits, self.counts, partial(EventsSession, self._door))
         self.http = EventsHttp(self._door)
         self._networks = settings.trusted_networks
         self._not_ours = lru_cache(maxsize=JUDGED_MAX)(self._judged)

@@ -14,7 +14,18 @@ from oncelog.engine.cache import AnswerCache, Attested
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailers
 from oncelog.errors import ClosedError
-from oncelog.stores.protocol import EntityPage, Query, RelationshipPage, RelationshipQuery, RowPage, ScopedBlock, Store
+from oncelog.stores.protocol import (
+    EntityPage,
+    MemberPage,
+    Membership,
+    MembershipPage,
+    Query,
+    RelationshipPage,
+    RelationshipQuery,
+    RowPage,
+    ScopedBlock,
+    Store,
+)
 
 BLOCKS: Final = 100
 """Read at a time, for whoever follows them."""
@@ -93,6 +104,30 @@ class Books:
         if query.relation and not (query.resource or query.subject):
             raise ValueError("a relation alone finds nothing: name its resource or its subject")
         return await self._store.relationships(query)
+
+    # --- members
+
+    async def standing_of(self, scope: str, member: str) -> Membership | None:
+        """A stream as one of its members sees it, all of one moment; None for everybody else."""
+        self._demand_open()
+        identity = (scope, member)
+        needs = Footprint(lanes={self.lane(scope)}, streams={scope}, members={identity}, acknowledged={identity})
+        found = (await self._store.side_state(needs)).snapshot
+        if not found.members.get(identity):
+            return None
+        return Membership(scope, found.streams.get(scope, 0), found.acknowledged.get(identity, 0))
+
+    async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
+        """Members of a stream by name, each with what it has acknowledged."""
+        self._demand_open()
+        return await self._store.members(scope, after, self._page(limit))
+
+    async def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
+        """Streams of a member by name, of those whose names begin with the prefix."""
+        self._demand_open()
+        if not prefix:
+            raise ValueError("prefix must not be empty")
+        return await self._store.memberships(member, prefix, after, self._page(limit))
 
     async def record(self, lane: int, position: int) -> Record | None:
         """The record at a place; None where there is none."""

@@ -44,6 +44,7 @@ from oncelog.engine.committer import Committer, Receiver
 from oncelog.engine.cursors import Compacted, Cursor, Proven, Reading, order_of
 from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
+from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, outcome_of
 from oncelog.engine.results import Result, ResultCache
 from oncelog.engine.tailer import Listener, Subscription, Tailers
@@ -424,17 +425,26 @@ class Log:
             lane = lane_of(stream, self.settings.lanes)
         return await self._tailers.subscribe(lane, self._partitions(None, partitions, stream), stream)
 
-    async def listen(self, listener: Listener) -> int:
-        """Hands every record of lane 0 after the position that it gives to the listener, in order, as they come.
+    async def listen(self, listener: Listener, lane: int = 0) -> int:
+        """Hands every record of a lane after the position that it gives to the listener, in order, as they come.
 
         For a server that feeds its readers itself: no queue, no task, no loss. Call `unlisten` when it is over.
         """
         self._demand_open()
-        return await self._tailers.listen(0, listener)
+        self._demand_lane(lane)
+        return await self._tailers.listen(lane, listener)
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: Listener, lane: int = 0) -> None:
         """The listener gets nothing more."""
-        self._tailers.unlisten(0, listener)
+        self._tailers.unlisten(lane, listener)
+
+    async def listen_members(self, listener: MemberListener) -> None:
+        """Tells the listener from now on of whoever comes, goes or acknowledges something, in whatever stream.
+
+        What this process commits is told at once and before the records that came with it, what others do soon.
+        """
+        self._demand_open()
+        await self._tailers.listen_members(listener)
 
     def watch_commits(self, watcher: Callable[[int, float], None]) -> None:
         """Tells the watcher of every group commit: how many writes, how many seconds. It must not raise."""

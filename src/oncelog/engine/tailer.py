@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from oncelog.core.identity import lane_of
 from oncelog.core.values import Changes, Record
 from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
+from oncelog.engine.member_tailer import MemberListener, MemberTailer
 from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError, StoreError
 from oncelog.stores.protocol import Query, Store
 
@@ -309,6 +311,7 @@ class Tailers:
         self._store = store
         self._limits = limits
         self._tailers: dict[int, Tailer] = {}
+        self._member_tailers: dict[int, list[MemberTailer]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         """Another process says that it has committed something."""
@@ -335,6 +338,16 @@ class Tailers:
         tailer = self._tailers.get(lane)
         if tailer is not None:
             tailer.unlisten(listener)
+
+    async def listen_members(self, listener: MemberListener) -> None:
+        """From now on whoever comes, goes or acknowledges in a stream of any lane is told to the listener."""
+        heads = await self._store.heads()
+        if self._is_closed:
+            raise ClosedError("the log is closed")
+        for lane in range(1, self._store.settings.lanes + 1):
+            revision = heads[lane].revision if lane in heads else 0
+            self._member_tailers.setdefault(lane, []).append(MemberTailer(self._store, lane, revision, listener))
+        self._watch_soon()
 
     async def _tailer(self, lane: int) -> Tailer:
         """The lane's. One that nobody has listened to begins at the newest; the caller must not wait before he does."""
@@ -402,6 +415,9 @@ class Tailers:
     def committed(self, changes: Changes) -> None:
         """A batch has been made durable here."""
         for lane, head in changes.heads.items():
+            # Members first: whoever has been removed gets nothing more, also of what came with the removal.
+            for members in self._member_tailers.get(lane, ()):
+                members.committed(changes, head)
             tailer = self._tailers.get(lane)
             if tailer is not None and len(tailer):
                 tailer.committed([record for record in changes.records if record.lane == lane], head.position)
@@ -413,10 +429,12 @@ class Tailers:
             self._watching.cancel()
         for tailer in self._tailers.values():
             await tailer.close()
+        for members in chain.from_iterable(self._member_tailers.values()):
+            await members.close()
 
     async def _watch(self) -> None:
         is_in_vain = False
-        while any(map(len, self._tailers.values())):
+        while self._member_tailers or any(map(len, self._tailers.values())):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), self._limits.poll_ms / 1000)
             self._woken.clear()
@@ -436,6 +454,9 @@ class Tailers:
             is_in_vain = False
             for lane, tailer in self._tailers.items():
                 tailer.look(heads[lane].position if lane in heads else 0)
+            for lane, several in self._member_tailers.items():
+                for members in several if lane in heads else ():
+                    members.look(heads[lane].revision)
         self._watching = None
 
 

@@ -37,6 +37,11 @@ from oncelog.stores.protocol import (
     Draw,
     EntityPage,
     Evidence,
+    MemberChange,
+    MemberPage,
+    MemberPlace,
+    Membership,
+    MembershipPage,
     Page,
     Query,
     RelationshipPage,
@@ -51,7 +56,7 @@ from oncelog.stores.protocol import (
     decide,
     newly_declared,
 )
-from oncelog.stores.side_state import TABLES
+from oncelog.stores.side_state import TABLES, changed_members
 
 _CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name != "records")
 _EPOCH_BYTES: Final = 8
@@ -177,7 +182,7 @@ class MemoryStore:
             return decided
         if jumped is not None:
             raise jumped
-        self._where.add(decided, len(log.records))
+        self._where.add(decided, len(log.records), self.settings.lanes)
         log.keep(decided)
         self._mark = mark
         return decided
@@ -308,6 +313,42 @@ class MemoryStore:
         )
         return RelationshipPage(found[: query.limit], len(found) > query.limit)
 
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        """As `Store` says."""
+        snapshot = self._demand_open().snapshot
+        names = sorted(member for where, member in snapshot.members if where == scope and member > after)
+        return MemberPage.of([(name, snapshot.acknowledged.get((scope, name), 0)) for name in names], limit)
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        """As `Store` says."""
+        snapshot = self._demand_open().snapshot
+        found = [
+            Membership(scope, snapshot.streams.get(scope, 0), snapshot.acknowledged.get((scope, name), 0))
+            for scope, name in sorted(snapshot.members)
+            if name == member and scope > after and scope.startswith(prefix)
+        ]
+        return MembershipPage.of(found, limit)
+
+    async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+        """As `Store` says."""
+        snapshot = self._demand_open().snapshot
+        changed = sorted(
+            (revision, scope, member, kind)
+            for (where, scope, member, kind), revision in self._where.member_changes.items()
+            if where == lane and (revision, scope, member, kind) > after
+        )
+        return [
+            MemberChange(
+                revision,
+                scope,
+                member,
+                kind,
+                bool(snapshot.members.get((scope, member))),
+                snapshot.acknowledged.get((scope, member), 0),
+            )
+            for revision, scope, member, kind in changed[:limit]
+        ]
+
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         """As `Store` says."""
         log = self._demand_open()
@@ -406,9 +447,13 @@ class _Where:
         """The positions in each partition of a lane."""
         self.blocks: dict[tuple[int, int], Block] = {}
         """By lane and height."""
+        self.member_changes: dict[tuple[int, str, str, int], int] = {}
+        """The revision of the newest change, by lane, scope, member and kind."""
 
-    def add(self, decided: Decided, index: int) -> None:
+    def add(self, decided: Decided, index: int, lanes: int) -> None:
         """Notes records that are about to be appended from `index` on."""
+        for lane, scope, member, kind, revision in changed_members(decided.changes, lanes):
+            self.member_changes[lane, scope, member, kind] = revision
         self.blocks.update(((block.lane, block.height), block) for block in decided.sealed.blocks)
         for record in decided.changes.records:
             self.lanes[record.lane].append(index)

@@ -276,6 +276,62 @@ class RelationshipPage(Struct, frozen=True):
     has_more: bool
 
 
+class MemberPage(Struct, frozen=True):
+    """Some members of a stream in the order of their names, each with what it has acknowledged."""
+
+    members: list[tuple[str, int]]
+    has_more: bool
+
+    @classmethod
+    def of(cls, members: Sequence[tuple[str, int]], limit: int) -> "MemberPage":
+        """As many of them as a page holds."""
+        return cls(list(members[:limit]), len(members) > limit)
+
+
+class Membership(Struct, frozen=True):
+    """A stream of which somebody is a member."""
+
+    scope: str
+    newest: int
+    """The newest sequence of the stream."""
+    acknowledged: int
+    """Up to where the member has received it."""
+
+
+class MembershipPage(Struct, frozen=True):
+    """Some streams of a member in the order of their names."""
+
+    memberships: list[Membership]
+    has_more: bool
+
+    @classmethod
+    def of(cls, memberships: Sequence[Membership], limit: int) -> "MembershipPage":
+        """As many of them as a page holds."""
+        return cls(list(memberships[:limit]), len(memberships) > limit)
+
+
+class MemberChange(Struct, frozen=True, gc=False):
+    """Somebody who has come or gone, or has acknowledged something, as it stands now."""
+
+    revision: int
+    """Of the lane."""
+    scope: str
+    member: str
+    kind: int
+    """`side_state.MEMBERSHIP` or `ACKNOWLEDGEMENT`: of the other nothing is said."""
+    present: bool
+    acknowledged: int
+
+    @property
+    def place(self) -> "MemberPlace":
+        """Where it stands in the order of its lane."""
+        return (self.revision, self.scope, self.member, self.kind)
+
+
+MemberPlace = tuple[int, str, str, int]
+"""Revision, scope, member and kind: the order of changes in a lane."""
+
+
 class ScopedBlock(Struct, frozen=True):
     """A block, and which of its records are of one scope."""
 
@@ -344,6 +400,15 @@ class Store(Protocol):
 
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """A page of relationships."""
+
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        """Members of a stream that come after a name."""
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        """Streams of a member whose names begin with the prefix, which must not be empty, and come after a name."""
+
+    async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+        """Who has come, gone or acknowledged something in the lane after that place, in order, each once."""
 
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         """Erases the bodies of records and gives how many had one. The bytes may lie about until `scrub` is done."""

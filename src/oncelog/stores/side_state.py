@@ -11,7 +11,7 @@ import msgspec
 from oncelog.core.identity import lane_of
 from oncelog.core.merge import NEVER, Row, Stamp
 from oncelog.core.operations import Entity
-from oncelog.core.values import Bucket, ClientEntry, Lease
+from oncelog.core.values import Bucket, Changes, ClientEntry, Lease
 
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
@@ -151,6 +151,18 @@ TABLES: Final = (
 def lane_of_scope(scope: str, lanes: int) -> int:
     """The lane of a stream, or lane 0 where none is named (consumers of the whole log, rates of its writers)."""
     return _lane_of(scope, lanes) if scope else 0
+
+
+MEMBERSHIP: Final = 1
+ACKNOWLEDGEMENT: Final = 2
+
+
+def changed_members(changes: Changes, lanes: int) -> list[tuple[int, str, str, int, int]]:
+    """Lane, scope and member of all of whom something has changed, which kind of thing, and the revision it gets."""
+    changed = [(identity, MEMBERSHIP) for identity in changes.members]
+    changed += [(identity, ACKNOWLEDGEMENT) for identity in changes.acknowledged]
+    places = sorted((lane_of_scope(scope, lanes), scope, member, kind) for (scope, member), kind in changed)
+    return [(*place, changes.heads[place[0]].revision) for place in places]
 
 
 def behind_prefix(prefix: str) -> str:

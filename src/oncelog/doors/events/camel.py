@@ -19,7 +19,11 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission
 from oncelog.doors.events import words
 from oncelog.doors.events.dialect import FIRST, Dialect
-from oncelog.doors.events.fields import (
+from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, Project, project_of
+from oncelog.doors.events.reading import BadMessageError, Connect, Message, Spelling, Submit, Sync, read_message
+from oncelog.doors.events.words import Rejected, Result, json_text
+from oncelog.doors.faults import DoorError
+from oncelog.doors.fields import (
     bad,
     client_of,
     committed_id_of,
@@ -31,10 +35,6 @@ from oncelog.doors.events.fields import (
     text_of,
     token_of,
 )
-from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, Project, project_of
-from oncelog.doors.events.reading import BadMessageError, Connect, Message, Spelling, Submit, Sync, read_message
-from oncelog.doors.events.words import Rejected, Result, json_text
-from oncelog.doors.faults import DoorError
 from oncelog.errors import CanonicalError
 from oncelog.stores.protocol import Brief, BriefPage, brief_of
 

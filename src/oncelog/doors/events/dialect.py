@@ -24,6 +24,7 @@ from oncelog.doors.events.reading import (
 )
 from oncelog.doors.events.words import Result
 from oncelog.doors.faults import DoorError
+from oncelog.doors.frames import frame
 from oncelog.stores.protocol import Brief, BriefPage
 
 
@@ -149,7 +150,7 @@ class FirstDialect:
 
     def broadcast(self, record: Record, now_ms: int) -> bytes:
         """As `Dialect` says."""
-        return words.frame(words.envelope(b"event_broadcast", words.event_json(record), now_ms))
+        return frame(words.envelope(b"event_broadcast", words.event_json(record), now_ms))
 
 
 FIRST: Final = FirstDialect()

@@ -10,17 +10,14 @@ is kept for it; what comes behind waits.
 import asyncio
 import heapq
 import itertools
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Record, Submission
 from oncelog.doors.events.dialect import FIRST, Dialect
-from oncelog.doors.events.outbox import Answer, Outbox
 from oncelog.doors.metrics import Counts
-
-logger: Final = logging.getLogger("oncelog.doors")
+from oncelog.doors.outbox import Answer, Flusher, Outbox
 
 
 class Reader(Protocol):
@@ -67,18 +64,15 @@ class Hub:
         self._counts = counts
         self._on_fail = on_fail
         self._now_ms = now_ms
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, set[Reader]] = {}
         self._live_in_project: dict[str, set[Reader]] = {}
         """Those of the second dialect, by the partition of their project."""
         self._flights: dict[bytes, list[tuple[bytes, Flight]]] = {}
-        self._dirty: list[Reader] = []
-        self._is_flush_due = False
+        self._flusher = Flusher()
 
     def start(self, position: int) -> None:
         """Records after this position will come."""
         self.position = position
-        self._loop = asyncio.get_running_loop()
 
     # --- scopes
 
@@ -192,21 +186,7 @@ class Hub:
                         self._put(frame, followers, submitters)
 
     def _put(self, frame: bytes, readers: Iterable[Reader], submitters: Collection[Reader]) -> None:
-        size = len(frame)
-        dirty = self._dirty
-        deliveries = 0
-        for reader in readers:
-            if reader in submitters:
-                continue
-            outbox = reader.outbox
-            outbox.frames.append(frame)
-            outbox.bytes += size
-            deliveries += 1
-            if not outbox.is_dirty:
-                outbox.is_dirty = True
-                dirty.append(reader)
-        self._counts.deliveries += deliveries
-        self._flush_all_soon()
+        self._counts.deliveries += self._flusher.put(frame, readers, submitters)
 
     def _concerned(self, record: Record) -> Collection[Reader]:
         if len(record.partitions) == 1:
@@ -230,27 +210,7 @@ class Hub:
 
     def flush_soon(self, reader: Reader) -> None:
         """What is in its outbox is written at the end of this turn of the loop, together with what comes till then."""
-        outbox = reader.outbox
-        if not outbox.is_dirty:
-            outbox.is_dirty = True
-            self._dirty.append(reader)
-        self._flush_all_soon()
-
-    def _flush_all_soon(self) -> None:
-        if not self._is_flush_due and self._loop is not None:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush_all)
-
-    def _flush_all(self) -> None:
-        self._is_flush_due = False
-        dirty, self._dirty = self._dirty, []
-        for reader in dirty:
-            reader.outbox.is_dirty = False
-            try:
-                reader.outbox.flush()
-            except Exception:
-                logger.exception("what is for a reader could not be written")
-                reader.abort()
+        self._flusher.soon(reader)
 
 
 def flight_key(item: Submission | Record) -> bytes:

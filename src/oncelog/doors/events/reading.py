@@ -18,7 +18,10 @@ from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Mode, Submission
 from oncelog.core.writing import event, uuid_bytes
-from oncelog.doors.events.fields import (
+from oncelog.doors.events.projects import Project
+from oncelog.doors.events.words import Rejected
+from oncelog.doors.faults import DoorError
+from oncelog.doors.fields import (
     bad,
     client_of,
     committed_id_of,
@@ -31,9 +34,6 @@ from oncelog.doors.events.fields import (
     token_of,
     wrong_type,
 )
-from oncelog.doors.events.projects import Project
-from oncelog.doors.events.words import Rejected
-from oncelog.doors.faults import DoorError
 from oncelog.errors import CanonicalError
 
 MSG_ID_CHARACTERS_MAX: Final = 256

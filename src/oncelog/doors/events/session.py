@@ -17,26 +17,20 @@ from oncelog.doors.events.camel import spoken
 from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.door import EventsDoor, highest, merged, to_ask
 from oncelog.doors.events.hub import Flight, flight_key
-from oncelog.doors.events.outbox import Outbox, Wire
 from oncelog.doors.events.reading import BadMessageError, Message, Submit
 from oncelog.doors.events.subscriber import Reads, Subscriber
 from oncelog.doors.events.words import Rejected
 from oncelog.doors.faults import DoorError, error_json, error_of, stopping
-from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES
+from oncelog.doors.frames import CloseCode
+from oncelog.doors.limits import LONG_FRAME_BYTES
+from oncelog.doors.outbox import Outbox, Wire
+from oncelog.doors.pacing import Pace
 from oncelog.doors.principal import Principal
 from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.doors")
 
 BUSY_RETRY_AFTER_MS: Final = 100
-
-
-class CloseCode:
-    """Of the WebSocket."""
-
-    GOING_AWAY: Final = 1001
-    POLICY: Final = 1008
-    SERVER_ERROR: Final = 1011
 
 
 _CODES: Final = {codes.SERVER_ERROR: CloseCode.SERVER_ERROR}
@@ -87,8 +81,7 @@ class Session:
         self.subscriber = Subscriber(door, self.outbox, self.end, self._abort)
         self._writable: set[tuple[str, ...]] = set()
         """Partitions of which the principal's grants have been asked."""
-        self._second = 0
-        self._frames_in_second = 0
+        self._pace = Pace(door.limits, door.clock)
         self._is_ending = False
 
     # --- frames in
@@ -98,7 +91,7 @@ class Session:
         if self._is_ending:
             return None
         self.door.counts.frames_received += 1
-        refused = self._too_much(len(data))
+        refused = self._pace.refusal(len(data), is_known=self.principal is not None)
         if refused is not None:
             self._refuse(refused, b"")
             return None
@@ -147,23 +140,6 @@ class Session:
         except DoorError as error:
             self._refuse(error, msg_id)
         return None
-
-    def _too_much(self, size: int) -> DoorError | None:
-        """What must not even be read: too long for somebody that nobody knows, or too many frames in a second."""
-        if self.principal is None and size > CONNECT_BYTES_MAX:
-            message = f"the first message must have at most {CONNECT_BYTES_MAX} bytes, not {size}"
-            return DoorError(codes.BAD_REQUEST, message, limit=CONNECT_BYTES_MAX)
-        frames_max = self.door.limits.frames_per_second_max
-        if not frames_max:
-            return None
-        second = self.door.clock.elapsed_ms() // 1000
-        if second != self._second:
-            self._second, self._frames_in_second = second, 0
-        self._frames_in_second += 1
-        if self._frames_in_second <= frames_max:
-            return None
-        message = f"frames_per_second_max is {frames_max}"
-        return DoorError(codes.RATE_LIMITED, message, limit=frames_max, retry_after_ms=1000)
 
     def receive_binary(self) -> None:
         """A binary frame: there are none."""

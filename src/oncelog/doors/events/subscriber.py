@@ -25,8 +25,8 @@ from msgspec import Struct
 from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.hub import Flight, is_event
-from oncelog.doors.events.outbox import Outbox
 from oncelog.doors.events.reading import Sync
+from oncelog.doors.outbox import Outbox
 
 logger: Final = logging.getLogger("oncelog.doors")
 

@@ -6,7 +6,6 @@ broadcast is one frame, whatever the number of its readers.
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from struct import Struct as Packing
 from typing import Any, Final
 
 import orjson
@@ -15,6 +14,7 @@ from msgspec import Struct
 from oncelog.codes import AUTH_FAILED, RATE_LIMITED, SERVER_BUSY, SERVER_ERROR, VALIDATION_FAILED, VERSION_UNSUPPORTED
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Verdict
 from oncelog.doors.faults import DoorError
+from oncelog.doors.frames import frame_head
 from oncelog.stores.protocol import Brief, brief_of
 
 PRIOR_ITEM_FAILED: Final = "prior_item_failed"
@@ -35,12 +35,6 @@ _FIELD: Final = {
     "expected_position": "expected_committed_id",
 }
 """The core's fields by their names here. Others have the same."""
-
-_TEXT: Final = 0x81
-_CLOSE: Final = 0x88
-_REASON_BYTES_MAX: Final = 123
-_LENGTH_16: Final = Packing("!BBH").pack
-_LENGTH_64: Final = Packing("!BBQ").pack
 
 
 class Rejected(Struct, frozen=True, gc=False):
@@ -141,7 +135,7 @@ def committed_frame(id_text: str, receipt: Receipt, timestamp_ms: int, msg_id: b
         receipt.position,
         receipt.log_time_ms,
     )
-    return _frame_head(len(message)) + message
+    return frame_head(len(message)) + message
 
 
 def results_json(ids: Sequence[str], verdicts: Sequence[Result]) -> bytes:
@@ -193,11 +187,6 @@ def _head(kind: bytes, timestamp_ms: int, msg_id: bytes) -> bytes:
     )
 
 
-def frame(message: bytes) -> bytes:
-    """A text message as a WebSocket frame from a server (RFC 6455, 5.2): not masked, so it is the same for all."""
-    return _frame_head(len(message)) + message
-
-
 def frame_of_parts(kind: bytes, parts: Sequence[bytes], timestamp_ms: int, msg_id: bytes) -> bytes:
     """The frame of a message whose payload comes in parts."""
     return frame_after(_head(kind, timestamp_ms, msg_id), parts)
@@ -205,18 +194,4 @@ def frame_of_parts(kind: bytes, parts: Sequence[bytes], timestamp_ms: int, msg_i
 
 def frame_after(head: bytes, parts: Sequence[bytes]) -> bytes:
     """The same where the envelope up to its payload has been written."""
-    return b"".join((_frame_head(len(head) + sum(map(len, parts)) + 1), head, *parts, b"}"))
-
-
-def _frame_head(length: int) -> bytes:
-    if length < 126:
-        return bytes((_TEXT, length))
-    if length < 65_536:
-        return _LENGTH_16(_TEXT, 126, length)
-    return _LENGTH_64(_TEXT, 127, length)
-
-
-def close_frame(code: int, reason: str) -> bytes:
-    """The end of a connection (RFC 6455, 5.5.1)."""
-    payload = code.to_bytes(2, "big") + reason.encode()[:_REASON_BYTES_MAX]
-    return bytes((_CLOSE, len(payload))) + payload
+    return b"".join((frame_head(len(head) + sum(map(len, parts)) + 1), head, *parts, b"}"))

@@ -15,7 +15,7 @@ from oncelog.stores.postgres.tables import DELETE, LOAD, SAVE
 
 _NAMED: Final = (
     *("state", "keys", "sequences", "save", "save_lanes", "save_clock", "roots", "policies"),
-    *("bodies", "erase", "touch_lane", "own_transaction", "declare_policy"),
+    *("bodies", "erase", "touch_lane", "own_transaction", "declare_policy", "save_member_changes"),
 )
 STATEMENTS: Final = (
     *(SQL[name] for name in _NAMED),

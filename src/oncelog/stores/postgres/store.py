@@ -19,7 +19,7 @@ from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
-from oncelog.stores.postgres import delta_reading, ledger_reading, reading
+from oncelog.stores.postgres import delta_reading, ledger_reading, member_reading, reading
 from oncelog.stores.postgres.connecting import (
     Connection,
     Timeouts,
@@ -45,6 +45,10 @@ from oncelog.stores.protocol import (
     Draw,
     EntityPage,
     Evidence,
+    MemberChange,
+    MemberPage,
+    MemberPlace,
+    MembershipPage,
     Page,
     Query,
     RelationshipPage,
@@ -281,6 +285,18 @@ class PostgresStore:
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""
         return await self._read(ledger_reading.relationships, query, self.settings)
+
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        """As `Store` says."""
+        return await self._read(member_reading.members, scope, after, limit, self.settings)
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        """As `Store` says."""
+        return await self._read(member_reading.memberships, member, prefix, after, limit)
+
+    async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+        """As `Store` says."""
+        return await self._read(member_reading.member_changes, lane, after, limit)
 
     async def erasures(self) -> int:
         """As `Store` says."""

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
-from oncelog.stores.side_state import TABLES, Table, lane_of_scope
+from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.side_state import TABLES, Table, changed_members, lane_of_scope
 
 _BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure"}
 _NUMBERS: Final = {
@@ -90,6 +91,8 @@ async def save(connection: Any, changes: Changes, lanes: int) -> None:
             await connection.execute(SAVE[table.name], *columns_of(saved))
         if deleted:
             await connection.execute(DELETE[table.name], *columns_of(deleted))
+    if changes.members or changes.acknowledged:
+        await connection.execute(SQL["save_member_changes"], *columns_of(changed_members(changes, lanes)))
 
 
 def columns_of(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -29,6 +29,10 @@ from oncelog.stores.protocol import (
     Draw,
     EntityPage,
     Evidence,
+    MemberChange,
+    MemberPage,
+    MemberPlace,
+    MembershipPage,
     Page,
     Query,
     RelationshipPage,
@@ -39,7 +43,7 @@ from oncelog.stores.protocol import (
     SideState,
     Standing,
 )
-from oncelog.stores.sqlite import delta_reading, ledger_reading, reading
+from oncelog.stores.sqlite import delta_reading, ledger_reading, member_reading, reading
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.session import Session
@@ -206,6 +210,18 @@ class SqliteStore:
     async def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Store` says."""
         return await self._read(ledger_reading.relationships, query, self.settings)
+
+    async def members(self, scope: str, after: str, limit: int) -> MemberPage:
+        """As `Store` says."""
+        return await self._read(member_reading.members, scope, after, limit, self.settings)
+
+    async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
+        """As `Store` says."""
+        return await self._read(member_reading.memberships, member, prefix, after, limit)
+
+    async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+        """As `Store` says."""
+        return await self._read(member_reading.member_changes, lane, after, limit)
 
     async def erasures(self) -> int:
         """As `Store` says."""

@@ -11,7 +11,7 @@ import orjson
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
-from oncelog.stores.side_state import TABLES, Table, lane_of_scope
+from oncelog.stores.side_state import TABLES, Table, changed_members, lane_of_scope
 from oncelog.stores.sqlite.recent import TABLES as RECENT
 from oncelog.stores.sqlite.recent import Recent
 from oncelog.stores.sqlite.statements import Insert
@@ -57,6 +57,11 @@ GROUP_ROWS_MIN: Final = 8
 LOAD: Final = {table.name: _load_sql(table) for table in TABLES}
 LOAD_GROUP: Final = {table.name: _load_group_sql(table) for table in TABLES}
 _SAVE: Final = {table.name: _save(table) for table in TABLES}
+_SAVE_MEMBER_CHANGES: Final = Insert(
+    "oncelog_member_changes",
+    ("lane", "scope", "member", "kind", "revision"),
+    " ON CONFLICT DO UPDATE SET revision = excluded.revision",
+)
 DELETE: Final = {table.name: _delete_sql(table) for table in TABLES}
 
 
@@ -119,3 +124,6 @@ def save(connection: Any, changes: Changes, lanes: int) -> None:
             _SAVE[table.name](connection, saved, len(saved))
         if deleted:
             connection.executemany(DELETE[table.name], deleted)
+    if changes.members or changes.acknowledged:
+        rows = changed_members(changes, lanes)
+        _SAVE_MEMBER_CHANGES(connection, rows, len(rows))

@@ -74,7 +74,8 @@ def check_partitions(source: Source, books: IndexBooks) -> Iterator[Progress]:
 def check_streams(source: Source, books: IndexBooks, rules: Rules) -> Iterator[Progress]:
     """The stream index in both directions, and the newest sequence of every stream."""
     found = books.streams.like()
-    newest = in_order(source.rows_of(_STREAMS), 2, "the table of streams")
+    # One that was opened and has no records yet is in the table too, at 0.
+    newest = (row for row in in_order(source.rows_of(_STREAMS), 2, "the table of streams") if row[2])
     stream: tuple[int, str] | None = None
     sequence = position = 0
     rows = in_order(source.rows("all_stream_records"), 3, "the index of streams")

@@ -375,6 +375,31 @@ SELECT sequence_hash FROM oncelog_records WHERE sequence_hash IS NOT NULL ORDER 
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 
+-- name: member_page
+-- The members of a stream, each with what it has acknowledged.
+SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
+LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
+WHERE m.lane = $1 AND m.scope = $2 AND m.member > $3 ORDER BY m.member LIMIT $4;
+
+-- name: membership_page
+-- The streams of a member, each with its newest sequence and what the member has acknowledged.
+SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
+LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
+LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
+WHERE m.member = $1 AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4 ORDER BY m.scope LIMIT $5;
+
+-- name: member_changes
+-- Who has come, gone or acknowledged something in a lane since a revision, as it stands now.
+SELECT c.revision, c.scope, c.member, c.kind, m.member IS NOT NULL, coalesce(a.sequence, 0) FROM oncelog_member_changes AS c
+LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.member = c.member
+LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member
+WHERE c.lane = $1 AND (c.revision, c.scope, c.member, c.kind) > ($2, $3, $4, $5) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
+
+-- name: save_member_changes
+INSERT INTO oncelog_member_changes (lane, scope, member, kind, revision)
+SELECT * FROM unnest($1::integer[], $2::text[], $3::text[], $4::integer[], $5::bigint[])
+ON CONFLICT (lane, scope, member, kind) DO UPDATE SET revision = excluded.revision;
+
 -- name: acknowledged_beyond
 -- A member that has acknowledged what its stream does not have.
 SELECT a.lane, a.scope, a.member, a.sequence, coalesce(s.sequence, 0)

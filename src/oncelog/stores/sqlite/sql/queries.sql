@@ -188,6 +188,28 @@ WHERE lane = :lane AND scope = :scope AND subject = :subject AND (resource, rela
     AND :resource IN ('', resource) AND :relation IN ('', relation)
 ORDER BY resource, relation LIMIT :limit;
 
+-- name: member_page
+-- The members of a stream, each with what it has acknowledged.
+SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
+LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
+WHERE m.lane = ? AND m.scope = ? AND m.member > ? ORDER BY m.member LIMIT ?;
+
+-- name: membership_page
+-- The streams of a member, each with its newest sequence and what the member has acknowledged.
+SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0)
+FROM oncelog_members AS m INDEXED BY oncelog_members_member
+LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
+LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
+WHERE m.member = ? AND m.scope > ? AND m.scope >= ? AND m.scope < ? ORDER BY m.scope LIMIT ?;
+
+-- name: member_changes
+-- Who has come, gone or acknowledged something in a lane since a revision, as it stands now.
+SELECT c.revision, c.scope, c.member, c.kind, m.member IS NOT NULL, coalesce(a.sequence, 0)
+FROM oncelog_member_changes AS c INDEXED BY oncelog_member_changes_revision
+LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.member = c.member
+LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member
+WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT ?;
+
 -- name: erase
 -- Only the hash of the body stays, and as many zeros as keep the row at its size.
 UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,

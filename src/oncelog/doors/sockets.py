@@ -1,17 +1,48 @@
-"""The WebSocket of the events door: aiohttp's socket on one side, a session on the other."""
+"""WebSockets of a door: aiohttp's socket on one side, a session of the door's on the other."""
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, Protocol, TypeVar
 
 from aiohttp import WSMsgType, web
 
-from oncelog.doors.events import words
-from oncelog.doors.events.door import EventsDoor
-from oncelog.doors.events.outbox import WIRE_BYTES_HIGH
-from oncelog.doors.events.session import CloseCode, Session
+from oncelog.doors.entrance import Entrance
+from oncelog.doors.frames import CloseCode, close_frame
+from oncelog.doors.limits import DoorLimits
+from oncelog.doors.metrics import Counts
+from oncelog.doors.outbox import WIRE_BYTES_HIGH, Outbox, Wire
+from oncelog.doors.principal import Principal
 
 CLOSE_WAIT_S: Final = 2.0
 """How long a client that is sent away has to agree."""
+
+
+class Session(Protocol):
+    """One connection without its socket."""
+
+    principal: Principal | None
+    outbox: Outbox
+
+    def receive(self, data: bytes) -> Awaitable[None] | None:
+        """A text frame. What it gives is to be awaited before the next."""
+
+    def receive_binary(self) -> None:
+        """A binary frame: there are none."""
+
+    def renew(self, principal: Principal | None) -> None:
+        """The rights of now; None if there are none any more."""
+
+    def end(self, error: Exception) -> None:
+        """Something that this connection cannot go on with."""
+
+    def finish(self, code: int, reason: str) -> None:
+        """Ends the connection, after what is in the outbox and can be written. Then nothing more is."""
+
+    def closed(self) -> None:
+        """The connection is gone."""
+
+
+S = TypeVar("S", bound=Session)
 
 
 class SocketWire:
@@ -45,7 +76,7 @@ class SocketWire:
         If it were while the client still sends, the client's system would throw away what it has not read yet, and
         with it the reason.
         """
-        self.write(words.close_frame(code, reason))
+        self.write(close_frame(code, reason))
         asyncio.get_running_loop().call_later(CLOSE_WAIT_S, self.abort)
 
     def abort(self) -> None:
@@ -53,19 +84,24 @@ class SocketWire:
         self._transport.abort()
 
 
-class Sockets:
-    """All connections of a server."""
+class Sockets(Generic[S]):
+    """All connections of a door. `new_session` makes the session of one, from its wire and the client's address."""
 
-    def __init__(self, door: EventsDoor) -> None:
-        self._door = door
-        self._sessions: set[Session] = set()
+    def __init__(
+        self, entrance: Entrance, limits: DoorLimits, counts: Counts, new_session: Callable[[Wire, str], S]
+    ) -> None:
+        self._entrance = entrance
+        self._limits = limits
+        self._counts = counts
+        self._new_session = new_session
+        self._sessions: set[S] = set()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     async def serve(self, request: web.Request, address: str) -> web.WebSocketResponse:
         """One connection, from its first frame to its last."""
-        limits = self._door.limits
+        limits = self._limits
         socket = web.WebSocketResponse(
             # Frames are written by us, and the same bytes go to all: there is no state of a compression in them.
             compress=False,
@@ -77,9 +113,9 @@ class Sockets:
         transport = request.transport
         if transport is None:  # it is gone already
             return socket
-        session = Session(self._door, SocketWire(request, transport), address)
+        session = self._new_session(SocketWire(request, transport), address)
         self._sessions.add(session)
-        self._door.counts.ws_connections += 1
+        self._counts.ws_connections += 1
         timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, _demand_connected, session)
         try:
             await _receive_all(socket, session)
@@ -87,16 +123,15 @@ class Sockets:
             timer.cancel()
             session.closed()
             self._sessions.discard(session)
-            self._door.counts.ws_connections -= 1
+            self._counts.ws_connections -= 1
         return socket
 
     def renew(self) -> None:
         """Looks at the rights of all: expired ones end (CO-23), changed ones are those of now."""
-        entrance = self._door.entrance
         for session in list(self._sessions):
             principal = session.principal
             if principal is not None:
-                current = entrance.current(principal)
+                current = self._entrance.current(principal)
                 if current is not principal:
                     session.renew(current)
 

@@ -6,7 +6,7 @@ warned of, and ended (CO-31).
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol, cast
 
@@ -54,6 +54,64 @@ class Answer:
 
     def written(self) -> None:
         """It is on its way."""
+
+
+class Reads(Protocol):
+    """Whoever has an outbox."""
+
+    outbox: "Outbox"
+
+    def abort(self) -> None:
+        """Something is wrong with this one alone."""
+
+
+class Flusher:
+    """Writes what has come into outboxes at the end of a turn of the event loop, once to each."""
+
+    def __init__(self) -> None:
+        self._dirty: list[Reads] = []
+        self._is_due = False
+
+    def soon(self, reader: Reads) -> None:
+        """What is in its outbox is written at the end of this turn of the loop, together with what comes till then."""
+        outbox = reader.outbox
+        if not outbox.is_dirty:
+            outbox.is_dirty = True
+            self._dirty.append(reader)
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._flush_all)
+
+    def put(self, frame: bytes, readers: Iterable[Reads], but: Container[Reads] = ()) -> int:
+        """Puts the same frame into the outboxes of all but some; gives into how many."""
+        size = len(frame)
+        dirty = self._dirty
+        count = 0
+        for reader in readers:
+            if reader in but:
+                continue
+            outbox = reader.outbox
+            outbox.frames.append(frame)
+            outbox.bytes += size
+            count += 1
+            if not outbox.is_dirty:
+                outbox.is_dirty = True
+                dirty.append(reader)
+        if dirty and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._flush_all)
+        return count
+
+    def _flush_all(self) -> None:
+        self._is_due = False
+        dirty, self._dirty = self._dirty, []
+        for reader in dirty:
+            reader.outbox.is_dirty = False
+            try:
+                reader.outbox.flush()
+            except Exception:
+                logger.exception("what is for a reader could not be written")
+                reader.abort()
 
 
 class Outbox:

@@ -1,0 +1,102 @@
+"""Who comes, goes and acknowledges, told to those who follow a lane: by revision, as records are by position.
+
+What this process has committed is told at once. What others have is found by the look at the lanes' heads, whose
+revision says that something has changed, and is then read from the store: as much as has changed, and no more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from oncelog.core.values import Changes, LaneHead
+from oncelog.errors import StoreError
+from oncelog.stores.protocol import MemberChange, MemberPlace, Store
+from oncelog.stores.side_state import ACKNOWLEDGEMENT, changed_members
+
+logger: Final = logging.getLogger("oncelog.engine")
+
+PAGE_CHANGES: Final = 500
+
+
+class MemberListener(Protocol):
+    """Takes changes of members as they come."""
+
+    def changed(self, changes: Sequence[MemberChange]) -> None:
+        """These have changed, and stand so. The same may be told again. Must not raise, and must not take long."""
+
+
+class MemberTailer:
+    """Of one lane, for one listener."""
+
+    def __init__(self, store: Store, lane: int, revision: int, listener: MemberListener) -> None:
+        self.lane = lane
+        self._store = store
+        self._revision = revision
+        """All that was changed up to here has been told."""
+        self._newest = revision
+        self._listener = listener
+        self._running: asyncio.Task[None] | None = None
+        self._has_failed = False
+
+    def committed(self, changes: Changes, head: LaneHead) -> None:
+        """These were made durable here. They are told as they are if nothing else has come in between."""
+        if self._running is None and head.revision == self._revision + 1:
+            self._revision = self._newest = head.revision
+            if changes.members or changes.acknowledged:
+                self._tell(changes)
+        else:
+            self.look(head.revision)
+
+    def _tell(self, changes: Changes) -> None:
+        told: list[MemberChange] = []
+        for lane, scope, member, kind, revision in changed_members(changes, self._store.settings.lanes):
+            if lane == self.lane:
+                # Who acknowledges is a member.
+                present = kind == ACKNOWLEDGEMENT or bool(changes.members[scope, member])
+                acknowledged = changes.acknowledged.get((scope, member)) or 0
+                told.append(MemberChange(revision, scope, member, kind, present, acknowledged))
+        if told:
+            self._listener.changed(told)
+
+    def look(self, newest: int) -> None:
+        """The lane is at this revision."""
+        self._newest = max(self._newest, newest)
+        if self._running is None and self._revision < self._newest:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Nothing more is told."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def _run(self) -> None:
+        try:
+            while self._revision < self._newest:
+                await self._catch_up(self._newest)
+                self._has_failed = False
+        except Exception as error:  # the next look tries again
+            if not self._has_failed:
+                logger.warning(
+                    "changes of members in lane %d could not be read: %s",
+                    self.lane,
+                    error,
+                    exc_info=not isinstance(error, StoreError),
+                )
+            self._has_failed = True
+        finally:
+            self._running = None
+
+    async def _catch_up(self, newest: int) -> None:
+        # Names are not empty, so that this stands before all of the next revision.
+        place: MemberPlace = (self._revision + 1, "", "", 0)
+        while True:
+            changes = await self._store.member_changes(self.lane, place, PAGE_CHANGES)
+            if changes:
+                self._listener.changed(changes)
+                place = changes[-1].place
+            if len(changes) < PAGE_CHANGES:
+                break
+        # After a full page there may be another of its revision; after the last nothing is left of any that it has.
+        self._revision = max(newest, place[0] - (0 if changes else 1))

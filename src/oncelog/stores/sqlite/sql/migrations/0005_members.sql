@@ -1,0 +1,16 @@
+-- The streams of a member, without a look at all members of all streams.
+CREATE INDEX oncelog_members_member ON oncelog_members (member, scope);
+
+-- Whose membership or acknowledgement has changed, and the revision of the lane that did it: whoever follows them asks
+-- for what is newer than the last that he knows. One row for each, so that it grows no further than those do. `kind` is
+-- 1 for the membership, 2 for the acknowledgement.
+CREATE TABLE oncelog_member_changes (
+    lane INTEGER NOT NULL,
+    scope TEXT NOT NULL,
+    member TEXT NOT NULL,
+    kind INTEGER NOT NULL,
+    revision INTEGER NOT NULL,
+    PRIMARY KEY (lane, scope, member, kind)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX oncelog_member_changes_revision ON oncelog_member_changes (lane, revision, scope, member, kind);
