@@ -1,7 +1,10 @@
 """Frames of a WebSocket as a server writes them (RFC 6455): whole, not masked, so that one is the same for all."""
 
+from functools import lru_cache
 from struct import Struct as Packing
 from typing import Final
+
+import orjson
 
 _TEXT: Final = 0x81
 _CLOSE: Final = 0x88
@@ -16,6 +19,12 @@ class CloseCode:
     GOING_AWAY: Final = 1001
     POLICY: Final = 1008
     SERVER_ERROR: Final = 1011
+
+
+@lru_cache(maxsize=4096)
+def json_text(text: str) -> str:
+    """A name in JSON. Most are written again and again."""
+    return orjson.dumps(text).decode()
 
 
 def frame(message: bytes) -> bytes:

@@ -4,6 +4,7 @@ A door calls `authenticate` once for a connection or request, and asks the princ
 before anything is looked up (CO-22). What a client is told is the text of `AuthError`, what the log gets its `reason`.
 """
 
+import re
 from typing import ClassVar, Final, Protocol
 
 from oncelog.doors.apikeys import PREFIX, ApiKey, ApiKeys, Created
@@ -90,14 +91,19 @@ class Authenticator:
 DEVELOPER: Final = Principal(actor="user:developer", client_id=None, grants=EVERYTHING)
 
 
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
 class DevelopmentAuthenticator:
     """Lets everybody do everything, whatever they show. For a server that only its own machine can reach."""
 
     is_open: ClassVar = True
 
-    def authenticate(self, credential: str | None) -> Principal:  # noqa: ARG002 - that is the point
-        """Always the developer."""
-        return DEVELOPER
+    def authenticate(self, credential: str | None) -> Principal:
+        """The developer; or, where a plain name is shown, the user of that name."""
+        if credential is None or _NAME.fullmatch(credential) is None:
+            return DEVELOPER
+        return Principal(actor=f"user:{credential}", client_id=None, grants=EVERYTHING)
 
     def current(self, principal: Principal, now_ms: int) -> Principal | None:  # noqa: ARG002
         """As before."""

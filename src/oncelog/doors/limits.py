@@ -47,8 +47,15 @@ SETTING_NUMBER_MAX: Final = 2**53 - 1
 
 _MIB: Final = 2**20
 _ZERO_MEANS_NO_LIMIT: Final = frozenset(
-    {"auth_failures_per_minute_max", "new_events_per_second_max", "frames_per_second_max"}
+    {
+        "auth_failures_per_minute_max",
+        "new_events_per_second_max",
+        "frames_per_second_max",
+        "user_messages_per_second_max",
+        "chat_messages_per_second_max",
+    }
 )
+_RATES: Final = ("new_events_per_second_max", "user_messages_per_second_max", "chat_messages_per_second_max")
 
 
 class DoorLimits(Struct, frozen=True, kw_only=True):
@@ -86,6 +93,22 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     """New events of one actor, over all processes of the log; retries are not counted. 0 is no limit."""
     frames_per_second_max: int = 0
     """Frames that one connection sends. 0 is no limit."""
+    message_bytes_max: int = 4096
+    """Of the content of one chat message, in UTF-8."""
+    page_messages_default: int = 100
+    """Messages of a page of a chat, where the reader does not say how many. Never more than `page_messages_max`."""
+    page_messages_max: int = 500
+    """A page that is asked for with more has this many. Pages of chats and of members too."""
+    request_members_max: int = 1000
+    """Members that one request gives to a chat."""
+    user_messages_per_second_max: int = 0
+    """New messages of one user in one chat, over all processes of the log; retries are not counted. 0 is no limit."""
+    chat_messages_per_second_max: int = 0
+    """New messages in one chat, whoever sends them, over all processes of the log. 0 is no limit."""
+    live_chats_max: int = 10_000
+    """Chats that one user is sent live. Of more, the first by their ids are."""
+    delivery_ms: int = 50
+    """How long acknowledgements gather before the members of their chat are told."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -93,6 +116,7 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
             lowest = 0 if name in _ZERO_MEANS_NO_LIMIT else 1
             if type(value) is not int or not lowest <= value <= SETTING_NUMBER_MAX:
                 raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
-        if self.new_events_per_second_max > RATE_MAX:
-            given = self.new_events_per_second_max
-            raise SettingsError(f"new_events_per_second_max must be at most {RATE_MAX}, or 0 for no limit, not {given}")
+        for name in _RATES:
+            given = getattr(self, name)
+            if given > RATE_MAX:
+                raise SettingsError(f"{name} must be at most {RATE_MAX}, or 0 for no limit, not {given}")

@@ -30,6 +30,7 @@ class Counts:
         "events_replayed",
         "frames_received",
         "ledger_writes",
+        "messages",
         "requests",
         "slow_readers_closed",
         "slow_readers_warned",
@@ -51,6 +52,8 @@ class Counts:
         """By what became of them: new, answered from memory or from the store, or an error's code."""
         self.deltas: defaultdict[str, int] = defaultdict(int)
         """By what became of them: committed, known, known under another op."""
+        self.messages: defaultdict[str, int] = defaultdict(int)
+        """By what became of them: committed, known, known with other content."""
         self.deliveries = 0
         self.bytes_sent = 0
         self.slow_readers_warned = 0
@@ -117,7 +120,8 @@ class _Counted(Collector):
         yield _counter_by("events", "Submitted events by what became of them.", "outcome", _outcomes(counts))
         yield _counter_by("ledger_writes", "Ledger writes by what became of them.", "outcome", counts.ledger_writes)
         yield _counter_by("deltas", "Pushed deltas by what became of them.", "outcome", counts.deltas)
-        yield _counter("deliveries", "Events that were sent to readers.", counts.deliveries)
+        yield _counter_by("messages", "Chat messages by what became of them.", "outcome", counts.messages)
+        yield _counter("deliveries", "Events, deltas and messages that were sent to readers.", counts.deliveries)
         yield _counter("sent_bytes", "Bytes of frames and bodies that were sent.", counts.bytes_sent)
         steps = {"warned": counts.slow_readers_warned, "closed": counts.slow_readers_closed}
         yield _counter_by("slow_readers", "Readers that fell behind.", "step", steps)

@@ -16,6 +16,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from oncelog import codes
 from oncelog.doors.arrivals import Arrivals
+from oncelog.doors.chat.acks import Acks
+from oncelog.doors.chat.door import ChatDoor
+from oncelog.doors.chat.http import PATH as CHAT_PATH
+from oncelog.doors.chat.http import ChatHttp
+from oncelog.doors.chat.hub import ChatHub
+from oncelog.doors.chat.session import ChatSession
+from oncelog.doors.chat.words import error_response as chat_error_response
 from oncelog.doors.deltas.door import DeltasDoor
 from oncelog.doors.deltas.http import LIVE, PATH, DeltasHttp
 from oncelog.doors.deltas.schemas import Schemas, both
@@ -66,7 +73,7 @@ CLOSING_S: Final = 1.0
 HEADER_BYTES_MAX: Final = 32 * 1024
 """Of the request line, and of each header."""
 PREFLIGHT: Final = {
-    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
     "Access-Control-Max-Age": "600",
 }
@@ -99,6 +106,11 @@ class Server:
         ledger_door = LedgerDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts)
         self.ledger = LedgerHttp(ledger_door)
         self.deltas = DeltasHttp(DeltasDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts))
+        self._chat_door = ChatDoor(self.log, self._entrance, limits=settings.door_limits, counts=self.counts)
+        self._chat_hub = ChatHub(self.log, settings.door_limits, self.counts, self._cannot_follow)
+        new_session = partial(ChatSession, self._chat_door, self._chat_hub, Acks(self.log))
+        self.chat_sockets = Sockets(self._entrance, settings.door_limits, self.counts, new_session)
+        self.chat = ChatHttp(self._chat_door)
         self.rpc = self._new_rpc(ledger_door) if settings.grpc else None
         self.metrics = Metrics(
             self.counts,
@@ -160,7 +172,7 @@ class Server:
     def _readers(self) -> int:
         """Who is connected to stay."""
         streams = len(self.http.streams) + len(self.ledger.streams) + len(self.deltas)
-        return len(self.sockets) + streams + len(self.rpc or ())
+        return len(self.sockets) + len(self.chat_sockets) + streams + len(self.rpc or ())
 
     @property
     def grpc_address(self) -> str:
@@ -205,7 +217,7 @@ class Server:
         if self._runner is None:
             return
         self._is_ready = False
-        self._door.is_closing = self.ledger.is_closing = self.deltas.is_closing = True
+        self._door.is_closing = self.ledger.is_closing = self.deltas.is_closing = self._chat_door.is_closing = True
         runner, self._runner = self._runner, None
         logger.info("stopping", extra={"connections": self._readers, "queued": self.log.queued})
         if self._listener is not None:
@@ -221,6 +233,7 @@ class Server:
             logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queued})
         self._quick.finish()
         self.sockets.finish()
+        self.chat_sockets.finish()
         self.http.streams.finish()
         self.ledger.streams.finish()
         self.deltas.finish()
@@ -242,7 +255,8 @@ class Server:
         """Returns when nothing is in flight and what was answered is on its way, but for those who do not read."""
         await self.log.settled()
         await asyncio.sleep(0)  # the answers of the last commit
-        await asyncio.wait([asyncio.ensure_future(self.sockets.drained())], timeout=CLOSING_S)
+        drained = asyncio.gather(self.sockets.drained(), self.chat_sockets.drained())
+        await asyncio.wait([drained], timeout=CLOSING_S)
 
     def _cannot_read(self, error: Exception) -> None:
         """The log could not be read for long. Everybody is let go; whoever comes back finds it as it is then."""
@@ -251,6 +265,11 @@ class Server:
         self.sockets.fail(error)
         if not self._door.is_closing:
             self._listening = asyncio.get_running_loop().create_task(self._listen_again())
+
+    def _cannot_follow(self, error: Exception) -> None:
+        """The same of the lanes of chats, which are listened to again when the next one connects."""
+        logger.error("chats cannot be followed; their connections are closed: %s", error)
+        self.chat_sockets.fail(error)
 
     def _set_ready(self, *, is_ready: bool) -> None:
         self._is_ready = is_ready
@@ -320,6 +339,10 @@ class Server:
         for path, (method, handler) in self.deltas.routes().items():
             app.router.add_route(method, f"/v1/sync/{{gateway}}/{path}", partial(self._handle_deltas, handler, path))
 
+        app.router.add_get(CHAT_PATH, self._chat_socket)
+        for method, path, chat_handler in self.chat.routes():
+            app.router.add_route(method, path, partial(self._handle_chat, chat_handler))
+
     def reload(self) -> None:
         """Takes keys, grants and certificates anew, and looks at everybody who is connected.
 
@@ -366,6 +389,7 @@ class Server:
         self._arrivals.sweep()
         self._quick.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
         self.sockets.renew()
+        self.chat_sockets.renew()
         self.http.streams.renew()
         self.ledger.streams.renew()
         self.deltas.streams.renew()
@@ -378,7 +402,7 @@ class Server:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Whom we do not serve at all, and how errors look."""
         self._arrivals.spoke(request.transport)
-        respond = deltas_error_response if request.path.startswith(PATH) else error_response
+        respond = _RESPONSES.get(_door_of(request.path), error_response)
         try:
             self._demand_served(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
@@ -480,6 +504,15 @@ class Server:
             self._demand_room()
         return await handler(request, self._address(request))
 
+    async def _chat_socket(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise DoorError(codes.BAD_REQUEST, "Upgrade: must be websocket", field="Upgrade", status=426)
+        self._demand_room()
+        return await self.chat_sockets.serve(request, self._address(request))
+
+    async def _handle_chat(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
+        return await handler(request, self._address(request))
+
     # --- for operators
 
     async def _hello(self, _: web.Request) -> web.Response:
@@ -489,6 +522,7 @@ class Server:
                 "events": "/v1/events",
                 "ledger": "/v1/ledger",
                 "deltas": "/v1/sync",
+                "chat": CHAT_PATH,
                 "health": "/readyz",
             }
         )
@@ -540,7 +574,15 @@ def _http_logger() -> logging.Logger:
 
 
 def _door_of(path: str) -> str:
-    return "ledger" if path.startswith("/v1/ledger/") else "deltas" if path.startswith(PATH) else "events"
+    for prefix, door in _DOORS.items():
+        if path.startswith(prefix):
+            return door
+    return "events"
+
+
+_DOORS: Final = {"/v1/ledger/": "ledger", PATH: "deltas", CHAT_PATH: "chat"}
+_RESPONSES: Final = {"deltas": deltas_error_response, "chat": chat_error_response}
+"""How errors look, where a door has words of its own."""
 
 
 def _place(address: tuple[str, int] | str) -> str:

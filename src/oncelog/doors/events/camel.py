@@ -21,7 +21,7 @@ from oncelog.doors.events import words
 from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, Project, project_of
 from oncelog.doors.events.reading import BadMessageError, Connect, Message, Spelling, Submit, Sync, read_message
-from oncelog.doors.events.words import Rejected, Result, json_text
+from oncelog.doors.events.words import Rejected, Result
 from oncelog.doors.faults import DoorError
 from oncelog.doors.fields import (
     bad,
@@ -35,6 +35,7 @@ from oncelog.doors.fields import (
     text_of,
     token_of,
 )
+from oncelog.doors.frames import json_text
 from oncelog.errors import CanonicalError
 from oncelog.stores.protocol import Brief, BriefPage, brief_of
 

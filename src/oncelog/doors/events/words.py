@@ -5,7 +5,6 @@ broadcast is one frame, whatever the number of its readers.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -14,7 +13,7 @@ from msgspec import Struct
 from oncelog.codes import AUTH_FAILED, RATE_LIMITED, SERVER_BUSY, SERVER_ERROR, VALIDATION_FAILED, VERSION_UNSUPPORTED
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Verdict
 from oncelog.doors.faults import DoorError
-from oncelog.doors.frames import frame_head
+from oncelog.doors.frames import frame_head, json_text
 from oncelog.stores.protocol import Brief, brief_of
 
 PRIOR_ITEM_FAILED: Final = "prior_item_failed"
@@ -49,12 +48,6 @@ Result = Verdict | Rejected
 
 
 # --- records -----------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4096)
-def json_text(text: str) -> str:
-    """A name in JSON. Most are written again and again."""
-    return orjson.dumps(text).decode()
 
 
 def event_text(brief: Brief) -> str:

@@ -1,0 +1,68 @@
+"""Messages of chats: what they are in the log, and what a chat is called there."""
+
+from hashlib import sha256
+from typing import Final
+
+import orjson
+
+from oncelog.core.identity import frame
+from oncelog.core.policy import CHAT
+from oncelog.core.values import Rate, Submission
+
+CHAT_PREFIX: Final = "chat/"
+CHAT_ID_CHARACTERS_MAX: Final = 128
+CONTENT_TYPE_DEFAULT: Final = "text/plain"
+CONTENT_TYPE_CHARACTERS_MAX: Final = 128
+_POSITION_BITS: Final = 48
+
+
+def chat_scope(chat_id: str) -> str:
+    """The stream of a chat; what it is called in a grant too."""
+    return CHAT_PREFIX + chat_id
+
+
+def chat_of(scope: str) -> str:
+    """The chat of a stream."""
+    return scope.removeprefix(CHAT_PREFIX)
+
+
+def is_message_key(key: bytes) -> bool:
+    """Whether 16 bytes are a UUID of version 4 (CH-3)."""
+    return key[6] >> 4 == 4 and key[8] >> 6 == 2
+
+
+def message_id(lane: int, position: int) -> str:
+    """What a message is called by its place in the log: derived, and kept nowhere."""
+    return f"msg_{lane << _POSITION_BITS | position:026x}"
+
+
+def message_body(content: str, content_type: str) -> bytes:
+    """What is stored of a message, in canonical form: orjson escapes a text as RFC 8785 says."""
+    return b'{"content":%b,"content_type":%b}' % (orjson.dumps(content), orjson.dumps(content_type))
+
+
+def message_fingerprint(sender: str, body: bytes) -> bytes:
+    """Two messages are equal if sender, content and content type are (CH-4)."""
+    return sha256(frame(b"sender", sender.encode()) + body).digest()
+
+
+def message(
+    scope: str,
+    key: bytes,
+    body: bytes,
+    *,
+    sender: str,
+    rate: Rate | None = None,
+    stream_rate: Rate | None = None,
+) -> Submission:
+    """A message as the log takes it."""
+    return Submission(
+        policy=CHAT,
+        scope=scope,
+        key=key,
+        fingerprint=message_fingerprint(sender, body),
+        body=body,
+        actor=sender,
+        rate=rate,
+        stream_rate=stream_rate,
+    )

@@ -1,0 +1,280 @@
+"""What all ways into the chat door share: who may do what, and what the log is asked.
+
+Nothing is decided here: whether a message is new or known, who is a member and how far a watermark moves, `core.plan`
+says. Who is no member of a chat, or has no grant for it, gets one and the same answer, whether there is such a chat or
+not (CH-9).
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog import codes
+from oncelog.core.chat import CHAT_PREFIX, chat_of, message
+from oncelog.core.policy import CHAT
+from oncelog.core.values import (
+    Acknowledge,
+    Applied,
+    Committed,
+    Item,
+    Mode,
+    OpenStream,
+    Rate,
+    Reason,
+    Record,
+    Refused,
+    Replayed,
+    SetMember,
+    Submission,
+    Verdict,
+)
+from oncelog.doors.chat.reading import Send
+from oncelog.doors.entrance import Entrance
+from oncelog.doors.faults import RETRY_AFTER_MS, DoorError, error_of, telling
+from oncelog.doors.limits import DoorLimits
+from oncelog.doors.metrics import Counts
+from oncelog.doors.principal import Principal
+from oncelog.engine.log import Log
+from oncelog.errors import HistoryChangedError, OncelogError
+from oncelog.stores.protocol import MemberPage, Membership
+
+COMMITTED: Final = "committed"
+KNOWN: Final = "known"
+MISMATCH: Final = "known_with_other_content"
+_CHAT_ID_BYTES: Final = 12
+_CODES: Final = {
+    Reason.NOT_A_MEMBER: codes.NOT_A_MEMBER,
+    Reason.INVALID: codes.INVALID_MESSAGE,
+    Reason.MALFORMED: codes.INVALID_MESSAGE,
+    Reason.INVALID_ACKNOWLEDGEMENT: codes.INVALID_ACK,
+    Reason.RATE_LIMITED: codes.RATE_LIMITED,
+    Reason.BUSY: codes.SERVER_BUSY,
+}
+"""The one table from the reasons of a refusal to the words of this wire."""
+
+
+class Batch(Struct, frozen=True):
+    """A page of a chat's messages."""
+
+    records: list[Record]
+    has_more: bool
+    following: int
+    newest: int
+    is_ahead: bool = False
+
+
+class Chats(Struct, frozen=True):
+    """Some chats of a member."""
+
+    memberships: list[Membership]
+    following: str
+    """After which to go on; empty behind the last."""
+
+
+class Chat(Struct, frozen=True):
+    """A chat, and some of its members."""
+
+    chat_id: str
+    newest: int
+    page: MemberPage
+
+
+class ChatDoor:
+    """One for a server. Every call raises DoorError for what is no success."""
+
+    def __init__(self, log: Log, entrance: Entrance, *, limits: DoorLimits, counts: Counts) -> None:
+        self.log = log
+        self.entrance = entrance
+        self.clock = entrance.clock
+        self.limits = limits
+        self.counts = counts
+        self._rate = _rate(limits.user_messages_per_second_max)
+        self._stream_rate = _rate(limits.chat_messages_per_second_max)
+        self.is_closing = False
+
+    # --- rights
+
+    def demand_writable(self, scope: str, principal: Principal) -> None:
+        """Raises DoorError, the same that a stranger gets."""
+        if not principal.grants.may_write(scope):
+            raise not_a_member()
+
+    def demand_readable(self, scope: str, principal: Principal) -> None:
+        """Raises DoorError, the same that a stranger gets."""
+        if not principal.grants.may_read(scope):
+            raise not_a_member()
+
+    def demand_going_on(self) -> None:
+        """Raises DoorError once the server is being stopped."""
+        if self.is_closing:
+            raise stopping()
+
+    # --- send
+
+    def submission(self, send: Send, principal: Principal) -> Submission:
+        """A message as the log takes it."""
+        return message(
+            send.scope,
+            send.key,
+            send.body,
+            sender=principal.actor,
+            rate=self._rate,
+            stream_rate=self._stream_rate,
+        )
+
+    async def send(self, send: Send, principal: Principal) -> Committed | Replayed:
+        """Sends a message, and waits until it is durable."""
+        self.demand_writable(send.scope, principal)
+        verdict = await self._submit(self.submission(send, principal))
+        if isinstance(verdict, Committed | Replayed):
+            self.count(verdict)
+            return verdict
+        raise refusal(verdict)
+
+    def count(self, verdict: Committed | Replayed) -> None:
+        """What became of a message, for those who watch the server."""
+        if isinstance(verdict, Committed):
+            self.counts.messages[COMMITTED] += 1
+        else:
+            self.counts.messages[MISMATCH if verdict.mismatch else KNOWN] += 1
+
+    # --- read
+
+    async def standing(self, scope: str, principal: Principal) -> Membership:
+        """A chat as one of its members sees it. Raises DoorError for everybody else."""
+        self.demand_readable(scope, principal)
+        with telling():
+            found = await self.log.books.standing_of(scope, principal.actor)
+        if found is None:
+            raise not_a_member()
+        return found
+
+    def demand_epoch(self, epoch: str | None) -> None:
+        """Raises DoorError for a reader of another history (CO-40)."""
+        if epoch is not None and epoch != self.log.epoch:
+            message = "the epoch is another one: sync again from 0"
+            raise DoorError(codes.HISTORY_CHANGED, message, epoch=self.log.epoch)
+
+    async def after(self, scope: str, principal: Principal, after: int, limit: int | None) -> Batch:
+        """Messages after a sequence, in order (CH-6). A cursor ahead of the chat gets none, and is told so."""
+        standing = await self.standing(scope, principal)
+        if after > standing.newest:
+            return Batch([], has_more=False, following=standing.newest, newest=standing.newest, is_ahead=True)
+        with telling():
+            try:
+                page = await self.log.read(stream=scope, after=after, limit=self.page_size(limit))
+            except HistoryChangedError:  # put back to an earlier state in between
+                return Batch([], has_more=False, following=0, newest=0, is_ahead=True)
+        return Batch(self._messages(page.records), page.has_more, page.cursor.position, page.newest)
+
+    async def before(self, scope: str, principal: Principal, before: int | None, limit: int | None) -> Batch:
+        """The messages right before a sequence, or the newest, in order too. `following` is what to ask for next."""
+        standing = await self.standing(scope, principal)
+        upto = standing.newest if before is None else min(before - 1, standing.newest)
+        begin = max(0, upto - self.page_size(limit))
+        records: list[Record] = []
+        after, has_more = begin, upto > begin
+        with telling():
+            while has_more:  # a page may end early where messages are long
+                page = await self.log.read(stream=scope, after=after, upto=upto, limit=upto - after)
+                records += page.records
+                after, has_more = page.cursor.position, page.has_more
+        return Batch(self._messages(records), begin > 0, begin + 1, standing.newest)
+
+    def _messages(self, records: Sequence[Record]) -> list[Record]:
+        found = [record for record in records if record.policy == CHAT.name]
+        self.counts.deliveries += len(found)
+        return found
+
+    def page_size(self, asked: int | None) -> int:
+        """How many a page has."""
+        limits = self.limits
+        return max(1, min(limits.page_messages_default if asked is None else asked, limits.page_messages_max))
+
+    # --- chats and members
+
+    async def create(self, scope: str | None, members: Sequence[str], principal: Principal) -> tuple[Chat, bool]:
+        """Makes a chat, or gives members to one of which the caller is one; and whether it was made."""
+        scope = scope or f"{CHAT_PREFIX}chat_{secrets.token_hex(_CHAT_ID_BYTES)}"
+        self.demand_writable(scope, principal)
+        actor = principal.actor
+        others = [SetMember(scope, one, actor=actor) for one in dict.fromkeys(members) if one != actor]
+        with telling():
+            verdicts = await self.log.submit_many([OpenStream(scope, actor), *others], Mode.ALL)
+        refused = [one for one in verdicts if isinstance(one, Refused) and one.reason is not Reason.NOT_PROCESSED]
+        if refused:
+            raise refusal(refused[0])
+        is_new = isinstance(verdicts[0], Applied) and verdicts[0].changed
+        with telling():
+            newest = await self.log.books.newest(scope)
+            page = await self.log.books.members(scope, limit=self.limits.page_messages_max)
+        return Chat(chat_of(scope), newest, page), is_new
+
+    async def chat(self, scope: str, principal: Principal, after: str, limit: int | None) -> Chat:
+        """A chat with some of its members, and how far each has received it (CH-8)."""
+        standing = await self.standing(scope, principal)
+        with telling():
+            page = await self.log.books.members(scope, after=after, limit=self.page_size(limit))
+        return Chat(chat_of(scope), standing.newest, page)
+
+    async def chats(self, principal: Principal, after: str, limit: int | None) -> Chats:
+        """The chats of the caller that he may read."""
+        with telling():
+            page = await self.log.books.memberships(
+                principal.actor, prefix=CHAT_PREFIX, after=after, limit=self.page_size(limit)
+            )
+        readable = [one for one in page.memberships if principal.grants.may_read(one.scope)]
+        return Chats(readable, chat_of(page.memberships[-1].scope) if page.has_more else "")
+
+    async def set_member(self, scope: str, member: str, principal: Principal, *, present: bool) -> bool:
+        """Adds or removes a member; whether that has changed anything."""
+        self.demand_writable(scope, principal)
+        verdict = await self._submit(SetMember(scope, member, present, principal.actor))
+        if isinstance(verdict, Applied):
+            return verdict.changed
+        raise refusal(verdict)
+
+    async def acknowledge(self, scope: str, sequence: int, principal: Principal) -> bool:
+        """Moves the caller's watermark forward; whether it was behind."""
+        self.demand_readable(scope, principal)
+        verdict = await self._submit(Acknowledge(scope, principal.actor, sequence))
+        if isinstance(verdict, Applied):
+            return verdict.changed
+        raise refusal(verdict)
+
+    async def _submit(self, item: Item) -> Verdict:
+        self.demand_going_on()
+        try:
+            return await self.log.submit(item)
+        except OncelogError as error:
+            raise error_of(error) from error
+
+
+def refusal(verdict: Verdict) -> DoorError:
+    """What somebody is told whose request was refused."""
+    if not isinstance(verdict, Refused):
+        raise TypeError(f"the chat door was answered with {verdict!r}")
+    if verdict.reason is Reason.NOT_A_MEMBER:
+        return not_a_member()
+    code = _CODES.get(verdict.reason, codes.BAD_REQUEST)
+    if verdict.reason in (Reason.RATE_LIMITED, Reason.BUSY):
+        return DoorError(code, verdict.message, retry_after_ms=verdict.retry_after_ms)
+    if verdict.reason is Reason.INVALID_ACKNOWLEDGEMENT:
+        return DoorError(code, verdict.message, last_sequence=verdict.current)
+    return DoorError(code, verdict.message, field=verdict.field)
+
+
+def not_a_member() -> DoorError:
+    """One text for all: no grant, no member, no more a member, no such chat."""
+    return DoorError(codes.NOT_A_MEMBER, "only members of the chat may do this")
+
+
+def stopping() -> DoorError:
+    """What new requests are told by a server that is about to end."""
+    return DoorError(codes.SERVER_STOPPING, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
+
+
+def _rate(per_second: int) -> Rate | None:
+    return Rate(per_second, burst=per_second) if per_second else None

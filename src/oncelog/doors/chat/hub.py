@@ -1,0 +1,254 @@
+"""Fan-out of the chat door: every message reaches the members of its chat that are connected here, once and in order.
+
+The hub listens to all lanes of streams (delivery is by position, never by verdict), and to changes of members, which
+come by revision in the same way. So it makes no difference on which gateway somebody sends, is made a member, is
+removed or acknowledges. A broadcast is encoded once. Whoever sent a message has its answer, and not the message too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from oncelog.core.chat import CHAT_PREFIX, chat_of
+from oncelog.core.policy import CHAT
+from oncelog.core.values import Record
+from oncelog.doors.chat import words
+from oncelog.doors.limits import DoorLimits
+from oncelog.doors.metrics import Counts
+from oncelog.doors.outbox import Flusher, Outbox
+from oncelog.engine.log import Log
+from oncelog.stores.protocol import MemberChange
+from oncelog.stores.side_state import MEMBERSHIP
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+PAGE_CHATS: Final = 1000
+
+
+class Reader(Protocol):
+    """One connection, as far as the hub is concerned."""
+
+    outbox: Outbox
+
+    @property
+    def user_id(self) -> str:
+        """Who it is of."""
+
+    def may_follow(self, scope: str) -> bool:
+        """Whether its grants have the chat, and it wants to be told."""
+
+    def abort(self) -> None:
+        """Something is wrong with this one alone."""
+
+
+class _User:
+    """Somebody who is connected, with one device or several, and the chats that he is a member of."""
+
+    __slots__ = ("chats", "is_loaded", "joining", "loading", "readers", "told")
+
+    def __init__(self) -> None:
+        self.readers: set[Reader] = set()
+        """Those that have joined."""
+        self.joining = 0
+        """How many more are about to."""
+        self.chats: set[str] = set()
+        self.is_loaded = False
+        self.told: dict[str, bool] = {}
+        """What has changed while his chats are being loaded."""
+        self.loading: asyncio.Task[None] | None = None
+
+
+class _Lane:
+    """The hub as the listener of one lane."""
+
+    def __init__(self, number: int, hub: "ChatHub") -> None:
+        self._number = number
+        self.deliver = hub.deliver
+        self.fail = partial(hub.lane_failed, number)
+
+    def close(self) -> None:
+        """As `Listener` says: those who are connected have been told by the server."""
+
+
+class ChatHub:
+    """One for a server. All of it happens on the event loop's thread."""
+
+    def __init__(self, log: Log, limits: DoorLimits, counts: Counts, on_fail: Callable[[Exception], None]) -> None:
+        self._log = log
+        self._limits = limits
+        self._counts = counts
+        self._on_fail = on_fail
+        self._lanes: set[int] = set()
+        self._listens_to_members = False
+        self._starting = asyncio.Lock()
+        self._users: dict[str, _User] = {}
+        self._live: dict[str, set[Reader]] = {}
+        """Whom a message of a chat reaches."""
+        self._senders: dict[tuple[str, bytes], Reader] = {}
+        """Of messages that are on their way."""
+        self._deliveries: dict[str, dict[str, int]] = {}
+        """What members have acknowledged and others have not been told yet, by chat."""
+        self._delivering: asyncio.TimerHandle | None = None
+        self.flusher = Flusher()
+
+    # --- who is connected
+
+    async def join(self, reader: Reader) -> None:
+        """From now on the reader gets what happens in its chats. Raises what the store raises."""
+        await self._start()
+        name = reader.user_id
+        user = self._users.setdefault(name, _User())
+        user.joining += 1
+        try:
+            if not user.is_loaded:
+                if user.loading is None or user.loading.done():
+                    user.loading = asyncio.get_running_loop().create_task(self._load(name, user))
+                await asyncio.shield(user.loading)
+            # Nothing is awaited between the last change that was told and this.
+            user.readers.add(reader)
+            for scope in user.chats:
+                self._follow(reader, scope)
+        finally:
+            user.joining -= 1
+            self._forget_if_alone(name, user)
+
+    def leave(self, reader: Reader) -> None:
+        """And from now on nothing."""
+        user = self._users.get(reader.user_id)
+        if user is None or reader not in user.readers:
+            return
+        user.readers.discard(reader)
+        for scope in user.chats:
+            self._unfollow(reader, scope)
+        self._forget_if_alone(reader.user_id, user)
+
+    def renew(self, reader: Reader) -> None:
+        """Its grants have changed."""
+        user = self._users.get(reader.user_id)
+        if user is not None and reader in user.readers:
+            for scope in user.chats:
+                self._unfollow(reader, scope)
+                self._follow(reader, scope)
+
+    def _forget_if_alone(self, name: str, user: _User) -> None:
+        if not user.readers and not user.joining and self._users.get(name) is user:
+            del self._users[name]
+
+    async def _load(self, name: str, user: _User) -> None:
+        """The chats of a user. What is changed meanwhile is told, and holds."""
+        chats: set[str] = set()
+        after, has_more = "", True
+        most = self._limits.live_chats_max
+        while has_more and len(chats) < most:
+            page = await self._log.books.memberships(name, prefix=CHAT_PREFIX, after=after, limit=PAGE_CHATS)
+            chats.update(one.scope for one in page.memberships)
+            has_more = page.has_more
+            after = page.memberships[-1].scope if page.memberships else after
+        if has_more or len(chats) > most:
+            logger.warning("a user has more chats than are sent live", extra={"actor": name, "limit": most})
+            chats = set(sorted(chats)[:most])
+        for scope, present in user.told.items():
+            (chats.add if present else chats.discard)(scope)
+        user.chats, user.is_loaded = chats, True
+        user.told.clear()
+
+    def _follow(self, reader: Reader, scope: str) -> None:
+        if reader.may_follow(scope):
+            self._live.setdefault(scope, set()).add(reader)
+
+    def _unfollow(self, reader: Reader, scope: str) -> None:
+        readers = self._live.get(scope)
+        if readers is not None:
+            readers.discard(reader)
+            if not readers:
+                del self._live[scope]
+
+    # --- listening
+
+    async def _start(self) -> None:
+        """Listens to all lanes of streams, once somebody is there who wants to hear: others need not be read for."""
+        lanes = self._log.settings.lanes
+        if len(self._lanes) == lanes and self._listens_to_members:
+            return
+        async with self._starting:
+            if not self._listens_to_members:
+                await self._log.listen_members(self)
+                self._listens_to_members = True
+            for lane in range(1, lanes + 1):
+                if lane not in self._lanes:
+                    await self._log.listen(_Lane(lane, self), lane)
+                    self._lanes.add(lane)
+
+    def lane_failed(self, lane: int, error: Exception) -> None:
+        """As `Listener` says: nobody could be told the truth any more, so the server must let all of them go."""
+        self._lanes.discard(lane)
+        self._senders.clear()
+        self._on_fail(error)
+
+    # --- messages
+
+    def expect(self, scope: str, key: bytes, reader: Reader) -> None:
+        """The reader sends this message, and gets an answer: it need not be told what it says."""
+        self._senders.setdefault((scope, key), reader)
+
+    def unexpect(self, scope: str, key: bytes, reader: Reader) -> None:
+        """It was not committed for this reader."""
+        if self._senders.get((scope, key)) is reader:
+            del self._senders[scope, key]
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        """As `Listener` says."""
+        live, senders, put = self._live, self._senders, self.flusher.put
+        deliveries = 0
+        for record in records:
+            if record.policy != CHAT.name:
+                continue
+            sender = senders.pop((record.scope, record.key), None) if senders else None
+            readers = live.get(record.scope)
+            if readers:
+                but = () if sender is None or sender not in readers else (sender,)
+                if len(readers) > len(but):
+                    deliveries += put(words.message_frame(record), readers, but)
+        self._counts.deliveries += deliveries
+
+    # --- members
+
+    def changed(self, changes: Sequence[MemberChange]) -> None:
+        """As `MemberListener` says."""
+        for change in changes:
+            if not change.scope.startswith(CHAT_PREFIX):
+                continue
+            if change.kind == MEMBERSHIP:
+                self._come_or_gone(change)
+            elif change.scope in self._live:
+                self._deliveries.setdefault(change.scope, {})[change.member] = change.acknowledged
+        if self._deliveries and self._delivering is None:
+            delay_s = self._limits.delivery_ms / 1000
+            self._delivering = asyncio.get_running_loop().call_later(delay_s, self._tell_deliveries)
+
+    def _come_or_gone(self, change: MemberChange) -> None:
+        scope, user = change.scope, self._users.get(change.member)
+        concerned: set[Reader] = set()
+        if user is not None:
+            if not user.is_loaded:
+                user.told[scope] = change.present
+            (user.chats.add if change.present else user.chats.discard)(scope)
+            concerned = {reader for reader in user.readers if reader.may_follow(scope)}
+            for reader in user.readers:
+                (self._follow if change.present else self._unfollow)(reader, scope)
+        readers = self._live.get(scope, set()) | concerned
+        if readers:
+            self.flusher.put(words.membership_frame(chat_of(scope), change.member, present=change.present), readers)
+
+    def _tell_deliveries(self) -> None:
+        """One frame for each member that has acknowledged something, all of a chat's together."""
+        self._delivering = None
+        deliveries, self._deliveries = self._deliveries, {}
+        for scope, acknowledged in deliveries.items():
+            readers = self._live.get(scope)
+            if readers:
+                chat_id = chat_of(scope)
+                frames = [words.delivery_frame(chat_id, name, number) for name, number in acknowledged.items()]
+                self.flusher.put(b"".join(frames), readers)
