@@ -1,0 +1,232 @@
+"""The chat door for tests: a real server, people with devices, and short ways to speak to it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import aiohttp
+from aiohttp import WSMsgType
+
+from doors.serving import RUN_S, Answer, Serving, serving, soon
+
+T = TypeVar("T")
+Json = dict[str, Any]
+MESSAGE: Final = {
+    *("message_id", "chat_id", "sequence", "sender_id", "client_message_id", "content", "content_type", "created_at"),
+}
+"""The members of a message (CH-10)."""
+
+
+def message_uuid(number: int) -> str:
+    """A UUID of version 4, another one for each number."""
+    return str(UUID(int=number << 64 | 2 << 62, version=4))
+
+
+class Device:
+    """One connection of somebody. What comes without having been asked for is kept until somebody wants it."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
+        self.socket = socket
+        self.name = name
+        self.frames: list[Json] = []
+        """What has come and was not taken."""
+        self._requests = count(1)
+
+    async def tell(self, kind: str, **members: Any) -> None:
+        await self.socket.send_str(json.dumps({"type": kind, **members}))
+
+    async def receive(self) -> Json:
+        """The next frame from the wire. An end of the connection is an error."""
+        message = await soon(self.socket.receive())
+        if message.type is not WSMsgType.TEXT:
+            raise ConnectionResetError(f"{self.name}: {message}")
+        found: Json = json.loads(message.data)
+        return found
+
+    async def take(self, **wanted: Any) -> Json:
+        """The next frame that has all of these members, whatever else comes before it: that is kept."""
+        for place, frame in enumerate(self.frames):
+            if wanted.items() <= frame.items():
+                return self.frames.pop(place)
+        while True:
+            frame = await self.receive()
+            if wanted.items() <= frame.items():
+                return frame
+            self.frames.append(frame)
+
+    async def takes(self, number: int, kind: str) -> list[Json]:
+        return [await self.take(type=kind) for _ in range(number)]
+
+    async def ask(self, kind: str, **members: Any) -> Json:
+        """The answer, by its request_id."""
+        request_id = f"r{next(self._requests)}"
+        await self.tell(kind, request_id=request_id, **members)
+        return await self.take(request_id=request_id)
+
+    async def connect(self, **members: Any) -> Json:
+        return await self.ask("connect", **{"token": self.name, "device_id": "phone", **members})
+
+    async def send(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> Json:
+        return await self.ask(
+            "send_message",
+            **{"client_message_id": message_uuid(number), "chat_id": chat_id, "content": content, **members},
+        )
+
+    async def sent(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> int:
+        """The sequence of a message that must have been committed or be known."""
+        answer = await self.send(chat_id, number, content, **members)
+        assert answer["type"] == "send_message_ack", answer
+        sequence: int = answer["sequence"]
+        return sequence
+
+    async def sync(self, chat_id: str, after: int = 0, **members: Any) -> Json:
+        return await self.ask("sync_request", chat_id=chat_id, last_acked_sequence=after, **members)
+
+    async def synced(self, chat_id: str, after: int = 0, **members: Any) -> list[Json]:
+        """All messages after a sequence, page by page."""
+        messages: list[Json] = []
+        has_more = True
+        while has_more:
+            page = await self.sync(chat_id, after, **members)
+            assert page["type"] == "message_batch", page
+            messages += page["messages"]
+            after, has_more = page["next_sequence"], page["has_more"]
+        return messages
+
+    async def acknowledge(self, chat_id: str, sequence: int) -> None:
+        """All that was told before is in the log, or refused, when the answer to what follows is there."""
+        await self.tell("ack", chat_id=chat_id, last_acked_sequence=sequence)
+
+    async def refused(self, kind: str, **members: Any) -> str:
+        """The code of an error that must come."""
+        answer = await self.ask(kind, **members)
+        assert answer["type"] == "error", answer
+        assert answer["message"]
+        code: str = answer["code"]
+        return code
+
+    async def quiet(self) -> list[Json]:
+        """What has come without having been asked for, up to now: all that was on its way stands before a pong."""
+        await self.ask("ping")
+        frames, self.frames = self.frames, []
+        return frames
+
+    async def closed(self) -> int | None:
+        """The code that the server closes the connection with; what comes before is kept."""
+        while True:
+            message = await soon(self.socket.receive())
+            if message.type is not WSMsgType.TEXT:
+                return self.socket.close_code
+            self.frames.append(json.loads(message.data))
+
+    async def close(self) -> None:
+        await soon(self.socket.close())
+
+
+class Door:
+    """A server, and whoever comes to it."""
+
+    def __init__(self, served: Serving) -> None:
+        self.served = served
+        self._devices: list[Device] = []
+
+    async def http(self, method: str, path: str, name: str, body: Any = None, **options: Any) -> Answer:
+        if body is not None:
+            options["json"] = body
+        return await self.served.request(method, path, credential=name, **options)
+
+    async def create(self, chat_id: str, name: str, *members: str) -> Json:
+        """A chat that its first member has made; others by their names."""
+        body = {"chat_id": chat_id, "members": [f"user:{one}" for one in members]}
+        answer = await self.http("POST", "/v1/chats", name, body)
+        assert answer.status in (200, 201), answer.body
+        found: Json = answer.json
+        return found
+
+    async def set_member(self, chat_id: str, name: str, member: str, *, present: bool = True) -> Answer:
+        method = "PUT" if present else "DELETE"
+        return await self.http(method, f"/v1/chats/{chat_id}/members/user:{member}", name)
+
+    async def watermarks(self, chat_id: str, name: str) -> dict[str, int]:
+        answer = await self.http("GET", f"/v1/chats/{chat_id}/delivery", name)
+        assert answer.status == 200, answer.body
+        return {one["user_id"]: one["last_acked_sequence"] for one in answer.json["members"]}
+
+    async def watermark(self, chat_id: str, name: str, sequence: int) -> None:
+        """Waits until somebody's own is there: an ack has no answer."""
+        async with asyncio.timeout(10):
+            while (await self.watermarks(chat_id, name))[f"user:{name}"] != sequence:
+                pass
+
+    async def socket(self, name: str) -> Device:
+        """A connection on which nothing has been said yet."""
+        device = await device_at(self.served.session, self.served.url, name)
+        self._devices.append(device)
+        return device
+
+    async def device(self, name: str, **members: Any) -> Device:
+        """A connection of somebody who has said who he is."""
+        device = await self.socket(name)
+        answer = await device.connect(**members)
+        assert answer["type"] == "connected", answer
+        return device
+
+    async def close(self) -> None:
+        for device in self._devices:
+            await device.close()
+        self._devices.clear()
+
+
+async def device_at(session: aiohttp.ClientSession, url: str, name: str) -> Device:
+    return Device(await soon(session.ws_connect(f"{url}/v1/chat", max_msg_size=0)), name)
+
+
+@asynccontextmanager
+async def opened(directory: Path, **settings: Any) -> AsyncIterator[Door]:
+    """A server of its own, with a log in the directory."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with serving(directory, connector=connector, **{"grpc": False, **settings}) as served:
+        door = Door(served)
+        try:
+            yield door
+        finally:
+            await door.close()
+
+
+class House:
+    """A server that tests share, in a loop that goes on from test to test. Each has chats of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._runner = asyncio.Runner()
+        self._opened = opened(directory)
+        self.directory = directory
+        self.door = self.run(self._opened.__aenter__())
+        self.name = ""
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(asyncio.wait_for(main, RUN_S))
+
+    def end(self) -> None:
+        """Of a test: its devices go."""
+        self.run(self.door.close())
+
+    def close(self) -> None:
+        self.run(self._opened.__aexit__(None, None, None))
+        self._runner.close()
+
+    def chat(self, suffix: object = "") -> str:
+        """One that only the test that is running has."""
+        return f"{self.name}{suffix}"
+
+
+def sequences(messages: list[Json]) -> list[int]:
+    return [one["sequence"] for one in messages]
+
+
+def people(number: int) -> Iterator[str]:
+    return (f"p{index:03d}" for index in range(number))

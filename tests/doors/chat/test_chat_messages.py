@@ -1,0 +1,317 @@
+"""Messages: sent once, in one order, whatever is sent again; and what is none."""
+
+import asyncio
+import json
+import re
+from typing import Any
+from uuid import UUID, uuid1, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from databases import BOTH_STORES
+from doors.chat.chat_doors import MESSAGE, House, message_uuid, sequences
+from oncelog.core.canonical import canonical
+from oncelog.core.chat import message_body
+from oncelog.doors.chat.reading import BadFrameError, Send, read_frame, read_quickly
+
+pytestmark = BOTH_STORES
+
+
+@pytest.mark.rule("CH-1", "CH-2")
+def test_a_message_is_answered_when_it_is_there_for_all_who_look(house: House) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann", "bob")
+        ann, bob = await house.door.device("ann"), await house.door.device("bob")
+        for number in range(1, 6):
+            answer = await ann.send(chat, number, f"m{number}")
+            assert answer == {
+                "type": "send_message_ack",
+                "request_id": answer["request_id"],
+                "client_message_id": message_uuid(number),
+                "chat_id": chat,
+                "message_id": answer["message_id"],
+                "sequence": number,
+                "created_at": answer["created_at"],
+                "duplicate": False,
+            }
+            assert re.fullmatch(r"msg_[0-9a-f]{26}", answer["message_id"])
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", answer["created_at"])
+            (stored,) = (await bob.sync(chat, number - 1))["messages"]
+            same = {name: answer[name] for name in ("message_id", "sequence", "created_at", "client_message_id")}
+            assert same.items() <= stored.items()
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-2", "CH-7")
+def test_many_messages_at_once_get_dense_sequences_in_each_chat(house: House) -> None:
+    chats = [house.chat(suffix) for suffix in "abc"]
+
+    async def main() -> None:
+        for chat in chats:
+            await house.door.create(chat, "ann", "bob")
+        devices = [await house.door.device(name) for name in ("ann", "bob", "ann")]
+        numbers = iter(range(1, 10**6))
+        sends = [(chat, index % 3, next(numbers)) for index in range(39) for chat in chats]
+        for chat, index, number in sends:
+            await devices[index].tell(
+                "send_message", client_message_id=message_uuid(number), chat_id=chat, content=str(number)
+            )
+        acked = [frame for device in devices for frame in await device.takes(39, "send_message_ack")]
+        for chat in chats:
+            messages = await devices[0].synced(chat)
+            assert sequences(messages) == list(range(1, 40))
+            told = {one["client_message_id"]: one["sequence"] for one in acked if one["chat_id"] == chat}
+            assert told == {one["client_message_id"]: one["sequence"] for one in messages}
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-3", "CH-4")
+def test_a_message_that_is_sent_again_gets_the_answer_that_it_had(house: House) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann", "bob")
+        ann, bob = await house.door.device("ann"), await house.door.device("bob")
+        first = await ann.send(chat, 1, "one")
+        await ann.send(chat, 2, "two")
+        again = await ann.send(chat, 1, "one")
+        assert again == {**first, "request_id": again["request_id"], "duplicate": True}
+        other_device = await house.door.device("ann")
+        again = await other_device.send(chat, 1, "one", client_message_id=message_uuid(1).upper())
+        assert (again["sequence"], again["duplicate"], "content_mismatch" in again) == (1, True, False)
+        assert again["client_message_id"] == message_uuid(1).upper()
+        for device, content, more in (
+            (ann, "other", {}),
+            (ann, "one", {"content_type": "text/markdown"}),
+            (bob, "one", {}),
+        ):
+            told = await device.send(chat, 1, content, **more)
+            assert (told["message_id"], told["sequence"]) == (first["message_id"], 1)
+            assert told["duplicate"] is told["content_mismatch"] is True
+        stored = await bob.synced(chat)
+        assert [(one["sender_id"], one["content"], one["content_type"]) for one in stored] == [
+            ("user:ann", "one", "text/plain"),
+            ("user:ann", "two", "text/plain"),
+        ]
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-3", "CO-14")
+def test_one_id_at_once_from_everywhere_is_one_message(house: House) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann", "bob")
+        devices = [await house.door.device(name) for name in ("ann", "ann", "bob")]
+        answers = await asyncio.gather(*[device.send(chat, 7, "same") for device in devices for _ in range(1)])
+        answers += [await devices[0].send(chat, 7, "same")]
+        assert {(one["sequence"], one["message_id"]) for one in answers} == {(1, answers[0]["message_id"])}
+        assert sorted(one["duplicate"] for one in answers) == [False, True, True, True]
+        assert len(await devices[0].synced(chat)) == 1
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-3")
+def test_the_same_id_in_two_chats_is_two_messages(house: House) -> None:
+    one, two = house.chat("one"), house.chat("two")
+
+    async def main() -> None:
+        for chat in (one, two):
+            await house.door.create(chat, "ann")
+        ann = await house.door.device("ann")
+        answers = [await ann.send(chat, 1) for chat in (one, two)]
+        assert [answer["duplicate"] for answer in answers] == [False, False]
+        assert answers[0]["message_id"] != answers[1]["message_id"]
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-10")
+@pytest.mark.parametrize(
+    ("content", "content_type"),
+    [
+        ("a", None),
+        ("é" * 2048, "text/plain"),
+        ('"\\/\b\f\n\r\t\x01\x7f\u2028\ud7ff\ue000\U0001f600', "text/markdown; charset=utf-8"),
+        ("type:content:chat_id:", None),
+        (" " * 4096, None),
+    ],
+)
+def test_what_was_said_is_what_all_get(house: House, content: str, content_type: str | None) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann", "bob")
+        ann, bob = await house.door.device("ann"), await house.door.device("bob")
+        answer = await ann.send(chat, 1, content, **({} if content_type is None else {"content_type": content_type}))
+        live = await bob.take(type="message")
+        (stored,) = await ann.synced(chat)
+        (over_http,) = (await house.door.http("GET", f"/v1/chats/{chat}/messages", "bob")).json["messages"]
+        assert set(stored) == MESSAGE
+        assert live == {"type": "message", **stored}
+        assert over_http == stored
+        assert stored == {
+            "message_id": answer["message_id"],
+            "chat_id": chat,
+            "sequence": 1,
+            "sender_id": "user:ann",
+            "client_message_id": message_uuid(1),
+            "content": content,
+            "content_type": content_type or "text/plain",
+            "created_at": answer["created_at"],
+        }
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-3", "CH-10", "CO-33")
+@pytest.mark.parametrize(
+    ("members", "code", "field"),
+    [
+        ({"client_message_id": str(uuid1())}, "INVALID_MESSAGE", "$.client_message_id"),
+        ({"client_message_id": str(UUID(int=7))}, "INVALID_MESSAGE", "$.client_message_id"),
+        ({"client_message_id": f"{{{uuid4()}}}"}, "INVALID_MESSAGE", "$.client_message_id"),
+        ({"client_message_id": 7}, "INVALID_MESSAGE", "$.client_message_id"),
+        ({"client_message_id": None}, "INVALID_MESSAGE", "$.client_message_id"),
+        ({"content": ""}, "INVALID_MESSAGE", "$.content"),
+        ({"content": 7}, "INVALID_MESSAGE", "$.content"),
+        ({"content": "a\0b"}, "INVALID_MESSAGE", "$.content"),
+        ({"content": "\ud800"}, "INVALID_MESSAGE", "$.content"),
+        ({"content": "a" * 4097}, "MESSAGE_TOO_LARGE", "$.content"),
+        ({"content": "é" * 2049}, "MESSAGE_TOO_LARGE", "$.content"),
+        ({"content_type": "text"}, "INVALID_MESSAGE", "$.content_type"),
+        ({"content_type": f"text/{'a' * 124}"}, "INVALID_MESSAGE", "$.content_type"),
+        ({"content_type": "text/é"}, "INVALID_MESSAGE", "$.content_type"),
+        ({"chat_id": ""}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"chat_id": "a/b"}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"chat_id": "a\n"}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"chat_id": "e\u0301"}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"chat_id": "a" * 129}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"request_id": "a" * 129}, "INVALID_REQUEST", "$.request_id"),
+        ({"request_id": 7}, "INVALID_REQUEST", "$.request_id"),
+        ({"type": "send"}, "INVALID_REQUEST", "$.type"),
+        ({"type": None}, "INVALID_REQUEST", "$.type"),
+    ],
+)
+def test_what_is_no_message_is_told_with_its_field_and_writes_nothing(
+    house: House, members: dict[str, Any], code: str, field: str
+) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann")
+        ann = await house.door.device("ann")
+        good = {"type": "send_message", "client_message_id": message_uuid(1), "chat_id": chat, "content": "a"}
+        for frame in ({**good, **members}, {**good, **members, "content_type": "text/plain", **members}):
+            await ann.socket.send_str(json.dumps(frame))
+            error = await ann.receive()
+            assert (error["type"], error["code"], error["field"]) == ("error", code, field), error
+        over_http = {name: value for name, value in {**good, **members}.items() if name not in ("type", "chat_id")}
+        if members.keys() & {"client_message_id", "content", "content_type"}:
+            answer = await house.door.http("POST", f"/v1/chats/{chat}/messages", "ann", over_http)
+            assert answer.json["error"]["code"] == code
+            assert answer.status == (413 if code == "MESSAGE_TOO_LARGE" else 400)
+        assert await ann.synced(chat) == []
+
+    house.run(main())
+
+
+@pytest.mark.rule("CO-20", "CO-33")
+@pytest.mark.parametrize(
+    "frame", [b"", b"{", b"[]", b"7", b'{"type":"ping","type":"ping"}', b"\xff", b"{}", b"[" * 9999]
+)
+def test_what_is_no_frame_is_told_and_the_connection_stays(house: House, frame: bytes) -> None:
+    async def main() -> None:
+        ann = await house.door.device("ann")
+        if frame != b"\xff":  # which aiohttp ends the connection for, as RFC 6455 says
+            await ann.socket.send_str(frame.decode())
+            assert (await ann.receive())["code"] == "INVALID_REQUEST"
+        await ann.socket.send_bytes(frame)
+        assert (await ann.receive())["code"] == "INVALID_REQUEST"
+        assert (await ann.ask("ping"))["type"] == "pong"
+
+    house.run(main())
+
+
+@pytest.mark.rule("CO-20")
+def test_members_that_mean_nothing_are_ignored_and_never_stored(house: House) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann")
+        ann = await house.door.device("ann")
+        await ann.send(chat, 1, sender_id="user:eve", actor="user:eve", sequence=17)
+        (stored,) = await ann.synced(chat)
+        assert (stored["sender_id"], stored["sequence"], set(stored)) == ("user:ann", 1, MESSAGE)
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-1")
+def test_a_bot_sends_over_http_and_gets_the_same_answer(house: House) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann", "bob")
+        bob = await house.door.device("bob")
+        body = {"client_message_id": message_uuid(1), "content": "hello"}
+        path = f"/v1/chats/{chat}/messages"
+        first = await house.door.http("POST", path, "ann", body)
+        again = await house.door.http("POST", path, "ann", body)
+        other = await house.door.http("POST", path, "ann", {**body, "content": "other"})
+        assert [first.status, again.status, other.status] == [201, 200, 200]
+        assert again.json == {**first.json, "duplicate": True}
+        assert other.json == {**first.json, "duplicate": True, "content_mismatch": True}
+        assert (await bob.take(type="message"))["content"] == "hello"
+        assert await bob.quiet() == []
+
+    house.run(main())
+
+
+# --- both ways of reading ------------------------------------------------------------------------------
+
+_NAMES = st.sampled_from(["type", "client_message_id", "chat_id", "content", "request_id", "content_type", "x"])
+_VALUES = st.one_of(
+    st.sampled_from(["send_message", str(uuid4()), str(uuid1()), "general", "text/plain", "a:b", "", "\\", "a" * 4097]),
+    st.text(max_size=12),
+    st.none(),
+    st.integers(),
+)
+_PLAIN = {"type": "send_message", "client_message_id": message_uuid(1), "chat_id": "c", "content": "hi"}
+
+
+@pytest.mark.rule("CH-3", "CH-10", "CO-3")
+@given(st.lists(st.tuples(_NAMES, _VALUES), max_size=8), st.booleans(), st.booleans())
+def test_the_quick_way_reads_what_the_long_way_reads_or_nothing(
+    members: list[tuple[str, Any]], is_plain: bool, is_ascii: bool
+) -> None:
+    pairs = [*(_PLAIN.items() if is_plain else ()), *members]
+    text = ",".join(f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=is_ascii)}" for name, value in pairs)
+    data = f"{{{text}}}".encode("utf-8", "replace")
+    quick = read_quickly(data, 4096)
+    if quick is not None:
+        assert read_frame(data, 4096) == quick
+
+
+@pytest.mark.rule("CO-3")
+def test_a_member_that_is_there_twice_is_refused_either_way() -> None:
+    data = json.dumps(_PLAIN).encode()
+    assert isinstance(read_quickly(data, 4096), Send)
+    twice = data[:-1] + b',"content":"other"}'
+    assert read_quickly(twice, 4096) is None
+    with pytest.raises(BadFrameError):
+        read_frame(twice, 4096)
+
+
+@pytest.mark.rule("CO-1", "CO-4")
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_body_is_in_canonical_form(content: str) -> None:
+    assert message_body(content, "text/plain") == canonical({"content": content, "content_type": "text/plain"})
