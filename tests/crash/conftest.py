@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from crash.observing import say
 from crash.scripted import SLICE_KEYS
 from oncelog.stores.sqlite import index
 
@@ -16,20 +15,6 @@ pytest.register_assert_rewrite("crash.applications")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as running:
         yield running
-
-
-@pytest.fixture
-def is_soak(request: pytest.FixtureRequest) -> bool:
-    """Whether there is time for many more cases."""
-    return bool(request.config.getoption("--soak"))
-
-
-@pytest.fixture
-def seed(request: pytest.FixtureRequest, is_soak: bool) -> int:
-    """The same in every run; with --soak that of the run. When it matters exactly is up to the machine all the same."""
-    found = int(request.config.getoption("--hypothesis-seed")) if is_soak else 1
-    say(f"seed {found}")
-    return found
 
 
 @pytest.fixture

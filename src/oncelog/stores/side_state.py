@@ -148,6 +148,14 @@ TABLES: Final = (
 )
 
 
+MEMBER_CHANGES: Final = Table(
+    "member_changes", ("scope", "member", "kind"), ("revision",), _FIRST, tuple, tuple, _one, _FIRST
+)
+"""No mapping of a snapshot: when members have changed (`changed_members`), for those who follow them."""
+KEPT: Final = (*TABLES, MEMBER_CHANGES)
+"""All that a log keeps besides records."""
+
+
 def lane_of_scope(scope: str, lanes: int) -> int:
     """The lane of a stream, or lane 0 where none is named (consumers of the whole log, rates of its writers)."""
     return _lane_of(scope, lanes) if scope else 0

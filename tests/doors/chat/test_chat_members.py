@@ -8,7 +8,7 @@ import pytest
 
 from databases import BOTH_STORES
 from doors import material
-from doors.chat.chat_doors import Door, House, message_uuid, opened
+from doors.chat.chat_doors import Door, House, Json, message_uuid, opened
 from doors.serving import api_key, run
 
 pytestmark = BOTH_STORES
@@ -139,7 +139,7 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
     found = []
     device = await door.device(name)
     uuid = message_uuid(number)
-    for frame in (
+    frames: list[Json] = [
         {"type": "send_message", "client_message_id": uuid, "content": "secret"},
         {"type": "send_message", "client_message_id": uuid, "content": "other"},
         {"type": "sync_request", "last_acked_sequence": 0},
@@ -147,7 +147,8 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
         {"type": "ack", "last_acked_sequence": 0},
         {"type": "ack", "last_acked_sequence": 1},
         {"type": "ack", "last_acked_sequence": 10**6},
-    ):
+    ]
+    for frame in frames:
         await device.tell(frame.pop("type"), chat_id=chat, request_id="r", **frame)
         message = await device.socket.receive()
         found.append(message.data.replace(chat, "CHAT").replace(uuid, "UUID").encode())

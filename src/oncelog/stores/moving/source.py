@@ -14,7 +14,7 @@ from oncelog.stores.about import About
 from oncelog.stores.clock import ClockMark
 from oncelog.stores.key_hash import hash_of
 from oncelog.stores.moving.values import COUNTED, SOURCE_SQL, Reached, Row, Slice, State
-from oncelog.stores.side_state import TABLES, Table
+from oncelog.stores.side_state import KEPT, Table
 from oncelog.stores.sqlite.files import SqliteDriver, connect
 from oncelog.stores.sqlite.index import lane_and_position, place_of
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, look_at_current
@@ -155,7 +155,7 @@ class Source:
     def counts(self) -> dict[str, int]:
         """How many there are of everything that is copied."""
         found = dict(zip(COUNTED, self._connection.execute(SOURCE_SQL["counts"]).fetchone(), strict=True))
-        for table in TABLES:
+        for table in KEPT:
             (count,) = self._connection.execute(f"SELECT count(*) FROM oncelog_{table.name}").fetchone()  # noqa: S608
             found[table.name] = count
         return found

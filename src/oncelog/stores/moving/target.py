@@ -36,7 +36,7 @@ from oncelog.stores.postgres.reading import heads
 from oncelog.stores.postgres.statements import SCHEMA_VERSION, SQL
 from oncelog.stores.postgres.tables import columns_of
 from oncelog.stores.postgres.troubles import OF_POSTGRES, translated
-from oncelog.stores.side_state import TABLES
+from oncelog.stores.side_state import KEPT
 
 PATIENCE_MS: Final = 10_000
 """For another mover, which may be one that was killed and whose session the server has not ended yet."""
@@ -131,7 +131,7 @@ class Target:
         connection = self._connection
         with self._longer_for(records):
             found = dict(zip(COUNTED, await connection.fetchrow(TARGET_SQL["counts"]), strict=True))
-            for table in TABLES:
+            for table in KEPT:
                 found[table.name] = await connection.fetchval(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
         return found
 
@@ -175,7 +175,7 @@ class Target:
         connection = self._connection
         async with connection.transaction():
             await connection.execute(SQL["alone"])
-            for table in TABLES:
+            for table in KEPT:
                 with self._longer_for(state.records):
                     await connection.execute(f"DELETE FROM oncelog_{table.name}")  # noqa: S608
                 for page in source.side_state(table):

@@ -6,7 +6,7 @@ import msgspec
 
 from oncelog.core.policy import Policy
 from oncelog.core.rates import FULL_AFTER_US_MAX
-from oncelog.stores.side_state import TABLES, Table, lane_of_scope
+from oncelog.stores.side_state import KEPT, Table, lane_of_scope
 from oncelog.stores.verifying.findings import ContradictionError, Progress
 from oncelog.stores.verifying.indexes import REPORT_ROWS, in_order
 from oncelog.stores.verifying.source import Rules, Source
@@ -29,12 +29,13 @@ def declared(declarations: Iterable[tuple[str, str]]) -> dict[str, Policy]:
 def check_side_state(source: Source, rules: Rules) -> Iterator[Progress]:
     """Everything else can be read, is in its lane, and is not beyond its stream or lane."""
     lanes = {lane for lane, head in source.heads().items() if head.revision}
-    for table in TABLES:
+    for table in KEPT:
         yield from _check_table(source, table, rules, lanes)
     beyond = source.first("acknowledged_beyond")
     if beyond is not None:
         lane, scope, member, sequence, newest = beyond
         raise ContradictionError(f"{member!r} has acknowledged {sequence} of {scope!r}, which ends at {newest}", lane)
+    _check_members(source)
     beyond = source.first("lease_beyond")
     if beyond is not None:
         lane, policy, scope, key_hex, fence, newest = beyond
@@ -57,6 +58,26 @@ def check_side_state(source: Source, rules: Rules) -> Iterator[Progress]:
                 f"the consumer {consumer.name!r} is at {consumer.cursor}, and {order} ends at "
                 f"{consumer.cursor + consumer.lag}"
             )
+
+
+def _check_members(source: Source) -> None:
+    """Whoever is a member is one of a stream that has been opened, and changes of members are those of their lane."""
+    found = source.first("member_without_stream")
+    if found is not None:
+        lane, scope, member = found
+        raise ContradictionError(
+            f"{member!r} is or was a member of {scope!r}, which is not in the table of streams", lane
+        )
+    found = source.first("stream_of_nobody")
+    if found is not None:
+        lane, scope = found
+        raise ContradictionError(f"the stream {scope!r} has no records, and never had a member", lane)
+    found = source.first("member_change_beyond")
+    if found is not None:
+        lane, scope, member, revision, newest = found
+        raise ContradictionError(
+            f"{member!r} of {scope!r} has changed at revision {revision}, and the lane is at {newest}", lane
+        )
 
 
 def _check_table(source: Source, table: Table, rules: Rules, lanes: Set[int]) -> Iterator[Progress]:

@@ -400,6 +400,25 @@ INSERT INTO oncelog_member_changes (lane, scope, member, kind, revision)
 SELECT * FROM unnest($1::integer[], $2::text[], $3::text[], $4::integer[], $5::bigint[])
 ON CONFLICT (lane, scope, member, kind) DO UPDATE SET revision = excluded.revision;
 
+-- name: member_without_stream
+-- Somebody who is or was a member of a stream that nobody has opened.
+SELECT m.lane, m.scope, m.member FROM (
+    SELECT lane, scope, member FROM oncelog_members UNION ALL SELECT lane, scope, member FROM oncelog_member_changes
+) AS m
+WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = m.lane AND s.scope = m.scope) LIMIT 1;
+
+-- name: stream_of_nobody
+-- A stream without records of which nobody has ever been a member.
+SELECT s.lane, s.scope FROM oncelog_streams AS s WHERE s.sequence = 0
+    AND NOT EXISTS (SELECT 1 FROM oncelog_members AS m WHERE m.lane = s.lane AND m.scope = s.scope)
+    AND NOT EXISTS (SELECT 1 FROM oncelog_member_changes AS c WHERE c.lane = s.lane AND c.scope = s.scope) LIMIT 1;
+
+-- name: member_change_beyond
+-- A change of a member that its lane has not come to.
+SELECT c.lane, c.scope, c.member, c.revision, coalesce(h.revision, 0)
+FROM oncelog_member_changes AS c LEFT JOIN oncelog_lanes AS h ON h.lane = c.lane
+WHERE c.kind NOT IN (1, 2) OR c.revision < 1 OR c.revision > coalesce(h.revision, 0) LIMIT 1;
+
 -- name: acknowledged_beyond
 -- A member that has acknowledged what its stream does not have.
 SELECT a.lane, a.scope, a.member, a.sequence, coalesce(s.sequence, 0)

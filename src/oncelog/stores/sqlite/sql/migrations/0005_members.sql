@@ -14,3 +14,7 @@ CREATE TABLE oncelog_member_changes (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX oncelog_member_changes_revision ON oncelog_member_changes (lane, revision, scope, member, kind);
+
+-- A stream that has or had a member is in the table of streams, so that nobody else can open it.
+INSERT INTO oncelog_streams (lane, scope, sequence)
+SELECT DISTINCT lane, scope, 0 FROM oncelog_members WHERE true ON CONFLICT DO NOTHING;

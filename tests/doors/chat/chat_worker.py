@@ -1,0 +1,30 @@
+"""A client that keeps its message in a file until it has its answer: python chat_worker.py URL FILE silent|on
+
+`silent` says "sent" when it has sent it, and waits to be killed; `on` says the answer.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+
+async def main(url: str, message: dict[str, Any], how: str) -> None:
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/chat") as socket:
+        await socket.send_json({"type": "connect", "token": "ann", "device_id": "worker"})
+        assert (await socket.receive_json())["type"] == "connected"
+        await socket.send_json({"type": "send_message", "chat_id": "c", "request_id": "mine", **message})
+        if how == "silent":
+            os.write(1, b"sent\n")
+            await asyncio.Event().wait()
+        while (answer := await socket.receive_json()).get("request_id") != "mine":
+            pass
+        os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], json.loads(Path(sys.argv[2]).read_text()), sys.argv[3]))
