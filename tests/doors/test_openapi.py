@@ -30,7 +30,7 @@ CONFIG: Final[dict[str, Any]] = {
     "generation": {"deterministic": True, "no-shrink": True},
     "checks": {
         # A cursor ahead of the log is good in form; the partition of somebody else too.
-        "positive_data_acceptance": {"expected-statuses": ["200", "403", "404", "409"]},
+        "positive_data_acceptance": {"expected-statuses": ["200", "201", "403", "404", "409"]},
         "negative_data_rejection": {"expected-statuses": ["400", "401", "413", "415"]},
     },
     "phases": {"stateful": {"enabled": False}},
@@ -47,8 +47,10 @@ SCHEMA_CANNOT_SAY: Final = (
     "is named twice",
     "is not that of the delta",
     "from 0 to 2^64−1",
+    "cannot stand beside",
+    "$.content: must have at most",
 )
-"""Why a request of the ledger or of deltas may be refused though its schema allows it."""
+"""Why a request of the ledger, of deltas or of a chat may be refused though its schema allows it."""
 
 
 @contextmanager
@@ -147,12 +149,15 @@ def test_the_server_does_what_it_says(tmp_path: Path) -> None:
         checks = {**CONFIG["checks"], "ignored_auth": {"enabled": False}}
         generation = {**CONFIG["generation"], "with-security-parameters": False}
         requests, faults = examined(
-            served, 40, "^(?!.*/stream|/v1/ledger/|/v1/sync/)", checks=checks, generation=generation
+            served, 40, "^(?!.*/stream|/v1/ledger/|/v1/sync/|/v1/chat)", checks=checks, generation=generation
         )
         more, others = examined(served, 10, "^/v1/ledger/(?!.*/stream)", checks=checks, generation=generation)
         requests, faults = requests + more, faults + others
         more, others = examined(served, 15, "^/v1/sync/(?!.*/live)", checks=checks, generation=generation)
         faults += others
+        chats, others = examined(served, 10, "^/v1/chats", checks=checks, generation=generation)
+        faults += others
+    assert chats > 50
     assert not faults, "\n\n".join(faults)
     assert requests > 200
     assert more > 50
@@ -168,7 +173,7 @@ def test_also_to_somebody_who_may_do_nothing(tmp_path: Path) -> None:
         # Whose gateway it is comes first there: to a stranger good and bad requests are alike.
         rejected = {"expected-statuses": ["400", "401", "403", "413", "415"]}
         checks = {**CONFIG["checks"], "negative_data_rejection": rejected}
-        more, others = examined(served, 5, "^/v1/sync/", headers=headers, checks=checks)
+        more, others = examined(served, 5, "^/v1/(sync/|chats)", headers=headers, checks=checks)
         requests, faults = requests + more, faults + others
     assert not faults, "\n\n".join(faults)
     assert requests > 100
@@ -235,6 +240,12 @@ def test_every_status_of_the_door_is_described() -> None:
         ("/v1/sync/{gateway}/live", "get", {200, 409}),
         ("/v1/sync/{gateway}/snapshot", "get", {200}),
         ("/v1/sync/{gateway}/compact", "post", {200, 408, 413, 415}),
+        ("/v1/chats", "post", {200, 201, 408, 413, 415}),
+        ("/v1/chats/{chat_id}", "get", {200}),
+        ("/v1/chats/{chat_id}/messages", "get", {200, 409}),
+        ("/v1/chats/{chat_id}/messages", "post", {200, 201, 408, 413, 415}),
+        ("/v1/chats/{chat_id}/ack", "post", {200, 408, 409, 413, 415}),
+        ("/v1/chats/{chat_id}/members/{user_id}", "put", {200}),
     ):
         described = set(map(int, paths[path][method]["responses"]))
         assert described == set(STATUS.values()) - {404, 409} | others

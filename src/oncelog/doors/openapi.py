@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from oncelog import codes
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
-from oncelog.doors import openapi_deltas, openapi_ledger
+from oncelog.doors import openapi_chat, openapi_deltas, openapi_ledger
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.openapi_parts import (
     EVERYWHERE,
@@ -56,6 +56,7 @@ def description(limits: DoorLimits) -> dict[str, Any]:
             {"name": "events", "description": "Submit, read and follow events"},
             {"name": "ledger", "description": "Write transactions, read what they left, prove it"},
             {"name": "deltas", "description": "Push and pull deltas of rows, read the rows that they come to"},
+            {"name": "chat", "description": "Send, read and acknowledge messages of chats, look after their members"},
             {"name": "operators", "description": "What those need who run the server. No credential is asked for"},
         ],
         "paths": {
@@ -68,9 +69,15 @@ def description(limits: DoorLimits) -> dict[str, Any]:
             "/v1/events/stream": {"get": _stream()},
             **openapi_ledger.paths(limits),
             **openapi_deltas.paths(limits),
+            **openapi_chat.paths(limits),
         },
         "components": {
-            "schemas": {**_schemas(limits), **openapi_ledger.schemas(limits), **openapi_deltas.schemas(limits)},
+            "schemas": {
+                **_schemas(limits),
+                **openapi_ledger.schemas(limits),
+                **openapi_deltas.schemas(limits),
+                **openapi_chat.schemas(limits),
+            },
             "securitySchemes": {
                 "bearer": {
                     "type": "http",
@@ -194,7 +201,7 @@ def _scope() -> list[Schema]:
 
 def _schemas(limits: DoorLimits) -> Schema:
     return {
-        "Hello": object_of(oncelog=TEXT, events=TEXT, ledger=TEXT, deltas=TEXT, health=TEXT),
+        "Hello": object_of(oncelog=TEXT, events=TEXT, ledger=TEXT, deltas=TEXT, chat=TEXT, health=TEXT),
         "Health": object_of(status=TEXT),
         "Ready": object_of(status={"const": "ok"}, epoch=TEXT, last_committed_id=whole()),
         "Submission": {

@@ -11,13 +11,22 @@ from oncelog.testing.contract.committing import CommitContract
 from oncelog.testing.contract.deltas import DeltasContract
 from oncelog.testing.contract.keeping import KeepingContract
 from oncelog.testing.contract.ledger import LedgerContract
+from oncelog.testing.contract.members import MembersContract
 from oncelog.testing.contract.reading import ReadingContract
 from oncelog.testing.contract.time import TimeContract
 
 __all__ = ["StoreContract"]
 
 
-class StoreContract(CommitContract, ReadingContract, KeepingContract, TimeContract, LedgerContract, DeltasContract):
+class StoreContract(
+    CommitContract,
+    ReadingContract,
+    KeepingContract,
+    TimeContract,
+    LedgerContract,
+    DeltasContract,
+    MembersContract,
+):
     """Subclass it, name the class Test…, and say in `make_store` how a store is made.
 
     `make_store` is called again, with the same directory, where a log is closed and opened: it must then give what
