@@ -33,6 +33,8 @@ from oncelog.core.values import (
     Item,
     LaneHead,
     Mode,
+    OpenStream,
+    Rate,
     Reason,
     Release,
     Renew,
@@ -676,6 +678,35 @@ def test_a_stranger_learns_nothing() -> None:
     refused(log(message(1)), Reason.NOT_A_MEMBER)
 
 
+@pytest.mark.rule("CH-9")
+def test_a_stream_is_opened_by_one_and_then_it_is_for_members() -> None:
+    log = Log()
+    first, second = log.together(OpenStream("chat/1", "user:ann"), OpenStream("chat/1", "user:bob"))
+    assert first == Applied(changed=True)
+    refused(second, Reason.NOT_A_MEMBER)
+    assert log.snapshot.streams == {"chat/1": 0}
+    assert log(OpenStream("chat/1", "user:ann")) == Applied(changed=False)
+    refused(log(SetMember("chat/1", "user:bob", actor="user:bob")), Reason.NOT_A_MEMBER)
+    assert log(SetMember("chat/1", "user:bob", actor="user:ann")) == Applied(changed=True)
+    assert log(SetMember("chat/1", "user:ann", present=False, actor="user:bob")) == Applied(changed=True)
+    refused(log(SetMember("chat/1", "user:eve", actor="user:ann")), Reason.NOT_A_MEMBER)
+    assert log(SetMember("chat/1", "user:bob", present=False, actor="user:bob")) == Applied(changed=True)
+    for name in ("user:ann", "user:bob", "user:eve"):  # nobody is left, and nobody takes it over
+        refused(log(OpenStream("chat/1", name)), Reason.NOT_A_MEMBER)
+    log(SetMember("chat/2", "user:ann"))
+    refused(log(OpenStream("chat/2", "user:eve")), Reason.NOT_A_MEMBER)
+
+
+@pytest.mark.rule("CH-9")
+def test_a_stream_that_could_not_be_opened_with_its_members_is_not_opened() -> None:
+    log = Log()
+    log(SetMember("chat/1", "user:ann"))
+    items = (OpenStream("chat/2", "user:eve"), SetMember("chat/1", "user:eve", actor="user:eve"))
+    verdicts = log.together(*items, mode=Mode.ALL)
+    refused(verdicts[1], Reason.NOT_A_MEMBER)
+    assert (log.snapshot.streams, log.snapshot.members) == ({"chat/1": 0}, {("chat/1", "user:ann"): True})
+
+
 @pytest.mark.rule("CH-8")
 def test_an_acknowledgement_moves_forward_and_stays_within_the_stream() -> None:
     log = Log()
@@ -822,6 +853,12 @@ def test_the_checks_come_in_the_documented_order() -> None:
         (replace(release(1, 1), key=b""), "key"),
         (SetMember("", "user:ann"), "scope"),
         (SetMember("chat/1", ""), "member"),
+        (SetMember("chat/1", "user:ann", actor="\0"), "actor"),
+        (OpenStream("", "user:ann"), "scope"),
+        (OpenStream("chat/1", ""), "member"),
+        (message(1, stream_rate=Rate(0, 1)), "stream_rate"),
+        (message(1, actor="", stream_rate=Rate(1, 1)), "actor"),
+        (event(1, actor="user:ann", stream_rate=Rate(1, 1)), "stream_rate"),
         (Acknowledge("chat/1", "", 1), "member"),
         (SetCursor("", 0), "consumer"),
         (SetCursor("c" * 513, 0), "consumer"),
