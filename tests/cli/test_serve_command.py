@@ -38,10 +38,13 @@ def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subproce
         process.communicate()
 
 
+CHAT = ("chat", "send", "messages")
+
+
 def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
     """The commands that are shown, by what they do."""
     assert process.stdout is not None
-    names = iter(["post", "page", "stream", "write", "entity", "push", "rows", "tail", "submit", "load"])
+    names = iter(["post", "page", "stream", "write", "entity", "push", "rows", *CHAT, "tail", "submit", "load"])
     found = {}
     for line in process.stdout:
         if re.match(r"  [^ #]", line):
@@ -72,7 +75,12 @@ def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Pa
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
     with served(tmp_path, "--development") as process:
         lines = lines_to_paste(process)
-        assert [line.split()[0] for line in lines.values()] == ["curl"] * 5 + ["echo", "curl"] + [str(PROGRAM)] * 3
+        assert [line.split()[0] for line in lines.values()] == [
+            *["curl"] * 5,
+            *["echo", "curl"],
+            *["curl"] * 3,
+            *[str(PROGRAM)] * 3,
+        ]
         first = json.loads(pasted(lines["post"], tmp_path, environment))["results"][0]
         assert (first["status"], first["committed_id"]) == ("committed", 1)
         assert json.loads(pasted(lines["post"], tmp_path, environment))["results"] == [first]
@@ -92,6 +100,11 @@ def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Pa
         assert re.fullmatch(r"committed 1 [0-9a-f]{64}\n", pasted(lines["push"], tmp_path, environment))
         (row,) = json.loads(pasted(lines["rows"], tmp_path, environment))["rows"]
         assert (row["rowId"], row["columns"]) == ("tea", {"price": 3.5})
+        assert json.loads(pasted(lines["chat"], tmp_path, environment))["chat_id"] == "general"
+        sent = [json.loads(pasted(lines["send"], tmp_path, environment)) for _ in range(2)]
+        assert [(one["sequence"], one["duplicate"]) for one in sent] == [(1, False), (1, True)]
+        (message,) = json.loads(pasted(lines["messages"], tmp_path, environment))["messages"]
+        assert (message["sender_id"], message["content"]) == ("user:ann", "Hello, Bob!")
         assert streamed(lines["stream"], 2, environment) == [1, 2]
         figures = json.loads(pasted(f"{lines['load']} --seconds 0.5 --connections 2 --json", tmp_path, environment))
         assert figures["events"] > 0

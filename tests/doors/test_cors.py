@@ -58,7 +58,7 @@ def test_a_configured_origin_is_told_what_it_may_send(tmp_path: Path, path: str,
             assert (answer.status, answer.body) == (204, b"")
             assert allowed(answer.headers) == {
                 **told(origin),
-                "Allow-Methods": "GET, POST",
+                "Allow-Methods": "GET, POST, PUT, DELETE",
                 "Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
                 "Max-Age": "600",
             }

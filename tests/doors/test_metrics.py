@@ -40,7 +40,13 @@ def test_every_count_is_shown_and_only_there() -> None:
         "slow_readers_closed": ("oncelog_slow_readers_total", "closed"),
         "auth_failures": ("oncelog_auth_failures_total",),
     }
-    assert set(shown_as) == set(Counts.__slots__) - {"events_rejected", "requests", "ledger_writes", "deltas"}
+    assert set(shown_as) == set(Counts.__slots__) - {
+        "events_rejected",
+        "requests",
+        "ledger_writes",
+        "deltas",
+        "messages",
+    }
     counts = Counts()
     metrics = metrics_of(counts)
     for amount, name in enumerate(shown_as, start=1):
@@ -57,12 +63,14 @@ def test_reasons_and_requests_have_labels() -> None:
     counts.events_rejected["forbidden"] += 2
     counts.ledger_writes["from_memory"] += 4
     counts.deltas["known"] += 5
+    counts.messages["known"] += 6
     counts.requests["events", "submit_events", "ok"] += 3
     counts.requests["events", "sync", "forbidden"] += 1
     found = samples(metrics_of(counts))
     assert found["oncelog_events_total", "rejected_forbidden"] == 2
     assert found["oncelog_ledger_writes_total", "from_memory"] == 4
     assert found["oncelog_deltas_total", "known"] == 5
+    assert found["oncelog_messages_total", "known"] == 6
     assert found["oncelog_requests_total", "events", "submit_events", "ok"] == 3
     assert found["oncelog_requests_total", "events", "sync", "forbidden"] == 1
 

@@ -48,6 +48,7 @@ def test_it_says_what_it_is_and_that_it_lives(tmp_path: Path) -> None:
                 "events": "/v1/events",
                 "ledger": "/v1/ledger",
                 "deltas": "/v1/sync",
+                "chat": "/v1/chat",
                 "health": "/readyz",
             }
             assert (await served.get("/healthz")).json == {"status": "ok"}

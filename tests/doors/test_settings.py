@@ -112,6 +112,7 @@ def test_every_setting_can_be_made_in_every_place(name: str, tmp_path: Path) -> 
     text, value = sample(NAMES[name])
     # Whatever else has to be there for this one to make sense.
     others = {**OPEN, "tls.certificate": "c", "tls.private_key": "k", "limits.request_events_max": "1", **TOKENS}
+    others["limits.request_members_max"] = "1"
     others.pop(name, None)
     assert kept(load(None, {}, {**others, name: text}), name) == value
     assert kept(load(None, {variable_of(name): text}, others), name) == value
@@ -273,7 +274,9 @@ def test_whatever_the_text_it_is_settings_or_a_sentence(name: str, text: str) ->
         load(None, {}, {"api_keys.file": "keys.json", **TOKENS, name: text})
     except SettingsError as error:
         told = str(error)
-    assert told == "" or told.startswith((f"command line: {name} must ", "limits.request_events_max ("))
+    assert told == "" or told.startswith(
+        (f"command line: {name} must ", "limits.request_events_max (", "limits.request_members_max (")
+    )
 
 
 # --- all together -----------------------------------------------------------------------------------------------
@@ -349,7 +352,13 @@ def test_zero_is_no_limit_where_it_can_be() -> None:
         except SettingsError:
             continue
         allowing.add(name)
-    assert allowing == {"auth_failures_per_minute_max", "new_events_per_second_max", "frames_per_second_max"}
+    assert allowing == {
+        "auth_failures_per_minute_max",
+        "new_events_per_second_max",
+        "frames_per_second_max",
+        "user_messages_per_second_max",
+        "chat_messages_per_second_max",
+    }
 
 
 def test_limits_of_both_sides_have_names_of_their_own() -> None:

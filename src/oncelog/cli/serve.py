@@ -53,7 +53,7 @@ def serve(
         bool, typer.Option("--quiet", help="Do not say what to try, as it does in development mode.")
     ] = False,
 ) -> None:
-    """Serves a log: events and deltas by WebSocket, HTTP and server-sent events, the ledger by HTTP and gRPC.
+    """Serves a log: events, deltas and chats by WebSocket and HTTP, the ledger by HTTP and gRPC.
 
     Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
     line; the later wins. SIGHUP takes keys, grants and certificates anew; SIGTERM finishes what was accepted and exits.
@@ -123,6 +123,8 @@ def _what_to_try(url: str, store: str, grpc_address: str = "") -> str:
         f'"operations":[{set_entity}]}}'
     )
     tea = '{"op":"INSERT","table":"products","rowId":"tea","columns":[{"column":"price","value":3.5}]}'
+    ann = "-H 'Authorization: Bearer ann' -H 'Content-Type: application/json'"
+    hello = f'{{"client_message_id":"{uuid4()}","content":"Hello, Bob!"}}'
     also = f" The same over gRPC: {grpc_address}." if grpc_address else ""
     return f"""
 Oncelog listens on {url} and keeps its log in {store}.
@@ -142,6 +144,11 @@ Everybody on this machine may do everything (development mode). Ctrl-C stops it.
   # A row that is synced: the delta is given its clock and its id; then the merged rows.
   echo '{tea}' | {program} deltas push shop{where} --client-id till-1
   curl -s '{url}/v1/sync/shop/rows/products'
+
+  # A chat of two people. The second line again gets the same answer.
+  curl -s '{url}/v1/chats' {ann} -d '{{"chat_id":"general","members":["user:bob"]}}'
+  curl -s '{url}/v1/chats/general/messages' {ann} -d '{hello}'
+  curl -s '{url}/v1/chats/general/messages' -H 'Authorization: Bearer bob'
 
   # Events with Oncelog's own commands, and a load test of ten seconds.
   {program} tail{where} --partition orders

@@ -68,7 +68,7 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     request_events_max: int = 1000
     """Events that one request submits."""
     events_in_flight_max: int = 10_000
-    """Events of one connection that have no answer yet. Beyond it new ones are answered as busy."""
+    """Events or messages of one connection that have no answer yet. Beyond it new ones are answered as busy."""
     page_events_default: int = 500
     """Events of a page, where the reader does not say how many. Never more than `page_events_max`."""
     page_events_max: int = 1000
@@ -99,7 +99,7 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     """Messages of a page of a chat, where the reader does not say how many. Never more than `page_messages_max`."""
     page_messages_max: int = 500
     """A page that is asked for with more has this many. Pages of chats and of members too."""
-    request_members_max: int = 1000
+    request_members_max: int = 500
     """Members that one request gives to a chat."""
     user_messages_per_second_max: int = 0
     """New messages of one user in one chat, over all processes of the log; retries are not counted. 0 is no limit."""

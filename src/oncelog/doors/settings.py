@@ -153,6 +153,11 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
             f"limits.request_events_max ({self.door_limits.request_events_max}) must not be above "
             f"limits.request_items_max ({self.engine_limits.request_items_max})",
         )
+        _demand(
+            self.door_limits.request_members_max < self.engine_limits.request_items_max,
+            f"limits.request_members_max ({self.door_limits.request_members_max}) must be below "
+            f"limits.request_items_max ({self.engine_limits.request_items_max})",
+        )
 
 
 def is_loopback(host: str) -> bool:
