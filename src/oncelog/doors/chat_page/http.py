@@ -1,0 +1,65 @@
+"""Serves the web chat: a handful of files by their names, under a policy that lets nothing else run.
+
+The page is a client as any other: what it does goes through the chat door. There is nothing here to decide.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+PATH: Final = "/chat"
+FILES: Final = Path(__file__).parent / "static"
+PAGE: Final = "index.html"
+LIST: Final = "files.json"
+"""What the page's worker keeps, so that the page can be loaded while the server is away."""
+_TYPES: Final = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        # A string that somebody wrote cannot become HTML or a script, even by a mistake of ours.
+        "require-trusted-types-for 'script'; trusted-types oncelog-worker"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    # Asked for each time, so that a page and its modules are of one version.
+    "Cache-Control": "no-cache",
+    # The worker's file is below the page's own path.
+    "Service-Worker-Allowed": PATH,
+}
+
+
+class ChatPage:
+    """What is served is found out once: no name of a request becomes a path."""
+
+    def __init__(self) -> None:
+        self._files = {one.name: one for one in sorted(FILES.iterdir()) if one.suffix in _TYPES}
+
+    def route(self, app: web.Application) -> None:
+        """Adds the page to a server."""
+        app.router.add_get(PATH, self._page)
+        app.router.add_get(f"{PATH}/{{name}}", self._file)
+
+    async def _page(self, _: web.Request) -> web.StreamResponse:
+        return _response(self._files[PAGE])
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name == LIST:
+            names = [f"{PATH}/{one}" for one in self._files if one != PAGE]
+            return web.json_response(names, headers=_HEADERS)
+        if name not in self._files:
+            raise web.HTTPNotFound
+        return _response(self._files[name])
+
+
+def _response(path: Path) -> web.StreamResponse:
+    return web.FileResponse(path, headers={**_HEADERS, "Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8"})

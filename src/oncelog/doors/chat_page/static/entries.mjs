@@ -1,0 +1,64 @@
+// What a chat looks like: messages in their order, then what waits; each with its mark. No I/O.
+
+export const PENDING = "pending";
+export const SENT = "sent"; // the server has it
+export const REACHED = "reached"; // some of the others have it
+export const DELIVERED = "delivered"; // all of them
+export const FAILED = "failed";
+
+// `silent` are members who never acknowledge anything, such as the doorkeeper of the lobby.
+export const entriesOf = (protocol, chatId, silent = new Set()) => {
+  const room = protocol.rooms.get(chatId);
+  const others = room ? [...room.members].filter(([user]) => user !== protocol.me && !silent.has(user)) : [];
+  const committed = room ? room.shown(protocol.me).map((message) => committedEntry(protocol, message, others)) : [];
+  return [...committed, ...protocol.outbox.of(chatId).map((item) => waitingEntry(protocol, item))];
+};
+
+const committedEntry = (protocol, message, others) => {
+  const isMine = message.sender_id === protocol.me;
+  const having = others.filter(([, acked]) => acked >= message.sequence).map(([user]) => user);
+  return {
+    key: message.client_message_id,
+    sequence: message.sequence,
+    messageId: message.message_id,
+    sender: message.sender_id,
+    content: message.content,
+    at: message.created_at,
+    isMine,
+    mark: isMine ? markOf(having.length, others.length) : null,
+    having,
+    of: others.length,
+    ...noteOf(protocol, message.client_message_id),
+  };
+};
+
+const waitingEntry = (protocol, item) => ({
+  key: item.client_message_id,
+  sequence: null,
+  messageId: null,
+  sender: protocol.me,
+  content: item.content,
+  at: item.written_at,
+  isMine: true,
+  mark: item.failed ? FAILED : PENDING,
+  having: [],
+  of: 0,
+  failed: item.failed,
+  ...noteOf(protocol, item.client_message_id),
+});
+
+const noteOf = (protocol, id) => protocol.outbox.notes.get(id) ?? { attempts: 0, isDuplicate: false };
+
+const markOf = (having, of) => (of && having === of ? DELIVERED : having ? REACHED : SENT);
+
+// For people: a mark has to be read, and not only seen.
+export const markText = ({ mark, having, of }) =>
+  ({
+    [PENDING]: "waiting to be sent",
+    [SENT]: "sent",
+    [REACHED]: `delivered to ${having.length} of ${of}`,
+    [DELIVERED]: "delivered",
+    [FAILED]: "not sent",
+  })[mark] ?? "";
+
+export const nameOf = (user) => user.replace(/^(user|client):/, "");

@@ -1,0 +1,121 @@
+// The protocol with its socket, its store and its clock. Nothing is decided here.
+import { ApiError } from "./api.mjs";
+import { GOOD, Line } from "./network.mjs";
+
+const TICK_MS = 50;
+
+export class Shell {
+  // `changed` is called when there is something new to show, `tell` with every frame and what the network did to it.
+  constructor({ protocol, store, api, url, rates, changed, tell, trouble }) {
+    Object.assign(this, { protocol, store, api, url, rates, changed, tell, trouble });
+    this.socket = null;
+    this.lines = [];
+    this.saving = Promise.resolve();
+    this.looking = new Map();
+  }
+
+  start() {
+    setInterval(() => this.do((protocol, now) => protocol.tick(now)), TICK_MS);
+    addEventListener("online", () => this.do((protocol, now) => protocol.hurry(now)));
+    this.do((protocol, now) => protocol.tick(now));
+  }
+
+  // Lets the protocol do something, and then does what it wants.
+  do(what) {
+    const result = what(this.protocol, Date.now());
+    const { frames, changes, wants } = this.protocol.take();
+    if (frames.length || changes.length) this.#keepThenSend(changes, frames, this.socket);
+    for (const want of wants) this.#want(want);
+    if (frames.length || changes.length || wants.size) this.changed();
+    return result;
+  }
+
+  #keepThenSend(changes, frames, socket) {
+    const lines = this.lines;
+    this.saving = this.saving.then(async () => {
+      try {
+        if (changes.length) await this.store.save(changes);
+      } catch (error) {
+        this.trouble(`This browser cannot keep messages: ${error.message ?? error}`);
+      }
+      if (socket === this.socket) for (const frame of frames) lines[0]?.carry(frame);
+    });
+  }
+
+  #want(want) {
+    if (want === "connect") this.#connect();
+    else if (want === "close") this.#close();
+    else this.#look(want);
+  }
+
+  // --- the socket
+
+  #connect() {
+    const socket = new WebSocket(this.url);
+    const line = (deliver, isOut) =>
+      new Line({
+        rates: this.rates ?? (() => GOOD),
+        deliver,
+        tell: (frame, told) => this.tell({ isOut, frame, ...told }),
+        random: Math.random,
+        now: () => performance.now(),
+        later: (what, ms) => setTimeout(what, ms),
+      });
+    const outgoing = line((frame) => socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame)), true);
+    const incoming = line((frame) => this.do((protocol, now) => protocol.received(frame, now)), false);
+    this.socket = socket;
+    this.lines = [outgoing, incoming];
+    socket.onopen = () => this.#of(socket, (protocol, now) => protocol.opened(now));
+    socket.onmessage = ({ data }) => socket === this.socket && incoming.carry(JSON.parse(data));
+    socket.onclose = () => socket === this.socket && this.#close();
+  }
+
+  #close() {
+    for (const line of this.lines) line.close();
+    this.lines = [];
+    const { socket } = this;
+    this.socket = null;
+    socket?.close();
+    this.do((protocol, now) => protocol.lost(now));
+    this.changed();
+  }
+
+  #of(socket, what) {
+    if (socket === this.socket) this.do(what);
+  }
+
+  // --- HTTP
+
+  // One question of a kind at a time. What was wanted meanwhile is asked once more: the answer may be from before.
+  #look(want) {
+    if (this.looking.has(want)) {
+      this.looking.set(want, true);
+      return;
+    }
+    this.looking.set(want, false);
+    this.#ask(want).finally(() => {
+      const isWantedAgain = this.looking.get(want);
+      this.looking.delete(want);
+      if (isWantedAgain) this.#look(want);
+    });
+  }
+
+  async #ask(want) {
+    const [kind, ...rest] = want.split(" ");
+    const chatId = rest.join(" ");
+    try {
+      if (kind === "chats") {
+        const chats = await this.api.chats();
+        this.do((protocol, now) => protocol.listed(chats, now));
+        this.listed?.(chats);
+      } else {
+        const members = await this.api.members(chatId);
+        this.do((protocol) => protocol.described(chatId, members));
+      }
+      this.changed();
+    } catch (error) {
+      // The server is away, which the socket tells as well, or we are not a member any more, which the list of chats tells.
+      if (!(error instanceof ApiError || error instanceof TypeError)) throw error;
+    }
+  }
+}

@@ -1,0 +1,95 @@
+// What a visitor's page keeps in IndexedDB: the outbox, chats and messages. One database a name, so that several visitors can
+// share a browser.
+
+const VERSION = 1;
+export const KEPT = 1000; // messages of a chat; older ones can be asked for again
+
+const done = (request) =>
+  new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+
+const opened = async (name) => {
+  const request = indexedDB.open(`oncelog-chat ${name}`, VERSION);
+  request.onupgradeneeded = () => {
+    const database = request.result;
+    database.createObjectStore("meta");
+    database.createObjectStore("rooms", { keyPath: "chat_id" });
+    database.createObjectStore("messages", { keyPath: ["chat_id", "sequence"] });
+    database.createObjectStore("outbox", { keyPath: "client_message_id" });
+  };
+  return done(request);
+};
+
+// All messages of a chat, or those up to a sequence.
+const ofChat = (chatId, upTo = Infinity) => IDBKeyRange.bound([chatId, 0], [chatId, upTo]);
+
+const WRITE = {
+  meta: (tables, { key, value }) => tables.meta.put(value, key),
+  room: (tables, { chat_id, cursor, floor }) => tables.rooms.put({ chat_id, cursor, floor }),
+  message: (tables, { message }) => tables.messages.put(message),
+  outbox: (tables, { item }) => tables.outbox.put(item),
+  sent: (tables, { id }) => tables.outbox.delete(id),
+  forget: (tables, { chat_id: chatId }) => {
+    tables.rooms.delete(chatId);
+    tables.messages.delete(ofChat(chatId));
+  },
+};
+const TABLES = ["meta", "rooms", "messages", "outbox"];
+
+export class Store {
+  static async open(name) {
+    return new Store(await opened(name));
+  }
+
+  constructor(database) {
+    this.database = database;
+  }
+
+  // All of it, as `Protocol.restore` takes it.
+  async load() {
+    const { tables } = this.#begin("readonly");
+    const [epoch, deviceId, rooms, messages, outbox] = await Promise.all([
+      done(tables.meta.get("epoch")),
+      done(tables.meta.get("device")),
+      done(tables.rooms.getAll()),
+      done(tables.messages.getAll()),
+      done(tables.outbox.getAll()),
+    ]);
+    const byChat = Map.groupBy(messages, (message) => message.chat_id);
+    const restored = rooms.map((room) => newest(room, byChat.get(room.chat_id) ?? []));
+    await this.#forgetBelow(restored);
+    return { epoch: epoch ?? null, deviceId, rooms: restored, outbox };
+  }
+
+  // In one transaction, on the disk when it returns.
+  async save(changes) {
+    const { transaction, tables } = this.#begin("readwrite");
+    const finished = new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+    });
+    for (const change of changes) WRITE[change.kind](tables, change);
+    await finished;
+  }
+
+  #begin(mode) {
+    const transaction = this.database.transaction(TABLES, mode, { durability: "strict" });
+    return { transaction, tables: Object.fromEntries(TABLES.map((name) => [name, transaction.objectStore(name)])) };
+  }
+
+  async #forgetBelow(rooms) {
+    const { tables } = this.#begin("readwrite");
+    const forget = ({ chat_id, cursor, floor }) => [
+      done(tables.rooms.put({ chat_id, cursor, floor })),
+      done(tables.messages.delete(ofChat(chat_id, floor))),
+    ];
+    await Promise.all(rooms.flatMap(forget));
+  }
+}
+
+const newest = (room, messages) => {
+  const floor = Math.max(room.floor, messages.length > KEPT ? messages.at(-KEPT - 1).sequence : 0);
+  return { ...room, floor, messages: messages.filter((message) => message.sequence > floor) };
+};

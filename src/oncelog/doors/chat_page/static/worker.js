@@ -1,0 +1,31 @@
+// Keeps the page's own files, so that it can be loaded while the server is away. What the server has is always newer.
+const CACHE = "oncelog-chat";
+
+// Only while the server is away; a page is one file for all names and chats.
+const answer = async (request) => {
+  const cache = await caches.open(CACHE);
+  const key = new URL(request.url).pathname;
+  try {
+    const response = await fetch(request);
+    if (response.ok) await cache.put(key, response.clone());
+    return response;
+  } catch (error) {
+    const kept = await cache.match(key);
+    if (kept) return kept;
+    throw error;
+  }
+};
+
+const fill = async () => {
+  const cache = await caches.open(CACHE);
+  const listed = await (await fetch("/chat/files.json")).json();
+  await cache.addAll(["/chat", ...listed]);
+};
+
+addEventListener("install", (event) => event.waitUntil(fill().then(() => skipWaiting())));
+addEventListener("activate", (event) => event.waitUntil(clients.claim()));
+addEventListener("fetch", (event) => {
+  const { pathname, origin } = new URL(event.request.url);
+  const isOurs = origin === location.origin && (pathname === "/chat" || pathname.startsWith("/chat/"));
+  if (isOurs && event.request.method === "GET") event.respondWith(answer(event.request));
+});
