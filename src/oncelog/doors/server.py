@@ -23,6 +23,7 @@ from oncelog.doors.chat.http import ChatHttp
 from oncelog.doors.chat.hub import ChatHub
 from oncelog.doors.chat.session import ChatSession
 from oncelog.doors.chat.words import error_response as chat_error_response
+from oncelog.doors.chat_page.http import ChatPage
 from oncelog.doors.deltas.door import DeltasDoor
 from oncelog.doors.deltas.http import LIVE, PATH, DeltasHttp
 from oncelog.doors.deltas.schemas import Schemas, both
@@ -331,6 +332,8 @@ class Server:
             app.router.add_get("/metrics", self._metrics)
         if self.settings.openapi:
             app.router.add_get("/openapi.json", self._openapi)
+        if self.settings.development:
+            ChatPage().route(app)
         app.router.add_get("/v1/events", self._events)
         app.router.add_post("/v1/events", self._submit)
         app.router.add_get("/v1/events/stream", self._stream)

@@ -36,19 +36,12 @@ export class Api {
 
   // All chats of ours.
   async chats() {
-    const found = [];
-    let after = "";
-    do {
-      const query = new URLSearchParams({ limit: "100", ...(after ? { after } : {}) });
-      const page = await this.#call("GET", `${path()}?${query}`);
-      found.push(...page.chats);
-      after = page.next_after;
-    } while (after);
-    return found;
+    return this.#pages(path(), "chats");
   }
 
+  // All members of a chat, and the last sequence that each of them has.
   async members(chatId) {
-    return (await this.#call("GET", path(chatId, "delivery"))).members;
+    return this.#pages(path(chatId, "delivery"), "members");
   }
 
   async create(chatId, members = [], name = this.name) {
@@ -76,6 +69,17 @@ export class Api {
     for (const [id, content] of GREETINGS) {
       await this.#call("POST", path(LOBBY, "messages"), { client_message_id: id, content }, KEEPER);
     }
+  }
+
+  async #pages(url, what) {
+    const found = [];
+    let after = "";
+    do {
+      const page = await this.#call("GET", after ? `${url}?${new URLSearchParams({ after })}` : url);
+      found.push(...page[what]);
+      after = page.next_after;
+    } while (after);
+    return found;
   }
 
   async #call(method, url, body, name = this.name) {

@@ -135,7 +135,7 @@ const start = async (name, asked) => {
     setText(byId("empty"), room?.isCaughtUp ? "Nothing has been written here yet." : "");
     byId("empty").hidden = entries.length > 0;
     byId("earlier").hidden = !(room?.floor > 0);
-    byId("invite").hidden = byId("leave").hidden = !room;
+    byId("manage").hidden = !room;
     panel.draw({ room, me: protocol.me, entries, silent: SILENT });
     if (protocol.state === "refused") notice(`The server does not let ${name} in: ${protocol.problem}`);
   };
@@ -152,10 +152,11 @@ const start = async (name, asked) => {
   // What others have written is read out, but not what was there before.
   const announced = new Map();
   const announceNew = (chatId, entries) => {
-    const last = protocol.rooms.get(chatId)?.shownTo ?? 0;
-    const before = announced.get(chatId) ?? last;
-    announced.set(chatId, last);
-    const fresh = entries.filter((entry) => !entry.isMine && entry.sequence > before && entry.sequence <= last);
+    const room = protocol.rooms.get(chatId);
+    if (!room?.isCaughtUp) return;
+    const before = announced.get(chatId) ?? room.shownTo;
+    announced.set(chatId, room.shownTo);
+    const fresh = entries.filter((entry) => !entry.isMine && entry.sequence > before && entry.sequence <= room.shownTo);
     if (fresh.length) setText(byId("announcer"), fresh.map((entry) => `${nameOf(entry.sender)}: ${entry.content}`).join("\n"));
   };
 
@@ -186,11 +187,21 @@ const start = async (name, asked) => {
     look();
     open(chatId);
   });
-  onSubmit("invite", "guest", (guest) => api.invite(protocol.openRoom, `user:${guest}`).then(look));
+  const close = () => {
+    if (byId("manage").contains(document.activeElement)) composer.focus();
+    byId("manage").open = false;
+  };
+  byId("manage").addEventListener("keydown", ({ key }) => key === "Escape" && close());
+  onSubmit("invite", "guest", async (guest) => {
+    await api.invite(protocol.openRoom, `user:${guest}`);
+    look();
+    close();
+  });
   byId("leave").addEventListener("click", () =>
     ask(async () => {
       await api.leave(protocol.openRoom, protocol.me);
       look();
+      close();
       open(LOBBY);
     }),
   );

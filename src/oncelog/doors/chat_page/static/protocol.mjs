@@ -11,7 +11,7 @@ export const LIMITS = {
   lookMs: 4000, // how often the list of chats and their members are looked at
   gapMs: 120, // how long a gap may be before we ask what is in it: what was overtaken comes by itself
   syncMs: 1200, // until a question without an answer is asked again
-  sendMs: 800, // until a message without an answer is sent again; doubled each time, up to
+  sendMs: 500, // until a message without an answer is sent again; doubled each time, up to
   sendMsMax: 3000,
   pauseMs: 200, // before a new connection; doubled each time, up to
   pauseMsMax: 3000,
@@ -150,7 +150,7 @@ export class Protocol {
         this.#keep(room);
         this.#out.wants.add(`members ${chatId}`);
       }
-      room.members.set(this.me, Math.max(room.members.get(this.me) ?? 0, acked));
+      this.#acked(room, this.me, acked);
       room.lastSequence = Math.max(room.lastSequence, last);
       if (this.isConnected && (!room.isCaughtUp || last > room.cursor)) this.#sync(room, now);
     }
@@ -164,10 +164,10 @@ export class Protocol {
   described(chatId, members) {
     const room = this.rooms.get(chatId);
     if (!room) return;
-    const before = room.members;
-    room.members = new Map(
-      members.map(({ user_id: user, last_acked_sequence: acked }) => [user, Math.max(acked, before.get(user) ?? 0)]),
-    );
+    const present = new Set(members.map((member) => member.user_id));
+    for (const user of [...room.members.keys()].filter((one) => !present.has(one))) room.members.delete(user);
+    for (const { user_id: user, last_acked_sequence: acked } of members) this.#acked(room, user, acked);
+    this.#keep(room);
   }
 
   // A page of older messages.
@@ -247,7 +247,7 @@ export class Protocol {
     delivery({ chat_id: chatId, user_id: user, last_acked_sequence: acked }, now) {
       const room = this.rooms.get(chatId);
       if (!room) return;
-      room.members.set(user, Math.max(acked, room.members.get(user) ?? 0));
+      this.#acked(room, user, acked);
       // Somebody has what we have not: it was lost on its way to us.
       if (acked > room.cursor) room.gapSince ??= now;
     },
@@ -295,13 +295,21 @@ export class Protocol {
     this.#keep(room);
   }
 
+  // How far a member is. It never goes back, whatever overtakes what.
+  #acked(room, user, sequence) {
+    if (sequence <= (room.members.get(user) ?? -1)) return;
+    room.members.set(user, sequence);
+    this.#keep(room);
+  }
+
   #sent(item) {
     this.outbox.remove(item.client_message_id);
     this.#out.changes.push({ kind: "sent", id: item.client_message_id });
   }
 
   #keep(room) {
-    this.#out.changes.push({ kind: "room", chat_id: room.chatId, cursor: room.cursor, floor: room.floor });
+    const { chatId, cursor, floor, members } = room;
+    this.#out.changes.push({ kind: "room", chat_id: chatId, cursor, floor, members: [...members] });
   }
 
   #leave(chatId) {

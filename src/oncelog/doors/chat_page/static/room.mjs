@@ -5,14 +5,14 @@
 // held until the server has said what belongs into the gap. A gap alone is no error: the server may have one too.
 
 export class Room {
-  constructor(chatId, { cursor = 0, floor = 0, messages = [] } = {}) {
+  constructor(chatId, { cursor = 0, floor = 0, messages = [], members = [] } = {}) {
     this.chatId = chatId;
     this.cursor = cursor;
     this.floor = floor; // what is below was not asked for: older than anybody wants to see at once
     this.shownTo = cursor;
     this.lastSequence = cursor;
     this.messages = new Map(messages.map((message) => [message.sequence, message]));
-    this.members = new Map(); // user → the last sequence that they have
+    this.members = new Map(members); // user → the last sequence that they have
     this.isCaughtUp = false; // on this connection
     this.gapSince = null;
     this.syncs = new Map(); // what was asked and has no answer yet: request id → the sequence asked from

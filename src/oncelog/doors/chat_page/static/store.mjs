@@ -27,7 +27,7 @@ const ofChat = (chatId, upTo = Infinity) => IDBKeyRange.bound([chatId, 0], [chat
 
 const WRITE = {
   meta: (tables, { key, value }) => tables.meta.put(value, key),
-  room: (tables, { chat_id, cursor, floor }) => tables.rooms.put({ chat_id, cursor, floor }),
+  room: (tables, { chat_id, cursor, floor, members }) => tables.rooms.put({ chat_id, cursor, floor, members }),
   message: (tables, { message }) => tables.messages.put(message),
   outbox: (tables, { item }) => tables.outbox.put(item),
   sent: (tables, { id }) => tables.outbox.delete(id),
@@ -81,8 +81,8 @@ export class Store {
 
   async #forgetBelow(rooms) {
     const { tables } = this.#begin("readwrite");
-    const forget = ({ chat_id, cursor, floor }) => [
-      done(tables.rooms.put({ chat_id, cursor, floor })),
+    const forget = ({ chat_id, cursor, floor, members }) => [
+      done(tables.rooms.put({ chat_id, cursor, floor, members })),
       done(tables.messages.delete(ofChat(chat_id, floor))),
     ];
     await Promise.all(rooms.flatMap(forget));

@@ -3,7 +3,7 @@ import { byId, el, hueOf, icon, keyed, setText } from "./dom.mjs";
 import { FAILED, markText, nameOf } from "./entries.mjs";
 
 const NEAR_PX = 80; // who has scrolled up further than this stays there
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
 export class MessagesView {
   // `again` and `discard` get the id of a message that was refused.
@@ -40,7 +40,7 @@ export class MessagesView {
     this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
-  #make({ key, sender, content, isMine }) {
+  #make({ key, sender, isMine }) {
     const name = nameOf(sender);
     const item = el("li", { className: isMine ? "message mine" : "message", data: { id: key } });
     const number = el("button", { type: "button", className: "number", tabIndex: -1, "aria-expanded": "false" });
@@ -51,7 +51,7 @@ export class MessagesView {
         "div",
         { className: "bubble" },
         el("span", { className: isMine ? "hidden" : "sender", data: { hue: hueOf(name) } }, isMine ? "You" : name),
-        el("p", { className: "content", dir: "auto" }, content),
+        el("p", { className: "content", dir: "auto" }),
         el("div", { className: "meta" }, el("time"), number, el("span", { className: "mark" })),
         el("dl", { className: "details", hidden: true }),
         el("div", { className: "refused", hidden: true }),
@@ -61,7 +61,9 @@ export class MessagesView {
   }
 
   #update(item, entry, index, entries) {
-    const { key, sequence, sender, at, mark } = entry;
+    const { key, sequence, sender, content, isErased, at, mark } = entry;
+    setText(item.querySelector(".content"), isErased ? "This message was erased." : content);
+    item.classList.toggle("erased", isErased);
     item.dataset.sequence = sequence ?? "";
     item.dataset.mark = mark ?? "";
     item.classList.toggle("follows", entries[index - 1]?.sender === sender);
@@ -112,6 +114,7 @@ export class MessagesView {
     if (isOpen) this.unfolded.add(key);
     item.querySelector(".number").setAttribute("aria-expanded", String(isOpen));
     item.querySelector(".details").hidden = !isOpen;
+    item.classList.toggle("unfolded", isOpen);
     if (isOpen) this.#details(item, item.entry);
   }
 

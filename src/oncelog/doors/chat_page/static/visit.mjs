@@ -34,7 +34,6 @@ const preparePanel = () => {
     byId("panel").hidden = !isOpen;
     byId("app").classList.toggle("with-panel", isOpen);
     toggle.setAttribute("aria-expanded", String(isOpen));
-    setText(toggle, "Behind the scenes");
   };
   toggle.addEventListener("click", () => show(byId("panel").hidden));
   byId("panel-close").addEventListener("click", () => {
