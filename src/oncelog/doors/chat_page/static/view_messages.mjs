@@ -31,7 +31,7 @@ export class MessagesView {
     const { scrollHeight, scrollTop, clientHeight } = this.scroll;
     const isAtEnd = isOther || scrollHeight - scrollTop - clientHeight < NEAR_PX;
     this.fill(entries);
-    if (!entries.some((entry) => entry.key === this.current)) this.#setCurrent(entries.at(-1)?.key);
+    if (!this.list.contains(document.activeElement)) this.#setCurrent(entries.at(-1)?.key);
     if (isAtEnd) this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
