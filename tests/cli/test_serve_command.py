@@ -217,4 +217,5 @@ def test_the_program_is_shown_as_it_was_called(called: str, shown: str, monkeypa
     monkeypatch.setattr(sys, "argv", [called, "serve"])
     told: Any = serve._what_to_try("http://127.0.0.1:7171", "log.db")
     assert f"  {shown} tail --partition orders\n" in told  # the default is not repeated
+    assert "to be opened in two windows: http://127.0.0.1:7171/chat\n" in told
     assert f"  {shown} load --url http://[::1]:80\n" in serve._what_to_try("http://[::1]:80", "log.db")

@@ -2,18 +2,23 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from cli.served import serving
 from databases import BOTH_STORES
-from web.windows import READY, SHIFT, Line, Window, same, window
+from web.windows import READY, SHIFT, Line, Window, chat_server, same, window
 
 RUN_S: Final = 200
 PHONE: Final = (375, 740)
+KEPT: Final = "navigator.serviceWorker.ready.then((one) => one.active !== null)"
+"""From then on the browser can load the page without the server."""
+PICTURE: Final = Path(__file__).parents[2] / "docs/images/chat.png"
+PICTURE_BYTES_MAX: Final = 300 * 1024
 FAST_BUT_BAD: Final = {"drop": 0.15, "duplicate": 0.25, "reorder": 0.3, "delayMs": 40}
 
 
@@ -41,7 +46,7 @@ async def both_have(ann: Window, bob: Window, count: int) -> list[Line]:
 @pytest.mark.rule("CH-14")
 def test_two_browsers_chat_through_a_server_that_is_killed(tmp_path: Path) -> None:
     async def main() -> None:
-        with serving(tmp_path) as served:
+        with chat_server(tmp_path) as served:
             async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
                 await ann.arrive("ann")
                 await bob.arrive("bob")
@@ -51,6 +56,7 @@ def test_two_browsers_chat_through_a_server_that_is_killed(tmp_path: Path) -> No
                 await ann.shows_texts("hello", "hello yourself")
                 await ann.shows_marks("delivered")
 
+                await ann.tab.run(KEPT)
                 served.kill()
                 await ann.says("offline")
                 await ann.write("are you there?", "bob?")
@@ -82,7 +88,7 @@ def test_two_browsers_chat_through_a_server_that_is_killed(tmp_path: Path) -> No
 @pytest.mark.rule("CH-12")
 def test_on_a_bad_network_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None:
     async def main() -> None:
-        with serving(tmp_path) as served:
+        with chat_server(tmp_path) as served:
             async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
                 for one, name in ((ann, "ann"), (bob, "bob")):
                     await one.arrive(name)
@@ -107,7 +113,7 @@ def test_on_a_bad_network_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path
 @pytest.mark.rule("CH-9")
 def test_marks_chats_and_invitations(tmp_path: Path) -> None:
     async def main() -> None:
-        with serving(tmp_path) as served:
+        with chat_server(tmp_path) as served:
             async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
                 # Somebody greets whoever is first, and there is nobody else.
                 await ann.arrive("ann")
@@ -154,7 +160,9 @@ def test_marks_chats_and_invitations(tmp_path: Path) -> None:
                 await bob.click("[data-chat=lobby] button")
                 await bob.shows_texts("is anybody here?")
                 await ann.write("one", "two")
-                await bob.until("document.querySelector('#chat-list li:not([data-chat=lobby]) .unread').textContent", "2")
+                await bob.until(
+                    "document.querySelector('#chat-list li:not([data-chat=lobby]) .unread').textContent", "2"
+                )
                 await ann.click("[data-chat=lobby] button")
                 await ann.shows_marks("delivered")
 
@@ -176,7 +184,7 @@ def test_text_is_text_and_nothing_else_may_run(tmp_path: Path) -> None:
     ]
 
     async def main() -> None:
-        with serving(tmp_path) as served:
+        with chat_server(tmp_path) as served:
             async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
                 await ann.arrive("ann")
                 await bob.arrive("bob")
@@ -185,7 +193,9 @@ def test_text_is_text_and_nothing_else_may_run(tmp_path: Path) -> None:
                 await bob.shows_texts(*nasty)
                 await ann.shows_texts(*nasty)
                 for one in (ann, bob):
-                    assert await one.tab.run("document.querySelectorAll('#messages :is(script, img, h1, a)').length") == 0
+                    assert (
+                        await one.tab.run("document.querySelectorAll('#messages :is(script, img, h1, a)').length") == 0
+                    )
                     assert "taken" not in await one.tab.run("document.title")
                 # And where a mistake of ours would let it in, the browser does not.
                 script = "try { document.body.innerHTML = '<p>'; 'was taken' } catch (error) { error.name }"
@@ -214,14 +224,15 @@ FOCUSED: Final = """
   const name = here.getAttribute("aria-label") || here.labels?.[0]?.textContent || here.textContent ||
     document.getElementById(here.getAttribute("aria-labelledby"))?.textContent || "";
   const { width, height } = here.getBoundingClientRect();
-  return { tag: here.tagName, id: here.id, name: name.trim(), isVisible: width > 0 && height > 0 || here === document.body };
+  const isVisible = (width > 0 && height > 0) || here === document.body;
+  return { tag: here.tagName, id: here.id, name: name.trim(), isVisible };
 })()
 """
 
 
 def test_it_can_be_used_by_keyboard_alone_and_is_read_out(tmp_path: Path) -> None:
     async def main() -> None:
-        with serving(tmp_path) as served:
+        with chat_server(tmp_path) as served:
             async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
                 # The name is there already: Enter comes in.
                 await ann.tab.open(f"{served.url}/chat", 1200, 800)
@@ -281,7 +292,8 @@ def test_it_can_be_used_by_keyboard_alone_and_is_read_out(tmp_path: Path) -> Non
 COLOURS: Final = "getComputedStyle(document.body).backgroundColor"
 WIDE: Final = """
 [...document.querySelectorAll("body *")]
-  .filter((one) => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5 && !one.closest("#chat-list"))
+  .filter((one) => one.checkVisibility() && !one.closest("#chat-list"))
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5)
   .map((one) => `${one.tagName} ${one.id} ${one.className} in ${one.parentElement.id} ${one.parentElement.className}`)
 """
 
@@ -290,7 +302,7 @@ def test_it_fits_a_phone_and_has_light_and_dark(tmp_path: Path) -> None:
     long_word = "w" * 300
 
     async def main() -> None:
-        with serving(tmp_path) as served:
+        with chat_server(tmp_path) as served:
             async with window(tmp_path, served.url, "ann") as ann:
                 await ann.arrive("ann-with-a-name-that-is-rather-long-for-a-phone", None, *PHONE)
                 await ann.write(long_word, "short")
@@ -319,3 +331,37 @@ def test_it_fits_a_phone_and_has_light_and_dark(tmp_path: Path) -> None:
                 assert await ann.tab.run(COLOURS) == light
 
     run(main())
+
+
+def forget(directory: Path) -> None:
+    """The server's log."""
+    for file in directory.glob("log.db*"):
+        file.unlink()
+
+
+def test_another_log_has_another_lobby_and_what_waits_goes_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        with chat_server(tmp_path) as served:
+            async with window(tmp_path, served.url, "ann") as ann:
+                await ann.arrive("ann")
+                await ann.write("in the old log")
+                await ann.shows_marks("sent")
+                served.kill()
+                await ann.says("offline")
+                await ann.write("waits")
+                await asyncio.to_thread(forget, tmp_path)
+                served.start()
+                (line,) = await ann.shows(lambda lines: [one["mark"] for one in lines] == ["sent"])
+                assert (line["text"], line["sequence"]) in (("waits", 1), ("waits", 2), ("waits", 3))
+
+    run(main())
+
+
+def test_the_picture_in_the_readme_can_be_made_anew(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "picture.py"), str(tmp_path / "chat.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RUN_S, cwd=tmp_path)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    for picture in (tmp_path / "chat.png", PICTURE):
+        data = picture.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert 50_000 < len(data) < PICTURE_BYTES_MAX

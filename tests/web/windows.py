@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from browser import Tab, browser
+from cli.served import Served, serving
 from insieme.clients import component
 
 WAIT_S: Final = 60
@@ -120,7 +121,9 @@ class Window:
         await self.click(f"#network [value={mode}]")
         for name, value in rates.items():
             slider = f"document.querySelector('#rates [name={name}]')"
-            await self.tab.run(f"{slider}.value = {value}; {slider}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+            await self.tab.run(
+                f"{slider}.value = {value}; {slider}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+            )
 
 
 _CODES: Final = {
@@ -144,6 +147,11 @@ async def until(condition: Callable[[], Any], what: Callable[[], object]) -> Non
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(what()) from None
+
+
+def chat_server(directory: Path) -> AbstractContextManager[Served]:
+    """A server that can be killed and started again. Without gRPC, whose port nobody holds meanwhile."""
+    return serving(directory, "--development", "--quiet", "--set", "grpc=false")
 
 
 @asynccontextmanager

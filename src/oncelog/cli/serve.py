@@ -128,7 +128,11 @@ def _what_to_try(url: str, store: str, grpc_address: str = "") -> str:
     also = f" The same over gRPC: {grpc_address}." if grpc_address else ""
     return f"""
 Oncelog listens on {url} and keeps its log in {store}.
-Everybody on this machine may do everything (development mode). Ctrl-C stops it. In another terminal, try:
+Everybody on this machine may do everything (development mode). Ctrl-C stops it.
+
+A chat for your browser, to be opened in two windows: {url}/chat
+
+In another terminal, try:
 
   # Submit an event. The same line again gets the same answer, and commits nothing.
   curl -s '{url}/v1/events' -H 'Content-Type: application/json' -d '{{"events":[{event}]}}'

@@ -22,8 +22,8 @@ _TYPES: Final = {
 }
 _HEADERS: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "worker-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
         # A string that somebody wrote cannot become HTML or a script, even by a mistake of ours.
         "require-trusted-types-for 'script'; trusted-types oncelog-worker"
     ),

@@ -48,7 +48,8 @@ const start = async (name, asked) => {
   };
   byId("rates").addEventListener("change", keepNetwork);
 
-  const api = new Api(name, (told) => panel.tell(told));
+  // That it looks again and again is not worth a line each time.
+  const api = new Api(name, (told) => (told.method !== "GET" || told.status >= 400) && panel.tell(told));
   const shell = new Shell({
     protocol,
     store,
@@ -62,7 +63,7 @@ const start = async (name, asked) => {
 
   // --- chats
 
-  let hasEntered = false;
+  let enteredEpoch = null; // another log has another lobby
   const ask = async (what) => {
     notice("");
     try {
@@ -88,10 +89,10 @@ const start = async (name, asked) => {
   };
   shell.listed = (chats) => {
     const ours = new Set(chats.map((chat) => chat.chat_id));
-    if (hasEntered) return;
-    hasEntered = true;
+    if (enteredEpoch === protocol.epoch) return;
+    enteredEpoch = protocol.epoch;
     for (const chatId of new Set([LOBBY, asked])) {
-      if (!ours.has(chatId)) enter(chatId).catch(() => (hasEntered = false)); // the server has gone again
+      if (!ours.has(chatId)) enter(chatId).catch(() => (enteredEpoch = null)); // the server has gone again
     }
   };
 

@@ -6,7 +6,7 @@ import { audit } from "./room.mjs";
 
 const FRAMES_MAX = 150;
 const RATES = [
-  ["drop", "Drop", 90],
+  ["drop", "Drop", 100],
   ["duplicate", "Double", 90],
   ["reorder", "Reorder", 90],
   ["delayMs", "Delay", 2000],
@@ -53,7 +53,7 @@ export class PanelView {
     const harm = `dropped ${dropped}, doubled ${doubled} and reordered ${reordered} of ${frames} frames`;
     setText(byId("harm"), dropped + doubled + reordered ? `The network ${harm}.` : "The network has done no harm yet.");
     const committed = entries.filter((entry) => entry.sequence !== null);
-    const found = audit(committed.map(({ sequence, messageId, key, content }) => ({ sequence, message_id: messageId, client_message_id: key, content })));
+    const found = audit(committed.map(messageOf));
     const waiting = entries.length - committed.length;
     facts(byId("audit"), [
       ["messages", found.count ? `${found.count} (#${found.first}–#${found.last})` : "none", "count"],
@@ -64,7 +64,7 @@ export class PanelView {
       ["order", found.fingerprint, "order"],
     ]);
     const last = room?.lastSequence ?? 0;
-    const members = [...(room?.members ?? [])].filter(([user]) => !silent.has(user));
+    const members = [...(room?.members ?? [])].filter(([user]) => !silent.has(user)).sort(([a], [b]) => (a < b ? -1 : 1));
     this.fillMarks(members.map(([user, acked]) => ({ user, acked, last, isMe: user === me })));
   }
 
@@ -81,6 +81,13 @@ export class PanelView {
     while (list.childElementCount > FRAMES_MAX) list.lastElementChild.remove();
   }
 }
+
+const messageOf = ({ sequence, messageId, key, content }) => ({
+  sequence,
+  message_id: messageId,
+  client_message_id: key,
+  content,
+});
 
 const facts = (list, rows) => {
   const text = JSON.stringify(rows);
