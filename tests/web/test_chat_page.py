@@ -135,6 +135,7 @@ def test_marks_chats_and_invitations(tmp_path: Path) -> None:
                 await ann.write("milk?")
                 await bob.come("bob", "tea & <b>cake")
                 await bob.until("document.getElementById('notice').textContent.includes('not a member')")
+                await bob.until("document.getElementById('empty').textContent.includes('not a member')")
                 assert await bob.lines() == []
                 await ann.click("#manage summary")
                 await ann.tab.run("document.getElementById('guest').focus()")

@@ -133,12 +133,18 @@ const start = async (name, asked) => {
     setText(byId("state"), `${STATES[protocol.state]}${network.mode === "bad" ? " · bad network" : ""}`);
     byId("state").dataset.state = protocol.state;
     setText(byId("waiting"), waiting ? `${waiting} waiting to be sent. ` : "");
-    setText(byId("empty"), room?.isCaughtUp ? "Nothing has been written here yet." : "");
-    byId("empty").hidden = entries.length > 0;
+    setText(byId("empty"), emptiness(room));
+    byId("empty").hidden = room !== undefined && entries.length > 0;
     byId("earlier").hidden = !(room?.floor > 0);
     byId("manage").hidden = !room;
     panel.draw({ room, me: protocol.me, entries, silent: SILENT });
     if (protocol.state === "refused") notice(`The server does not let ${name} in: ${protocol.problem}`);
+  };
+
+  const emptiness = (room) => {
+    if (room) return room.isCaughtUp ? "Nothing has been written here yet." : "";
+    const isStranger = protocol.state === "live" && enteredEpoch === protocol.epoch;
+    return isStranger ? "You are not a member of this chat. What you write here waits until somebody invites you." : "";
   };
 
   const summary = (id, isOpen) => {
