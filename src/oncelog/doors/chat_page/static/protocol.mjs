@@ -368,7 +368,7 @@ export class Protocol {
   #mend(now) {
     const { syncMs, gapMs } = this.limits;
     for (const room of this.rooms.values()) {
-      const isLate = now - room.askedAt >= syncMs;
+      const isLate = now - room.askedAt >= (room.syncs.size ? syncMs : gapMs);
       const hasGap = room.gapSince !== null && now - room.gapSince >= gapMs;
       if (isLate && (!room.isCaughtUp || hasGap)) this.#sync(room, now, true);
     }
