@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples/todo")]  # as pytest h
 
 from browser import browser  # noqa: E402
 from cli.served import Served  # noqa: E402
-from web.windows import Window, chat_server, window  # noqa: E402
+from web.windows import Window, chat_server, two_windows  # noqa: E402
 
 WINDOW: Final = (940, 700)
 SCALE: Final = 1.5
@@ -40,7 +40,7 @@ async def dressed(one: Window, name: str) -> None:
 
 async def pictures(directory: Path, served: Served) -> list[bytes]:
     """Both windows, at the end of a short story."""
-    async with window(directory, served.url, "ann") as ann, window(directory, served.url, "bob") as bob:
+    async with two_windows(directory, served.url) as (ann, bob):
         both = (ann, bob)
         await bob.tab.call("Emulation.setEmulatedMedia", features=DARK)
         for one, name in ((ann, "ann"), (bob, "bob")):

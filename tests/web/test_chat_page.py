@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from databases import BOTH_STORES
-from web.windows import READY, SHIFT, Line, Window, chat_server, same, window
+from web.windows import READY, SHIFT, Line, Window, both_arrive, chat_server, same, two_windows, window
 
 RUN_S: Final = 200
 PHONE: Final = (375, 740)
@@ -47,9 +47,8 @@ async def both_have(ann: Window, bob: Window, count: int) -> list[Line]:
 def test_two_browsers_chat_through_a_server_that_is_killed(tmp_path: Path) -> None:
     async def main() -> None:
         with chat_server(tmp_path) as served:
-            async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
-                await ann.arrive("ann")
-                await bob.arrive("bob")
+            async with two_windows(tmp_path, served.url) as (ann, bob):
+                await both_arrive(ann, bob)
                 await ann.write("hello")
                 await bob.shows_texts("hello")
                 await bob.write("hello yourself")
@@ -89,9 +88,9 @@ def test_two_browsers_chat_through_a_server_that_is_killed(tmp_path: Path) -> No
 def test_on_a_bad_network_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None:
     async def main() -> None:
         with chat_server(tmp_path) as served:
-            async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
-                for one, name in ((ann, "ann"), (bob, "bob")):
-                    await one.arrive(name)
+            async with two_windows(tmp_path, served.url) as (ann, bob):
+                await both_arrive(ann, bob)
+                for one in (ann, bob):
                     await one.network("bad", **FAST_BUT_BAD)
                 for number in range(30):
                     await ann.write(f"ann {number}")
@@ -114,7 +113,7 @@ def test_on_a_bad_network_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path
 def test_marks_chats_and_invitations(tmp_path: Path) -> None:
     async def main() -> None:
         with chat_server(tmp_path) as served:
-            async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
+            async with two_windows(tmp_path, served.url) as (ann, bob):
                 # Somebody greets whoever is first, and there is nobody else.
                 await ann.arrive("ann")
                 await ann.until("document.querySelectorAll('#messages > li').length", 2)
@@ -186,9 +185,8 @@ def test_text_is_text_and_nothing_else_may_run(tmp_path: Path) -> None:
 
     async def main() -> None:
         with chat_server(tmp_path) as served:
-            async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
-                await ann.arrive("ann")
-                await bob.arrive("bob")
+            async with two_windows(tmp_path, served.url) as (ann, bob):
+                await both_arrive(ann, bob)
                 for text in nasty:
                     await ann.write(text)
                 await bob.shows_texts(*nasty)
@@ -234,7 +232,7 @@ FOCUSED: Final = """
 def test_it_can_be_used_by_keyboard_alone_and_is_read_out(tmp_path: Path) -> None:
     async def main() -> None:
         with chat_server(tmp_path) as served:
-            async with window(tmp_path, served.url, "ann") as ann, window(tmp_path, served.url, "bob") as bob:
+            async with two_windows(tmp_path, served.url) as (ann, bob):
                 # The name is there already: Enter comes in.
                 await ann.tab.open(f"{served.url}/chat", 1200, 800)
                 await ann.until("document.activeElement.id", "name")

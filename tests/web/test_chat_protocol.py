@@ -11,7 +11,7 @@ from insieme.clients import component
 from oncelog.doors.chat_page.http import FILES
 
 HERE: Final = Path(__file__).parent
-STORIES: Final = 60
+STORIES: Final = 40
 SOAK_STORIES: Final = 2000
 
 

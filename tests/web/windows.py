@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -162,6 +162,19 @@ async def window(directory: Path, url: str, name: str) -> AsyncIterator[Window]:
     profile.mkdir(exist_ok=True)
     async with browser(profile) as tab:
         yield Window(tab, url)
+
+
+@asynccontextmanager
+async def two_windows(directory: Path, url: str) -> AsyncIterator[tuple[Window, Window]]:
+    """Two browsers, Ann's and Bob's, which start at the same time."""
+    async with AsyncExitStack() as stack:
+        started = [stack.enter_async_context(window(directory, url, name)) for name in ("ann", "bob")]
+        ann, bob = await asyncio.gather(*started)
+        yield ann, bob
+
+
+async def both_arrive(ann: Window, bob: Window) -> None:
+    await asyncio.gather(ann.arrive("ann"), bob.arrive("bob"))
 
 
 def same(*windows: list[Line]) -> None:
