@@ -21,7 +21,7 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.client import wire, words
+from oncelog.client import patience, wire, words
 from oncelog.client.wire import normal_url
 from oncelog.client.words import Message
 from oncelog.codes import AUTH_FAILED, PROTOCOL_VERSION
@@ -129,7 +129,7 @@ def client_of(client_id: str | None, command: str) -> str:
 
 def pauses_s(longest_s: float = PAUSE_S_MAX) -> Iterator[float]:
     """How long to wait before each further attempt."""
-    return wire.pauses_s(PAUSE_MS_MIN, round(1000 * longest_s), random.Random())  # noqa: S311 - no secret
+    return patience.pauses_s(PAUSE_MS_MIN, round(1000 * longest_s), random.Random())  # noqa: S311 - no secret
 
 
 def say(sentence: str) -> None:

@@ -28,14 +28,14 @@ from oncelog.client.checking import (
     checked_store,
     demand_committed_id,
     demand_function,
-    is_token,
 )
-from oncelog.client.connecting import Connecting, Token
+from oncelog.client.connecting import Connecting
 from oncelog.client.handlers import EventHandler, Handlers, named
 from oncelog.client.limits import ClientLimits
 from oncelog.client.pending import Draft, Pending, Prepared, prepare
 from oncelog.client.protocol import Phase, Protocol
 from oncelog.client.store import APPLY, Apply, ClientStore, Reset, described
+from oncelog.client.tokens import Token, demand_token
 from oncelog.client.values import Event, HistoryChange, Rejected, Rejection, SetAside, Settled, State, Status
 from oncelog.client.wire import Transport, WebSocketTransport, normal_url
 from oncelog.core.canonical import JsonValue
@@ -106,8 +106,7 @@ class Client:
             raise SettingsError(f"limits must be ClientLimits, not {limits!r}")
         self.partitions = checked_partitions(partitions)
         self._wanted_id = checked_client_id(client_id)
-        if not callable(token) and not is_token(token):
-            raise SettingsError("token must be a text as tokens are, or a function that gives one")
+        demand_token(token)
         demand_function(apply, "apply", may_be_async=False)
         demand_function(reset, "reset", may_be_async=False)
         self._token = token

@@ -1,24 +1,20 @@
 """Stays connected to a server: connects, reads, writes, gives up on a silent one, and tries again after a pause."""
 
 import asyncio
-import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from oncelog import codes
-from oncelog.client.cancelling import is_being_cancelled
-from oncelog.client.checking import is_token
 from oncelog.client.limits import ClientLimits
+from oncelog.client.patience import pauses_s
 from oncelog.client.protocol import Phase, Protocol
-from oncelog.client.wire import Socket, Transport, pauses_s
+from oncelog.client.tokens import Token, current_token
+from oncelog.client.wire import Socket, Transport
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError
 
 logger: Final = logging.getLogger("oncelog.client")
-
-Token = str | Callable[[], Awaitable[str | None] | str | None] | None
-"""A token, or a function that gives one for each connection: the last one may have expired."""
 
 _NOT_LET_IN: Final = frozenset({codes.AUTH_FAILED, codes.FORBIDDEN, codes.VERSION_UNSUPPORTED, codes.BAD_REQUEST})
 
@@ -109,7 +105,7 @@ class Connecting:
     async def _connection(self) -> None:
         """One connection, from its first byte to its last. Always ends with an error."""
         self._restart.clear()
-        token = await self._current_token()
+        token = await current_token(self._token)
         socket = await self._transport.connect()
         try:
             self._protocol.begin(token)
@@ -123,23 +119,6 @@ class Connecting:
             self._stop_busy_timer()
             self._on_change()
             await socket.close()
-
-    async def _current_token(self) -> str | None:
-        if not callable(self._token):
-            return self._token
-        try:
-            given = self._token()
-            token = await given if inspect.isawaitable(given) else given
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                raise
-            raise LostError("there is no token: what it waits for was cancelled") from error
-        except Exception as error:
-            logger.exception("there is no token")
-            raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
-        if not is_token(token):
-            raise LostError("there is no token: what the function gives is none")
-        return token
 
     async def _conversation(self, socket: Socket) -> None:
         parts = (self._read, self._write, self._watch, self._look_at_takers, self._read_again, self._restarted)

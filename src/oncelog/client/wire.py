@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -60,14 +59,6 @@ def normal_url(url: str, name: str = "url") -> str:
     return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/').removesuffix(EVENTS_PATH)}"
 
 
-def pauses_s(shortest_ms: int, longest_ms: int, chance: random.Random) -> Iterator[float]:
-    """How long to wait before each further attempt. Not all alike: who was sent away together must not come so."""
-    pause_ms = shortest_ms
-    while True:
-        yield pause_ms * chance.uniform(0.5, 1) / 1000
-        pause_ms = min(2 * pause_ms, longest_ms)
-
-
 @contextmanager
 def as_lost(url: str) -> Iterator[None]:
     """Turns what can happen to a connection into our own errors."""
@@ -108,6 +99,41 @@ def refused_by_status(status: int) -> ServerRefusedError:
     return ServerRefusedError(codes.BAD_REQUEST, f"no Oncelog server answers there (HTTP status {status})")
 
 
+class SocketLimits(Protocol):
+    """What a client's limits say about a WebSocket."""
+
+    @property
+    def connect_timeout_ms(self) -> int: ...  # noqa: D102 - as in the limits of each client
+    @property
+    def heartbeat_ms(self) -> int: ...  # noqa: D102
+    @property
+    def message_bytes_max(self) -> int: ...  # noqa: D102
+
+
+async def opened_socket(
+    session: "aiohttp.ClientSession",
+    url: str,
+    path: str,
+    limits: SocketLimits,
+    headers: Mapping[str, str],
+    tls: ssl.SSLContext | None,
+) -> "WebSocket":
+    """A WebSocket to a server. Raises LostError, or ServerRefusedError."""
+    import aiohttp  # noqa: PLC0415 - as above
+
+    with as_lost(url):
+        async with asyncio.timeout(limits.connect_timeout_ms / 1000):
+            socket = await session.ws_connect(
+                url + path,
+                heartbeat=limits.heartbeat_ms / 1000,
+                max_msg_size=limits.message_bytes_max,
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                headers=headers,
+                ssl=True if tls is None else tls,
+            )
+    return WebSocket(url, socket, limits.message_bytes_max)
+
+
 class WebSocketTransport:
     """By aiohttp."""
 
@@ -128,20 +154,9 @@ class WebSocketTransport:
         """As `Transport` says."""
         import aiohttp  # noqa: PLC0415 - as above
 
-        limits = self._limits
         if self._session is None:
             self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        with as_lost(self._url):
-            async with asyncio.timeout(limits.connect_timeout_ms / 1000):
-                socket = await self._session.ws_connect(
-                    self._url + EVENTS_PATH,
-                    heartbeat=limits.heartbeat_ms / 1000,
-                    max_msg_size=limits.message_bytes_max,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                    headers=self._headers,
-                    ssl=True if self._tls is None else self._tls,
-                )
-        return WebSocket(self._url, socket, limits.message_bytes_max)
+        return await opened_socket(self._session, self._url, EVENTS_PATH, self._limits, self._headers, self._tls)
 
     async def close(self) -> None:
         """As `Transport` says."""
@@ -156,7 +171,7 @@ class WebSocket:
     def __init__(self, url: str, socket: "aiohttp.ClientWebSocketResponse", message_bytes_max: int) -> None:
         import aiohttp  # noqa: PLC0415 - as above
 
-        self._url = url
+        self.url = url
         self._socket = socket
         self._message_bytes_max = message_bytes_max
         self._text, self._close = aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.CLOSE
@@ -164,12 +179,12 @@ class WebSocket:
 
     async def send(self, data: bytes) -> None:
         """As `Socket` says."""
-        with as_lost(self._url):
+        with as_lost(self.url):
             await self._socket.send_frame(data, self._text)
 
-    async def receive(self) -> str | bytes:
+    async def receive(self) -> str:
         """As `Socket` says."""
-        with as_lost(self._url):
+        with as_lost(self.url):
             message = await self._socket.receive()
         if message.type is self._text:
             data: str = message.data
@@ -179,12 +194,12 @@ class WebSocket:
             self.close_code = code  # what the server says. Other codes are aiohttp's own, about what came in
         elif code == words.CLOSED_TOO_LARGE:
             raise ProtocolError(f"a message of the server is larger than message_bytes_max ({self._message_bytes_max})")
-        raise LostError(f"the connection to {self._url} was lost" + (f" (closed with {code})" if code else ""))
+        raise LostError(f"the connection to {self.url} was lost" + (f" (closed with {code})" if code else ""))
 
     async def close(self) -> None:
         """As `Socket` says."""
         try:
-            with as_lost(self._url):
+            with as_lost(self.url):
                 await self._socket.close()
         except (LostError, ServerRefusedError):
             pass

@@ -20,8 +20,9 @@ from oncelog.client.deltas.messages import (
     read_snapshot,
 )
 from oncelog.client.deltas.pulling import Apply, Effect, Follow, Join, Pull, Pulling, Request, Reset, Stage
-from oncelog.client.deltas.pushing import Pause, Pushing
+from oncelog.client.deltas.pushing import Pushing
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.patience import Pause
 from oncelog.core.canonical import parse
 from oncelog.core.deltas import deltas_body, read_delta
 from oncelog.core.merge import RowDelta, merge

@@ -22,10 +22,10 @@ from oncelog.client.deltas.messages import (
     read_pushed,
     read_snapshot,
 )
-from oncelog.client.deltas.patience import Patience
 from oncelog.client.deltas.pulling import Apply, Follow, Join, Pull, Pulling, ReadAnew, ReadSnapshot, Reset, Stage
-from oncelog.client.deltas.pushing import Bounds, Pause, Pushing
+from oncelog.client.deltas.pushing import Bounds, Pushing
 from oncelog.client.deltas.values import Refusal
+from oncelog.client.patience import Patience, Pause
 from oncelog.errors import ProtocolError, SettingsError
 
 EPOCH = "e"

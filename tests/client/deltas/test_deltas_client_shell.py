@@ -13,8 +13,8 @@ from client.deltas.model_wire import ModelWire
 from oncelog.client.deltas import DeltasClient, DeltasLimits, Edits, LocalRow, State
 from oncelog.client.deltas.client import _system_wall_ms
 from oncelog.client.deltas.messages import Fault, PulledPage, Unanswered
-from oncelog.client.deltas.pushing import Pause
 from oncelog.client.deltas.store import DeltasStore
+from oncelog.client.patience import Pause
 from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
 
 AHEAD_MS = 3_600_000

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from oncelog.client.checking import checked_client_id, checked_store, is_token
+from oncelog.client.checking import checked_client_id, checked_store
 from oncelog.client.deltas.changes import ChangeStream
 from oncelog.client.deltas.desk import Desk
 from oncelog.client.deltas.editing import Edits, demand_names, demand_table
@@ -28,7 +28,8 @@ from oncelog.client.deltas.puller import Puller
 from oncelog.client.deltas.pusher import Pusher
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, State, Status
-from oncelog.client.deltas.wire import HttpWire, Token, Wire
+from oncelog.client.deltas.wire import HttpWire, Wire
+from oncelog.client.tokens import Token, demand_token
 from oncelog.client.wire import normal_url
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import deltas_scope
@@ -67,8 +68,7 @@ class DeltasClient:
         self.limits = limits or DeltasLimits()
         if not isinstance(self.limits, DeltasLimits):
             raise SettingsError(f"limits must be DeltasLimits, not {limits!r}")
-        if not callable(token) and not is_token(token):
-            raise SettingsError("token must be a text as tokens are, or a function that gives one")
+        demand_token(token)
         checked = checked_client_id(client_id)
         if checked is None:
             raise SettingsError("client_id must be given: it decides between writes of the same moment")
@@ -125,7 +125,7 @@ class DeltasClient:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._wire.close()
         finally:
-            await self._desk.close()
+            await self._desk.close(self._desk.store.close)
 
     @property
     def _pusher(self) -> Pusher:

@@ -15,7 +15,6 @@ from oncelog.client.deltas.messages import (
     SnapshotPage,
     Unanswered,
 )
-from oncelog.client.deltas.patience import STORE_PAUSE, Patience
 from oncelog.client.deltas.pulling import (
     Apply,
     Effect,
@@ -29,9 +28,9 @@ from oncelog.client.deltas.pulling import (
     Reset,
     Stage,
 )
-from oncelog.client.deltas.pushing import Pause
 from oncelog.client.deltas.values import HistoryChange
 from oncelog.client.deltas.wire import Live, Wire
+from oncelog.client.patience import STORE_PAUSE, Patience, Pause
 from oncelog.errors import ProtocolError, StoreError
 
 logger: Final = logging.getLogger("oncelog.client.deltas")

@@ -16,7 +16,7 @@ from oncelog.client.deltas.messages import (
     SnapshotRow,
     Unanswered,
 )
-from oncelog.client.deltas.pushing import Pause
+from oncelog.client.patience import Pause
 from oncelog.core.merge import RowDelta
 from oncelog.errors import ProtocolError
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from oncelog.client.deltas.desk import Desk
 from oncelog.client.deltas.messages import Acknowledged
-from oncelog.client.deltas.patience import STORE_PAUSE, Patience
-from oncelog.client.deltas.pushing import Pause, Pushing
+from oncelog.client.deltas.pushing import Pushing
 from oncelog.client.deltas.wire import Wire
+from oncelog.client.patience import STORE_PAUSE, Patience, Pause
 from oncelog.errors import StoreError
 
 logger: Final = logging.getLogger("oncelog.client.deltas")

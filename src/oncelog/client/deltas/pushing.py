@@ -24,16 +24,9 @@ from oncelog.client.deltas.messages import (
     Unanswered,
 )
 from oncelog.client.deltas.values import Refusal
+from oncelog.client.patience import Pause
 
 _OF_A_DELTA: Final = frozenset({BAD_REQUEST, DELTA_ID_MISMATCH, FORBIDDEN, TOO_LARGE, INVALID})
-
-
-class Pause(Struct, frozen=True):
-    """Before the next attempt."""
-
-    least_ms: int = 0
-    is_long: bool = False
-    """It needs somebody to do something, on one side or the other."""
 
 
 class Bounds(Struct, frozen=True):

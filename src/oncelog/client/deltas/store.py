@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.client.deltas.editing import Edits, Room, RowName, changes_of, visible
-from oncelog.client.deltas.file import StoreFile
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.merging import joined, newest_hlc
 from oncelog.client.deltas.messages import Entry, SnapshotRow
 from oncelog.client.deltas.values import Change, LocalRow, parsed
+from oncelog.client.file import StoreFile
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import read_delta
 from oncelog.core.merge import Row, RowDelta, merge
@@ -60,7 +60,7 @@ class DeltasStore:
     """One file, open in one process."""
 
     def __init__(self, path: str, limits: DeltasLimits) -> None:
-        self._file = StoreFile(path, APPLICATION_ID, SCHEMA_VERSION)
+        self._file = StoreFile(path, "deltas client", APPLICATION_ID, SCHEMA_VERSION)
         self._limits = limits
         self._client_id = ""
         self.standing = Standing()

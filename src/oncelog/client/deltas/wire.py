@@ -1,15 +1,10 @@
 """Requests to a gateway, and what comes back as values. Never raises for what a network or a gateway does."""
 
-import asyncio
-import inspect
-import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-from oncelog.client.cancelling import is_being_cancelled
-from oncelog.client.checking import is_token
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.live import WebSocketLive
 from oncelog.client.deltas.messages import (
@@ -26,20 +21,12 @@ from oncelog.client.deltas.messages import (
     read_pushed,
     read_snapshot,
 )
-from oncelog.client.wire import as_lost
+from oncelog.client.http import HttpCaller
+from oncelog.client.tokens import Token
 from oncelog.core.deltas import deltas_body
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError
 
-if TYPE_CHECKING:
-    import aiohttp
-
-logger: Final = logging.getLogger("oncelog.client.deltas")
-
-Token = str | Callable[[], Awaitable[str | None] | str | None] | None
-"""A token, or a function that gives one for each request: the last one may have expired."""
 T = TypeVar("T")
-_CHUNK_BYTES: Final = 64 * 1024
-_RETRY_AFTER_S_MAX: Final = 10**6
 
 
 class Live(Protocol):
@@ -86,13 +73,9 @@ class HttpWire:
         headers: Mapping[str, str] | None,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self._url = url
-        self._base = f"{url}/v1/sync/{quote(gateway, safe='')}"
-        self._token = token
+        self._caller = HttpCaller(url, token=token, limits=limits, headers=headers, tls=tls)
+        self._base = f"/v1/sync/{quote(gateway, safe='')}"
         self._limits = limits
-        self._headers = dict(headers or {})
-        self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
 
     async def push(self, entries: Sequence[Entry]) -> Acknowledged | Fault | Unanswered:
         """As `Wire` says."""
@@ -110,101 +93,26 @@ class HttpWire:
 
     async def follow(self, since: int, epoch: str) -> Live | Fault | Unanswered:
         """As `Wire` says."""
-        import aiohttp  # noqa: PLC0415 - what the store alone does not need
-
-        limits = self._limits
         try:
-            token = await self._current_token()
-            with as_lost(self._url):
-                async with asyncio.timeout(limits.connect_timeout_ms / 1000):
-                    socket = await self._opened().ws_connect(
-                        f"{self._base}/live",
-                        heartbeat=limits.heartbeat_ms / 1000,
-                        max_msg_size=limits.message_bytes_max,
-                        timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                        headers=self._headers,
-                        ssl=True if self._tls is None else self._tls,
-                    )
+            token = await self._caller.token()
+            socket = await self._caller.socket(f"{self._base}/live")
         except ServerRefusedError as error:
             return Fault(error.code.upper(), str(error), None, error.retry_after_ms)
         except LostError as error:
             return Unanswered(str(error))
-        return await WebSocketLive(self._url, socket).connect(since, epoch, token, limits)
+        return await WebSocketLive(socket).connect(since, epoch, token, self._limits)
 
     async def close(self) -> None:
         """As `Wire` says."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    def _opened(self) -> "aiohttp.ClientSession":
-        import aiohttp  # noqa: PLC0415 - as above
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        return self._session
+        await self._caller.close()
 
     async def _asked(
         self, name: str, query: Mapping[str, str], read: Callable[[bytes], T], body: bytes | None = None
     ) -> T | Fault | Unanswered:
-        limits = self._limits
         try:
-            headers = {**self._headers, **await self._credential()}
-            if body is not None:
-                headers["Content-Type"] = "application/json"
-            with as_lost(self._url):
-                async with (
-                    asyncio.timeout(limits.answer_timeout_ms / 1000),
-                    self._opened().request(
-                        "GET" if body is None else "POST",
-                        f"{self._base}/{name}",
-                        params=query,
-                        data=body,
-                        headers=headers,
-                        allow_redirects=False,
-                        ssl=True if self._tls is None else self._tls,
-                    ) as response,
-                ):
-                    answer = await self._body(response)
-            if response.status == 200:
-                return read(answer)
-            return read_fault(response.status, answer, _retry_after_ms(response.headers.get("Retry-After", "")))
+            answer = await self._caller.ask("GET" if body is None else "POST", f"{self._base}/{name}", query, body)
+            if answer.status == 200:
+                return read(answer.body)
+            return read_fault(answer.status, answer.body, answer.retry_after_ms)
         except (LostError, ProtocolError) as error:
             return Unanswered(str(error))
-
-    async def _body(self, response: "aiohttp.ClientResponse") -> bytes:
-        parts: list[bytes] = []
-        left = self._limits.message_bytes_max
-        async for part in response.content.iter_chunked(_CHUNK_BYTES):
-            left -= len(part)
-            if left < 0:
-                size = self._limits.message_bytes_max
-                raise ProtocolError(f"an answer of the gateway is larger than message_bytes_max ({size})")
-            parts.append(part)
-        return b"".join(parts)
-
-    async def _credential(self) -> dict[str, str]:
-        token = await self._current_token()
-        return {"Authorization": f"Bearer {token}"} if token else {}
-
-    async def _current_token(self) -> str | None:
-        if not callable(self._token):
-            return self._token
-        try:
-            given = self._token()
-            token = await given if inspect.isawaitable(given) else given
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                raise
-            raise LostError("there is no token: what it waits for was cancelled") from error
-        except Exception as error:
-            logger.exception("there is no token")
-            raise LostError(f"there is no token: {type(error).__name__}: {error}") from error
-        if not is_token(token):
-            raise LostError("there is no token: what the function gives is none")
-        return token
-
-
-def _retry_after_ms(text: str) -> int:
-    """Of the header, where it is a number of seconds."""
-    return 1000 * min(int(text), _RETRY_AFTER_S_MAX) if text.isascii() and text.isdecimal() else 0

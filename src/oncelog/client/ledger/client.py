@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from oncelog.client.checking import checked_client_id, checked_store, is_token
-from oncelog.client.connecting import Token
+from oncelog.client.checking import checked_client_id, checked_store
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.scope import LedgerScope
 from oncelog.client.ledger.shared import Shared
 from oncelog.client.ledger.store import LedgerStore
+from oncelog.client.tokens import Token, demand_token
 from oncelog.errors import ClosedError, SettingsError
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ class LedgerClient(LedgerScope):
         self.limits = limits or LedgerLimits()
         if not isinstance(self.limits, LedgerLimits):
             raise SettingsError(f"limits must be LedgerLimits, not {limits!r}")
-        if not callable(token) and not is_token(token):
-            raise SettingsError("token must be a text as tokens are, or a function that gives one")
+        demand_token(token)
         checked = checked_client_id(client_id)
         if checked is None:
             raise SettingsError("client_id must be given: sequences are a client's own")

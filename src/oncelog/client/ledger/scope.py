@@ -21,7 +21,7 @@ from oncelog.client.ledger.values import (
     Recovered,
     TransactionProof,
 )
-from oncelog.client.wire import pauses_s
+from oncelog.client.patience import pauses_s
 from oncelog.codes import AUTH_FAILED, NOT_FOUND
 from oncelog.core.operations import Operation
 from oncelog.core.proof import NO_HASH

@@ -18,7 +18,7 @@ from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.protocol import Protocol
 from oncelog.client.ledger.store import KeptScope, LedgerStore
 from oncelog.client.ledger.values import Outcome, PendingWrite, Recovered
-from oncelog.client.wire import pauses_s
+from oncelog.client.patience import pauses_s
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import check_operations, transaction_body
 from oncelog.errors import (

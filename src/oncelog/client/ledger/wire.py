@@ -16,7 +16,6 @@ import grpc.aio
 from oncelog import codes
 from oncelog.client.cancelling import is_being_cancelled
 from oncelog.client.checking import is_token
-from oncelog.client.connecting import Token
 from oncelog.client.ledger import messages
 from oncelog.client.ledger.entries import (
     Answer,
@@ -32,6 +31,7 @@ from oncelog.client.ledger.entries import (
 from oncelog.client.ledger.errors import UnverifiedError
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.values import ClientState, TransactionProof, Written
+from oncelog.client.tokens import Token
 from oncelog.core.identity import request_hash
 from oncelog.core.operations import Operation
 from oncelog.core.transactions import ledger_scope, tx_id_of

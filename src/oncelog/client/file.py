@@ -39,8 +39,10 @@ _UNAVAILABLE: Final = (
 class StoreFile:
     """One file, open in one process."""
 
-    def __init__(self, path: str, application_id: int, schema_version: int) -> None:
+    def __init__(self, path: str, kind: str, application_id: int, schema_version: int) -> None:
+        """`kind` is whose it is, in the texts of errors: "deltas client"."""
         self.path = path
+        self._kind = kind
         self._application_id = application_id
         self._schema_version = schema_version
         self._lock: int | None = None
@@ -95,12 +97,12 @@ class StoreFile:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if application != self._application_id and (application or version or tables):
-            raise NotALogError(f"{self.path} is no file of a deltas client: give it a file of its own")
+            raise NotALogError(f"{self.path} is no file of a {self._kind}: give it a file of its own")
         if version > self._schema_version:
-            raise NewerSchemaError(f"{self.path} was made by a newer version of Oncelog's deltas client")
+            raise NewerSchemaError(f"{self.path} was made by a newer version of Oncelog's {self._kind}")
 
     def _take_lock(self) -> None:
-        """Two clients with one file would have one clock, and push one outbox. Of the file itself no descriptor may be
+        """Two clients with one file would send one outbox. Of the file itself no descriptor may be
         opened: to close it would take away SQLite's locks."""
         if self.path == MEMORY:
             return
@@ -113,7 +115,7 @@ class StoreFile:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
-            raise StoreInUseError(f"another deltas client has {self.path} open; each needs its own file") from error
+            raise StoreInUseError(f"another {self._kind} has {self.path} open; each needs its own file") from error
 
     @contextmanager
     def transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
