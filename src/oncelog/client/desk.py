@@ -30,6 +30,11 @@ class Desk:
         """Or at least tried to be."""
         return self._thread is not None
 
+    @property
+    def is_ended(self) -> bool:
+        """Nothing new is begun any more."""
+        return self._is_closing or self._failure is not None
+
     def begin(self) -> None:
         """From now on `in_store` can be used. Whatever happens then, it is to be closed."""
         self._thread = ThreadPoolExecutor(1, f"oncelog-{self.name}")

@@ -1,0 +1,81 @@
+"""A client of chats: messages sent once and read once, in one order, on- and offline. See docs/chat-client.md."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from oncelog.client.chat.errors import UpdatesLostError
+from oncelog.client.chat.limits import ChatLimits
+from oncelog.client.chat.values import (
+    EXPIRED,
+    Arrived,
+    ChatDetails,
+    ChatSummary,
+    Delivery,
+    HistoryChange,
+    Line,
+    Mark,
+    Member,
+    Membership,
+    Message,
+    Outcome,
+    Progress,
+    Refused,
+    RefusedMessage,
+    Sent,
+    State,
+    Status,
+    Update,
+)
+
+if TYPE_CHECKING:
+    from oncelog.client.chat.blocking import BlockingChatClient, BlockingPending
+    from oncelog.client.chat.client import ChatClient
+    from oncelog.client.chat.pending import Pending
+
+_LATER: Final = {
+    "BlockingChatClient": "oncelog.client.chat.blocking",
+    "BlockingPending": "oncelog.client.chat.blocking",
+    "ChatClient": "oncelog.client.chat.client",
+    "Pending": "oncelog.client.chat.pending",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "EXPIRED",
+    "Arrived",
+    "BlockingChatClient",
+    "BlockingPending",
+    "ChatClient",
+    "ChatDetails",
+    "ChatLimits",
+    "ChatSummary",
+    "Delivery",
+    "HistoryChange",
+    "Line",
+    "Mark",
+    "Member",
+    "Membership",
+    "Message",
+    "Outcome",
+    "Pending",
+    "Progress",
+    "Refused",
+    "RefusedMessage",
+    "Sent",
+    "State",
+    "Status",
+    "Update",
+    "UpdatesLostError",
+]

@@ -1,0 +1,130 @@
+"""What the tasks of one client share: the file with its thread, what of it may be shown, and who is told of what."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from oncelog.client.chat.changes import Changes
+from oncelog.client.chat.errors import UpdatesLostError
+from oncelog.client.chat.limits import ChatLimits
+from oncelog.client.chat.pending import Pending
+from oncelog.client.chat.protocol import Protocol
+from oncelog.client.chat.store import ChatStore
+from oncelog.client.chat.values import HistoryChange, Refused, RefusedMessage, Update
+from oncelog.client.desk import Desk as AnyDesk
+from oncelog.client.streams import BoundedStream
+from oncelog.errors import ClosedError, OncelogError
+
+logger: Final = logging.getLogger("oncelog.client.chat")
+Name = tuple[str, str]
+"""Of an own message: its chat and its id."""
+
+
+class Shown:
+    """How far one chat lies in the file."""
+
+    __slots__ = ("complete_to", "generation")
+
+    def __init__(self, complete_to: int = 0) -> None:
+        self.complete_to = complete_to
+        self.generation = 0
+        """How often its history has begun again."""
+
+
+class Desk(AnyDesk):
+    """Opened once, and closed once."""
+
+    def __init__(self, store: ChatStore, limits: ChatLimits) -> None:
+        super().__init__("chat", closed, logger)
+        self.store = store
+        self.limits = limits
+        self.shown: dict[str, Shown] = {}
+        self.pending: dict[Name, Pending] = {}
+        self.refused: dict[int, RefusedMessage] = {}
+        """By their numbers in the outbox."""
+        self.watermarks: dict[str, dict[str, int]] = {}
+        """Of the chats that somebody has asked about."""
+        self.history_change: HistoryChange | None = None
+        self._streams: list[BoundedStream[Update]] = []
+        self._open_protocol: Protocol | None = None
+
+    @property
+    def protocol(self) -> Protocol:
+        """Raises ClosedError."""
+        self.demand_open()
+        return self.protocol_at_end
+
+    @property
+    def protocol_at_end(self) -> Protocol:
+        """Also while the client is being closed."""
+        if self._open_protocol is None:
+            raise closed()
+        return self._open_protocol
+
+    def opened(self, protocol: Protocol) -> None:
+        """What lay in the file is known."""
+        self._open_protocol = protocol
+        self.shown = {chat.chat_id: Shown(chat.complete_to) for chat in protocol.chats.values()}
+
+    def updates(self) -> BoundedStream[Update]:
+        """A reader, from now on."""
+        limit = ("updates_max", self.limits.updates_max)
+        stream = BoundedStream[Update](self._streams.remove, count_max=limit, lost=UpdatesLostError)
+        self._streams.append(stream)
+        return stream
+
+    def tell_failure(self, error: OncelogError | None) -> None:
+        """Ends those who wait."""
+        for stream in list(self._streams):
+            stream.finish(error)
+        for pending in self.pending.values():
+            pending.settle(error or closed())
+
+    def publish(self, changes: Changes) -> None:
+        """It lies in the file: tells everybody whom it concerns."""
+        for chat_id, generation in changes.generations.items():
+            self.shown.setdefault(chat_id, Shown()).generation = generation
+            self.watermarks.pop(chat_id, None)
+        for chat_id, _, complete_to, _, _ in changes.chats.values():
+            self.shown.setdefault(chat_id, Shown()).complete_to = complete_to
+        self._settle(changes)
+        self._count(changes)
+        for update in changes.updates:
+            if isinstance(update, HistoryChange):
+                self.history_change = update
+        self.tell(changes.updates)
+
+    def tell(self, updates: Sequence[Update]) -> None:
+        """To all who read updates, and all who wait for something."""
+        for stream in list(self._streams):
+            stream.put(updates)
+        self.wake()
+
+    def _settle(self, changes: Changes) -> None:
+        for one in changes.settled:
+            entry, outcome = one.entry, one.outcome
+            if isinstance(outcome, Refused):
+                logger.warning("message %s was refused: %s", entry.client_message_id, outcome.code)
+                self.refused[entry.number] = RefusedMessage(
+                    entry.client_message_id, entry.chat_id, entry.content, entry.content_type, entry.accepted_at_ms,
+                    outcome,
+                )  # fmt: skip
+            pending = self.pending.pop((entry.chat_id, entry.client_message_id), None)
+            if pending is not None:
+                pending.settle(outcome)
+
+    def _count(self, changes: Changes) -> None:
+        for chat_id, members in changes.members.items():
+            self.watermarks[chat_id] = {one.user_id: one.last_acked_sequence for one in members}
+        for chat_id, user_id, sequence in changes.watermarks:
+            known = self.watermarks.get(chat_id)
+            if known is not None:
+                if sequence is None:
+                    known.pop(user_id, None)
+                else:
+                    known[user_id] = max(sequence, known.get(user_id, 0))
+
+
+def closed() -> ClosedError:
+    """What is told to those who come too late, or wait too long."""
+    return ClosedError("the chat client is closed; what is pending is kept, and sent when it is opened again")

@@ -1,0 +1,223 @@
+"""What the client of chats gives its application: messages, what becomes of one's own, and how it stands."""
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.client.values import Number
+
+EXPIRED: Final = "EXPIRED"
+"""The code of a message that lay in the outbox for longer than a server remembers ids. No server has said so."""
+TEXT: Final = "text/plain"
+
+
+class Message(Struct, frozen=True):
+    """A message that has its place in its chat, as it is on the wire."""
+
+    message_id: str
+    chat_id: str
+    sequence: Number
+    """Its place in the chat, the same for every reader."""
+    sender_id: str
+    client_message_id: str
+    content: str | None
+    """None if it has been erased."""
+    created_at: str
+    """When it was committed, by the log's time: ISO 8601, UTC, milliseconds."""
+    content_type: str | None = TEXT
+    """None if it has been erased."""
+
+
+class Sent(Struct, frozen=True):
+    """The outcome of a message that has its place in the chat, whichever attempt brought it there."""
+
+    message_id: str
+    sequence: int
+    created_at: str
+    duplicate: bool = False
+    """An earlier attempt had brought it there."""
+    content_mismatch: bool = False
+    """Another message is there under the same id, and stays as it is: ids must not be used twice."""
+
+
+class Refused(Struct, frozen=True):
+    """The outcome of a message that is not sent again: the server says no, or it has become too old (`EXPIRED`)."""
+
+    code: str
+    message: str
+    was_tried: bool = False
+    """An earlier attempt had no answer, so it may be in the chat all the same."""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+Outcome = Sent | Refused
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """A message in the outbox."""
+
+    number: int
+    """Its place there: those of one chat are sent in this order."""
+    client_message_id: str
+    chat_id: str
+    content: str
+    content_type: str
+    accepted_at_ms: int
+    """By the clock of this machine."""
+
+
+class RefusedMessage(Struct, frozen=True):
+    """A message that was refused, kept until the application has seen to it (`send_again`, `forget_refused`)."""
+
+    client_message_id: str
+    chat_id: str
+    content: str
+    content_type: str
+    accepted_at_ms: int
+    outcome: Refused
+
+
+class Mark(Enum):
+    """What is known about a message, as a user interface marks it."""
+
+    PENDING = "pending"
+    """Own, and on its way."""
+    SENT = "sent"
+    """It has its place in the chat."""
+    DELIVERED = "delivered"
+    """Own, and every other member has acknowledged it."""
+    REFUSED = "refused"
+    """Own, and not sent."""
+
+
+class Line(Struct, frozen=True):
+    """A message as it is to be shown: others' and own ones, also those that have no place yet."""
+
+    client_message_id: str
+    sender_id: str
+    content: str | None
+    content_type: str | None
+    mark: Mark
+    message: Message | None = None
+    """None before it has its place."""
+    refusal: Refused | None = None
+
+
+class ChatSummary(Struct, frozen=True):
+    """A chat as it is here."""
+
+    chat_id: str
+    is_member: bool
+    last_sequence: int
+    """The highest number that we have heard of."""
+    complete_to: int
+    """Everything up to here has arrived."""
+    received_to: int
+    """The application has received everything up to here."""
+    pending: int
+    """Own messages in the outbox."""
+
+
+class Member(Struct, frozen=True):
+    """Of a chat."""
+
+    user_id: str
+    last_acked_sequence: Number = 0
+
+
+class ChatDetails(Struct, frozen=True):
+    """A chat as the server has it."""
+
+    chat_id: str
+    last_sequence: Number
+    members: tuple[Member, ...]
+
+
+class Listed(Struct, frozen=True):
+    """One of our chats, as the server lists it."""
+
+    chat_id: str
+    last_sequence: Number
+    last_acked_sequence: Number = 0
+
+
+# --- what is told by `updates`
+
+
+class Arrived(Struct, frozen=True):
+    """There are messages to be shown, up to `sequence`."""
+
+    chat_id: str
+    sequence: int
+
+
+class Progress(Struct, frozen=True):
+    """What has become of an own message."""
+
+    chat_id: str
+    client_message_id: str
+    outcome: Outcome
+
+
+class Delivery(Struct, frozen=True):
+    """A member has received everything up to here."""
+
+    chat_id: str
+    user_id: str
+    last_acked_sequence: int
+
+
+class Membership(Struct, frozen=True):
+    """Somebody has come into a chat, or left it. Also we ourselves: so a new chat is told."""
+
+    chat_id: str
+    user_id: str
+    present: bool
+
+
+class HistoryChange(Struct, frozen=True):
+    """The server's history is another one than before (a restored backup): what was here of it has been removed.
+
+    All chats are read anew from their first message on. `chat_id` is not None if it is that chat's alone.
+    """
+
+    known_epoch: str
+    epoch: str
+    chat_id: str | None = None
+
+
+Update = Arrived | Progress | Delivery | Membership | HistoryChange
+
+
+class State(Enum):
+    """How the client stands to its server."""
+
+    OFFLINE = "offline"
+    """Not connected; it tries again by itself. Messages are taken, and kept."""
+    CATCHING_UP = "catching_up"
+    """Connected; what others have sent is on its way."""
+    LIVE = "live"
+    """Everything there is has arrived, and what comes arrives as it is sent."""
+    REFUSED = "refused"
+    """The server does not let it in, or not as the one whose file this is. It tries again, more slowly."""
+    CLOSED = "closed"
+
+
+class Status(Struct, frozen=True):
+    """For a user interface."""
+
+    state: State
+    user_id: str
+    """Who we are, as the server says; empty before the first connection."""
+    pending: int
+    """Messages in the outbox."""
+    refused: int
+    """Refused ones that the application has not seen to."""
+    epoch: str = ""
+    history_change: HistoryChange | None = None
+    """The last one since the client was opened."""
+    last_error: str | None = None
+    """Why something is not as it should be; None while all is well."""

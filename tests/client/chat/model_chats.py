@@ -1,0 +1,176 @@
+"""A chat server in a few lines, as docs/chat.md says it, for clients without a network. Nothing of `oncelog` is used.
+
+Whether it is a true model `test_chat_client_model.py` says: it asks the same of it and of a real server.
+"""
+
+import json
+from collections import deque
+from typing import Any
+
+Frame = dict[str, Any]
+
+PAGE_DEFAULT = 100
+
+
+class ModelChat:
+    def __init__(self) -> None:
+        self.log: list[Frame] = []
+        self.last = 0
+        self.members: dict[str, int] = {}
+
+    def copy(self) -> "ModelChat":
+        copied = ModelChat()
+        copied.log, copied.last, copied.members = list(self.log), self.last, dict(self.members)
+        return copied
+
+    def known(self, client_message_id: str) -> Frame | None:
+        return next((one for one in self.log if one["client_message_id"] == client_message_id), None)
+
+
+class ModelServer:
+    def __init__(self) -> None:
+        self.chats: dict[str, ModelChat] = {}
+        self.epoch = "epoch 1"
+        self.connections: list[ModelConnection] = []
+        self.refusal: str | None = None
+        """What it answers to all that would be new, for a while."""
+        self.skip = 0
+        """So many numbers are left out before the next message."""
+        self.lost: set[str] = set()
+        """What restored backups did not have."""
+        self._backup: dict[str, ModelChat] = {}
+        self._epochs = 1
+
+    # --- over HTTP
+
+    def create(self, user: str, chat_id: str, members: list[str]) -> None:
+        chat = self.chats.setdefault(chat_id, ModelChat())
+        for one in [user, *members]:
+            self.set_member(chat_id, one, present=True)
+        assert user in chat.members
+
+    def set_member(self, chat_id: str, user: str, *, present: bool) -> None:
+        chat = self.chats[chat_id]
+        if (user in chat.members) == present:
+            return
+        told = {*chat.members, user}
+        if present:
+            chat.members[user] = 0
+        else:
+            del chat.members[user]
+        self._tell(told, {"type": "membership", "chat_id": chat_id, "user_id": user, "present": present})
+
+    def listed(self, user: str) -> list[Frame]:
+        return [
+            {"chat_id": name, "last_sequence": chat.last, "last_acked_sequence": chat.members[user]}
+            for name, chat in sorted(self.chats.items())
+            if user in chat.members
+        ]
+
+    # --- what happens to servers
+
+    def back_up(self) -> None:
+        self._backup = {name: chat.copy() for name, chat in self.chats.items()}
+
+    def restore(self) -> None:
+        """Whoever is connected is cut off."""
+        before = {one["client_message_id"] for chat in self.chats.values() for one in chat.log}
+        self.chats = {name: chat.copy() for name, chat in self._backup.items()}
+        self.lost |= before - {one["client_message_id"] for chat in self.chats.values() for one in chat.log}
+        self._epochs += 1
+        self.epoch = f"epoch {self._epochs}"
+        self.stop()
+
+    def stop(self) -> None:
+        for connection in list(self.connections):
+            connection.cut()
+
+    def _tell(self, users: set[str], frame: Frame, but: "ModelConnection | None" = None) -> None:
+        for connection in self.connections:
+            if connection.user in users and connection is not but:
+                connection.say(frame)
+
+
+class ModelConnection:
+    """Frames in by `receive`, frames out in `out`."""
+
+    def __init__(self, server: ModelServer) -> None:
+        self.server = server
+        self.user = ""
+        self.out: deque[str] = deque()
+        self.is_open = True
+        server.connections.append(self)
+
+    def cut(self) -> None:
+        self.is_open = False
+        if self in self.server.connections:
+            self.server.connections.remove(self)
+
+    def say(self, frame: Frame) -> None:
+        self.out.append(json.dumps(frame))
+
+    def receive(self, data: bytes) -> None:
+        frame = json.loads(data)
+        request = {"request_id": frame["request_id"]} if "request_id" in frame else {}
+        if frame["type"] == "connect":
+            self.user = f"user:{frame['token']}"
+            self.say({"type": "connected", "user_id": self.user, "epoch": self.server.epoch, "heartbeat_ms": 20_000})
+            return
+        chat = self.server.chats.get(frame["chat_id"])
+        if chat is None or self.user not in chat.members:
+            about = {name: frame[name] for name in ("chat_id", "client_message_id") if name in frame}
+            self.say({"type": "error", "code": "NOT_A_MEMBER", "message": "no", **request, **about})
+            return
+        {"send_message": self._send, "sync_request": self._sync, "ack": self._ack}[frame["type"]](chat, frame, request)
+
+    def _send(self, chat: ModelChat, frame: Frame, request: Frame) -> None:
+        content = {"content": frame["content"], "content_type": frame.get("content_type", "text/plain")}
+        found = chat.known(frame["client_message_id"])
+        is_known = found is not None
+        if found is None:
+            if self.server.refusal is not None:
+                error = {"type": "error", "code": self.server.refusal, "message": "later", "retry_after_ms": 5}
+                self.say({**error, **request})
+                return
+            chat.last += 1 + self.server.skip
+            self.server.skip = 0
+            found = {
+                "message_id": f"msg_{frame['chat_id']}_{chat.last}",
+                "chat_id": frame["chat_id"],
+                "sequence": chat.last,
+                "sender_id": self.user,
+                "client_message_id": frame["client_message_id"],
+                **content,
+                "created_at": "2026-01-30T14:30:00.000Z",
+            }
+            chat.log.append(found)
+            self.server._tell(set(chat.members), {"type": "message", **found}, but=self)
+        is_other = (found["content"], found["content_type"], found["sender_id"]) != (*content.values(), self.user)
+        names = ("client_message_id", "chat_id", "message_id", "sequence", "created_at")
+        answer = {name: found[name] for name in names} | {"duplicate": is_known}
+        if is_other:
+            answer["content_mismatch"] = True
+        self.say({"type": "send_message_ack", **answer, **request})
+
+    def _sync(self, chat: ModelChat, frame: Frame, request: Frame) -> None:
+        if frame.get("epoch", self.server.epoch) != self.server.epoch:
+            self.say({"type": "error", "code": "HISTORY_CHANGED", "message": "another epoch", **request})
+            return
+        after, limit = frame["last_acked_sequence"], frame.get("limit", PAGE_DEFAULT)
+        answer: Frame = {"type": "message_batch", "chat_id": frame["chat_id"], "last_sequence": chat.last, **request}
+        if after > chat.last:
+            self.say({**answer, "messages": [], "has_more": False, "next_sequence": chat.last, "cursor_ahead": True})
+            return
+        found = [one for one in chat.log if one["sequence"] > after]
+        page = found[:limit]
+        following = page[-1]["sequence"] if page else after
+        self.say({**answer, "messages": page, "has_more": len(found) > limit, "next_sequence": following})
+
+    def _ack(self, chat: ModelChat, frame: Frame, request: Frame) -> None:
+        sequence = frame["last_acked_sequence"]
+        if sequence > chat.last:
+            self.say({"type": "error", "code": "INVALID_ACK", "message": "beyond the last", **request})
+        elif sequence > chat.members[self.user]:
+            chat.members[self.user] = sequence
+            told = {"chat_id": frame["chat_id"], "user_id": self.user, "last_acked_sequence": sequence}
+            self.server._tell(set(chat.members), {"type": "delivery", **told})

@@ -1,0 +1,163 @@
+"""Devices of several users against a model of the server, with all that networks, machines, people and operators do.
+
+Live frames are lost, doubled, late and out of order; connections are cut anywhere; clients crash with what they had not
+saved; the server is busy, leaves numbers out, loses members and is restored from backups. Whatever happens: nobody is
+shown a message twice, out of its order or with one left out before it; and when it is over everybody has received all
+that the server has, and every message is there once, or was told to be refused.
+"""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+
+from client.chat.devices import Device
+from client.chat.model_chats import ModelServer
+
+STEPS: Final = 400
+CHATS: Final = ("a", "b", "ç")
+
+
+class World:
+    """Some devices, their server, and what chance does to them."""
+
+    def __init__(self, seed: int, *, directory: Path | None = None, backups: bool = False, leaving: bool = False):
+        self.chance = chance = Random(seed)
+        self.server = ModelServer()
+        names = ("ann-phone", "ann-desk", "bob-phone", "carl-phone")[: chance.randint(2, 4)]
+        self.devices = [Device(name, self.server, chance, directory and directory / f"{name}.db") for name in names]
+        self.users = sorted({one.user for one in self.devices})
+        for chat_id in CHATS[: chance.randint(1, 3)]:
+            self.server.create(self.users[0], chat_id, self.users)
+        self.seen: Counter[str] = Counter()
+        actions = {
+            self.connect: 6, self.list: 12, self.speak: 30, self.hear: 30, self.keep: 20, self.read: 15,
+            self.send: 12, self.pass_time: 10, self.cut: 2, self.crash: 2, self.be_busy: 1, self.leave_out: 1,
+            self.back_up: 2 if backups else 0, self.restore: 1 if backups else 0, self.come_or_go: 2 if leaving else 0,
+        }  # fmt: skip
+        self.actions, self.weights = list(actions), list(actions.values())
+
+    def act(self) -> None:
+        action = self.chance.choices(self.actions, self.weights)[0]
+        self.seen[action.__name__] += 1
+        action()
+
+    @property
+    def one(self) -> Device:
+        return self.chance.choice(self.devices)
+
+    def connect(self) -> None:
+        self.one.connect()
+
+    def list(self) -> None:
+        self.one.ask_list() if self.chance.random() < 0.5 else self.one.hear_list()
+
+    def speak(self) -> None:
+        self.one.speak()
+
+    def hear(self) -> None:
+        self.one.hear(is_bad=True)
+
+    def keep(self) -> None:
+        self.one.keep()
+
+    def read(self) -> None:
+        self.one.read()
+
+    def send(self) -> None:
+        self.one.send(self.chance.choice(list(self.server.chats)), f"text {self.seen['send']}")
+
+    def pass_time(self) -> None:
+        self.one.pass_time(self.chance.choice((1, 10, 300)))
+
+    def cut(self) -> None:
+        self.one.cut()
+
+    def crash(self) -> None:
+        self.one.crash()
+
+    def be_busy(self) -> None:
+        self.server.refusal = self.chance.choice((None, "BUSY", "RATE_LIMITED"))
+
+    def leave_out(self) -> None:
+        self.server.skip = 1
+
+    def back_up(self) -> None:
+        self.server.back_up()
+
+    def restore(self) -> None:
+        if self.server._backup:
+            self.server.restore()
+
+    def come_or_go(self) -> None:
+        chat_id, user = self.chance.choice(list(self.server.chats)), self.chance.choice(self.users)
+        self.server.set_member(chat_id, user, present=user not in self.server.chats[chat_id].members)
+
+    def end(self) -> None:
+        """Everybody finds everybody."""
+        self.server.refusal = None
+        for chat_id in self.server.chats:
+            for user in self.users:
+                self.server.set_member(chat_id, user, present=True)
+        for device in self.devices:
+            device.cut()
+        for _ in range(2):  # the first one has to hear of what the last one sent
+            for device in self.devices:
+                device.settle()
+
+    def check(self) -> None:
+        for chat in self.server.chats.values():
+            names = [one["client_message_id"] for one in chat.log]
+            assert len(names) == len(set(names)), "committed twice"
+        for device in self.devices:
+            device.check()
+
+
+def simulated(seed: int, **options: object) -> World:
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
+    world = World(seed, **options)  # type: ignore[arg-type]
+    for _ in range(STEPS):
+        world.act()
+    world.end()
+    world.check()
+    return world
+
+
+def seen_in(*worlds: World) -> Counter[str]:
+    return sum((one.seen for world in worlds for one in world.devices), Counter())
+
+
+@pytest.mark.rule("CH-7")
+@pytest.mark.rule("CH-12")
+@pytest.mark.parametrize("block", range(8))
+def test_everybody_is_shown_the_same_once_and_in_order(block: int) -> None:
+    seen = seen_in(*(simulated(seed) for seed in range(20 * block, 20 * block + 20)))
+    assert all(seen[name] for name in ("Sent", "Arrived", "Delivery", "lost")), seen
+
+
+@pytest.mark.rule("CH-12")
+@pytest.mark.parametrize("block", range(3))
+def test_with_backups_that_are_restored(block: int) -> None:
+    worlds = [simulated(seed, backups=True) for seed in range(1000 + 20 * block, 1020 + 20 * block)]
+    seen = seen_in(*worlds)
+    assert seen["HistoryChange"], seen
+    assert any(world.server.lost for world in worlds)
+
+
+@pytest.mark.rule("CH-12")
+@pytest.mark.parametrize("block", range(3))
+def test_with_members_who_come_and_go(block: int) -> None:
+    seen = seen_in(*(simulated(seed, leaving=True) for seed in range(2000 + 20 * block, 2020 + 20 * block)))
+    assert all(seen[name] for name in ("Membership", "NOT_A_MEMBER")), seen
+
+
+@pytest.mark.rule("CH-12")
+def test_with_files_that_are_opened_again(tmp_path: Path) -> None:
+    for seed in range(3000, 3006):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        world = simulated(seed, directory=directory, backups=bool(seed % 2), leaving=True)
+        for device in world.devices:
+            device.store.close()
