@@ -32,8 +32,8 @@ class ModelServer:
         self.chats: dict[str, ModelChat] = {}
         self.epoch = "epoch 1"
         self.connections: list[ModelConnection] = []
-        self.refusal: str | None = None
-        """What it answers to all that would be new, for a while."""
+        self.refusals: list[str] = []
+        """What it answers to the next messages that would be new."""
         self.skip = 0
         """So many numbers are left out before the next message."""
         self.lost: set[str] = set()
@@ -128,8 +128,8 @@ class ModelConnection:
         found = chat.known(frame["client_message_id"])
         is_known = found is not None
         if found is None:
-            if self.server.refusal is not None:
-                error = {"type": "error", "code": self.server.refusal, "message": "later", "retry_after_ms": 5}
+            if self.server.refusals:
+                error = {"type": "error", "code": self.server.refusals.pop(), "message": "later", "retry_after_ms": 5}
                 self.say({**error, **request})
                 return
             chat.last += 1 + self.server.skip

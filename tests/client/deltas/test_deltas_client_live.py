@@ -10,20 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from client.deltas.deltas_clients import (
-    NOWHERE,
-    SHORT,
-    client_of,
-    killed_client,
-    line_of,
-    rows_of,
-    run,
-    server_process,
-    soon,
-    started,
-    until,
-)
+from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, killed_client, rows_of, server_process, started
 from client.deltas.faulty_relay import FaultyRelay
+from client.waiting import line_of, run, soon, until
 from databases import BOTH_STORES, log_at
 from doors.serving import Serving, api_key, serving
 from oncelog.client.deltas import ChangesLostError, DeltaRefusedError, DeltasClient, DeltasLimits, Edits, State

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from client.deltas.deltas_clients import NOWHERE, SHORT, WAIT_S, client_of, rows_of, run, soon, until
+from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of
 from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_wire import ModelWire
+from client.waiting import WAIT_S, run, soon, until
 from oncelog.client.deltas import DeltasClient, DeltasLimits, Edits, LocalRow, State
 from oncelog.client.deltas.client import _system_wall_ms
 from oncelog.client.deltas.messages import Fault, PulledPage, Unanswered

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from client.deltas.deltas_clients import line_of, started
+from client.deltas.deltas_clients import started
 from client.deltas.model_gateway import id_of
+from client.waiting import line_of
 from oncelog.client.deltas.editing import Edits
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.messages import SnapshotRow

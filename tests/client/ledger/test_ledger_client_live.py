@@ -20,14 +20,11 @@ from client.ledger.ledgers import (
     keys_of,
     killed_client,
     ledger_of,
-    line_of,
-    run,
     server_process,
-    soon,
     started,
-    until,
     written,
 )
+from client.waiting import line_of, run, soon, until
 from databases import BOTH_STORES, log_at
 from doors.serving import api_key, serving
 from doors.test_server import make_certificate

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from client.ledger.ledgers import line_of, started
+from client.ledger.ledgers import started
 from client.ledger.model_ledger import operations_of
+from client.waiting import line_of
 from oncelog.client.ledger.entries import Changes, Entry, Settled
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import Written
