@@ -8,7 +8,6 @@ from oncelog.errors import SettingsError
 
 LIMIT_MAX: Final = 2**40
 PAGE_MESSAGES_MAX: Final = 500
-CHAT_ID_CHARACTERS_MAX: Final = 128
 _MIB: Final = 2**20
 _DAY_MS: Final = 86_400_000
 

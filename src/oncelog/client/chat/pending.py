@@ -1,21 +1,29 @@
 """Own messages: what is to be sent, and what waits for its outcome."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from typing import Final
 from uuid import UUID, uuid4
 
-from oncelog.client.chat.limits import CHAT_ID_CHARACTERS_MAX, ChatLimits
+from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.values import TEXT, Entry, Outcome, Sent
-from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.canonical import nfc
+from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
 from oncelog.errors import CanonicalError
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTENT_TYPE: Final = re.compile(r"[!-.0-~]+/[ -~]+", re.ASCII)
 
 
 def demand_chat_id(chat_id: str) -> None:
     """Raises CanonicalError that names what is wrong."""
     if not isinstance(chat_id, str) or not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise CanonicalError("chat_id", f"must be a text of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
-    if "/" in chat_id or not chat_id.isprintable() or not _is_utf8(chat_id):
+    if "/" in chat_id or _CONTROL.search(chat_id) or not _is_utf8(chat_id):
         raise CanonicalError("chat_id", 'must have no "/" and no control characters')
+    if not chat_id.isascii() and nfc(chat_id) != chat_id:
+        raise CanonicalError("chat_id", "must be in NFC")  # two spellings would be two chats
 
 
 def prepare(
@@ -34,9 +42,9 @@ def prepare(
     if not 1 <= size <= limits.content_bytes_max:
         reason = f"must have 1 to {limits.content_bytes_max} bytes of UTF-8 (content_bytes_max), not {size}"
         raise CanonicalError("content", reason)
-    if not isinstance(content_type, str) or not 1 <= len(content_type) <= NAME_CHARACTERS_MAX:
-        raise CanonicalError("content_type", f"must be a text of 1 to {NAME_CHARACTERS_MAX} characters")
-    if not content_type.isascii() or not content_type.isprintable():
+    if not isinstance(content_type, str) or not 1 <= len(content_type) <= CONTENT_TYPE_CHARACTERS_MAX:
+        raise CanonicalError("content_type", f"must be a text of 1 to {CONTENT_TYPE_CHARACTERS_MAX} characters")
+    if not _CONTENT_TYPE.fullmatch(content_type):
         raise CanonicalError("content_type", f"must be a media type such as {TEXT}")
     return Entry(0, _id_of(client_message_id), chat_id, content, content_type, wall_ms)
 

@@ -1,0 +1,51 @@
+"""A client that sends and is killed: python chat_client_worker.py URL FILE MOMENT COUNT
+
+Ann sends `0` to COUNT - 1 to the chat `tea`. It is killed by itself when its first message comes to the moment:
+`unsent` (all are on the disk, nothing is sent) or `unanswered` (sent, and answered by the server, but nobody has looked
+at the answer).
+"""
+
+import asyncio
+import os
+import signal
+import sys
+
+from oncelog.client.chat import ChatClient
+from oncelog.client.chat import words as chat_words
+from oncelog.client.chat.protocol import Protocol
+
+_, URL, FILE, MOMENT, COUNT = sys.argv
+send_some, receive = Protocol._send_some, Protocol.receive
+is_all_sent = False
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sending(self: Protocol, *arguments: object) -> None:
+    if is_all_sent and MOMENT == "unsent":
+        die()
+    if is_all_sent:
+        send_some(self, *arguments)  # type: ignore[arg-type]
+
+
+def receiving(self: Protocol, data: str | bytes, now_ms: int) -> None:
+    if isinstance(chat_words.read(data)[0], chat_words.Acked):
+        die()
+    receive(self, data, now_ms)
+
+
+async def main() -> None:
+    global is_all_sent  # noqa: PLW0603 - the patches above look at it
+    async with ChatClient(URL, path=FILE, token="ann") as client:  # noqa: S106
+        for number in range(int(COUNT) - 1):
+            await client.send("tea", str(number))
+        is_all_sent = True
+        await client.send("tea", str(int(COUNT) - 1))
+        await asyncio.Event().wait()
+
+
+Protocol._send_some = sending  # type: ignore[assignment]
+Protocol.receive = receiving  # type: ignore[method-assign]
+asyncio.run(main())

@@ -1,0 +1,11 @@
+"""Has a chat client's file open until its input ends: python chat_holding_worker.py FILE"""
+
+import sys
+
+from oncelog.client.chat.store import ChatStore
+
+store = ChatStore(sys.argv[1])
+store.open("phone")
+sys.stdout.write("open\n")
+sys.stdout.flush()
+sys.stdin.read()

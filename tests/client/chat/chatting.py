@@ -1,0 +1,75 @@
+"""Clients of chats for tests: with short pauses; and in processes of their own, with servers."""
+
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from client import waiting
+from client.waiting import WAIT_S, line_of, soon
+from oncelog.client.chat import ChatClient, ChatLimits, Message, Outcome, Sent
+
+HERE: Final = Path(__file__).parent
+SHORT: Final = {
+    "pause_ms_min": 1, "pause_ms_max": 20, "refused_pause_ms_min": 1, "refused_pause_ms_max": 20,
+    "retry_after_ms_max": 20, "ack_wait_ms": 5, "gap_wait_ms": 20,
+}  # fmt: skip
+LIMITS: Final = ChatLimits(**SHORT)
+NOWHERE: Final = "http://127.0.0.1:9"
+"""Nobody listens there."""
+
+
+def client_of(url: str, user: str = "ann", path: Path | str = ":memory:", **options: Any) -> ChatClient:
+    """A client that waits for nothing long."""
+    return ChatClient(url, path=path, **{"token": user, "limits": LIMITS, **options})
+
+
+def sent(outcome: Outcome) -> Sent:
+    assert isinstance(outcome, Sent), outcome
+    return outcome
+
+
+async def said(client: ChatClient, chat_id: str, content: str) -> Sent:
+    """Sends, and waits for the ack."""
+    return sent(await soon((await client.send(chat_id, content)).sent()))
+
+
+async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:
+    """The next ones."""
+    return [await soon(anext(messages)) for _ in range(count)]
+
+
+def contents(messages: list[Message]) -> list[str | None]:
+    return [one.content for one in messages]
+
+
+async def all_of(client: ChatClient, chat_id: str) -> list[Message]:
+    """What a user interface shows, from the first on, when the client has caught up."""
+    await soon(client.until_live())
+    lines = await client.lines(chat_id, count=10_000)
+    return [one.message for one in lines if one.message is not None]
+
+
+@contextmanager
+def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A script that is beside this file."""
+    with waiting.started(HERE / script, *arguments) as process:
+        yield process
+
+
+@contextmanager
+def server_process(store: str, port: int = 0) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A server, and where it is."""
+    with started("chat_server_worker.py", store, str(port)) as process:
+        url = line_of(process)
+        assert url.startswith("http://127.0.0.1:")
+        yield process, url
+
+
+def killed_client(url: str, path: Path, moment: str, count: int) -> None:
+    """A client's process that is killed at a moment of its first message."""
+    with started("chat_client_worker.py", url, str(path), moment, str(count)) as process:
+        process.wait(WAIT_S)
+        assert process.returncode == -signal.SIGKILL

@@ -1,0 +1,82 @@
+"""The blocking twin: the same methods, from threads."""
+
+import inspect
+import threading
+from pathlib import Path
+
+import pytest
+
+from client.chat.chatting import LIMITS, NOWHERE, server_process
+from oncelog.client.chat import BlockingChatClient, ChatClient, Mark, Sent, State
+from oncelog.errors import ClosedError
+
+ANN, BOB = "ann", "bob"
+
+
+@pytest.mark.rule("CH-12")
+def test_two_who_do_not_wait_in_a_loop(tmp_path: Path) -> None:
+    with (
+        server_process(str(tmp_path / "events.db")) as (_, url),
+        BlockingChatClient(url, path=tmp_path / "ann.db", token=ANN, limits=LIMITS) as ann,
+        BlockingChatClient(url, path=tmp_path / "bob.db", token=BOB, limits=LIMITS) as bob,
+    ):
+        made = ann.create("tea", members=["user:bob"])
+        assert [one.user_id for one in ann.details("tea").members] == [one.user_id for one in made.members]
+        told = bob.updates()
+        threads = [threading.Thread(target=ann.send, args=("tea", f"from a thread {number}")) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ann.until_settled(30)
+        pending = ann.send("tea", "hello")
+        outcome = pending.sent(timeout_s=30)
+        assert isinstance(outcome, Sent)
+        assert (pending.chat_id, pending.content, pending.content_type) == ("tea", "hello", "text/plain")
+        assert pending.result == outcome
+        received = []
+        for message in bob.messages("tea"):
+            received.append(message)
+            if len(received) == 5:
+                break
+        assert [one.sequence for one in received] == [1, 2, 3, 4, 5]
+        assert next(told) is not None
+        bob.received("tea", 5)
+        assert pending.delivered(timeout_s=30) == outcome
+        assert ann.watermarks("tea")["user:bob"] == 5
+        assert [one.mark for one in ann.lines("tea")] == [Mark.DELIVERED] * 5
+        assert len(ann.history("tea", limit=2)) == 2
+        ann.add_member("tea", "user:carl")
+        ann.remove_member("tea", "user:carl")
+        bob.forget_messages("tea", 3)
+        assert len(bob.lines("tea")) == 2
+        stranger = bob.send("other", "hello")
+        refused = stranger.sent(30)
+        assert refused == bob.refused()[0].outcome
+        again = bob.send_again(stranger.client_message_id)
+        again.sent(30)
+        bob.forget_refused(stranger.client_message_id)
+        assert (bob.refused(), bob.pending()) == ([], [])
+        ann.until_live(30)
+        assert ann.until_status(lambda status: status.state is State.LIVE).user_id == "user:ann"
+        assert [one.chat_id for one in ann.chats()] == ["tea"]
+        ann.reconnect_now()
+    assert ann.status().state is State.CLOSED
+    with pytest.raises(ClosedError):
+        ann.send("tea", "late")
+
+
+def test_a_wait_has_an_end() -> None:
+    with BlockingChatClient(NOWHERE, path=":memory:", limits=LIMITS) as ann:
+        pending = ann.send("tea", "hello")
+        with pytest.raises(TimeoutError):
+            pending.sent(timeout_s=0.01)
+        with pytest.raises(TimeoutError):
+            ann.until_live(timeout_s=0.01)
+
+
+def test_it_has_all_that_the_other_one_has() -> None:
+    def methods(kind: type) -> set[str]:
+        return {name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")}
+
+    assert methods(BlockingChatClient) == methods(ChatClient)

@@ -1,0 +1,179 @@
+"""The file of a client of chats: what lies in it after a crash, and whose it is."""
+
+from pathlib import Path
+
+import pytest
+
+from client.chat.chatting import NOWHERE, client_of, started
+from client.waiting import line_of, run
+from oncelog.client.chat.changes import Changes, Settled
+from oncelog.client.chat.store import ChatStore
+from oncelog.client.chat.values import Entry, Member, Message, Refused, Sent
+from oncelog.errors import (
+    CanonicalError,
+    ClosedError,
+    NewerSchemaError,
+    NotALogError,
+    SettingsError,
+    StoreInUseError,
+    StoreUnavailableError,
+)
+
+
+def message(sequence: int, sender_id: str = "user:bob") -> Message:
+    return Message(f"msg_{sequence}", "tea", sequence, sender_id, f"id-{sequence}", f"text {sequence}", "then")
+
+
+def entry(number: int) -> Entry:
+    return Entry(number, f"own-{number}", "tea", "hello", "text/plain", 5)
+
+
+def test_what_is_written_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    store = ChatStore(str(tmp_path / "ann.db"))
+    kept = store.open("phone")
+    assert (kept.user_id, kept.device_id, kept.epoch, kept.chats, kept.outbox) == ("", "phone", "", [], [])
+    entries = store.numbered([entry(0), entry(1), entry(2)])
+    entries = [Entry(one.number, f"own-{one.number}", *_rest(one)) for one in entries]
+    store.write(entries, [], Changes())
+    changes = Changes(
+        identity=("user:ann", "e1"),
+        messages=[message(1), message(1), message(3)],
+        chats={"tea": ("tea", True, 1, 2, 1)},
+        settled=[
+            Settled(entries[0], Sent("msg_1", 1, "then")),
+            Settled(entries[1], Refused("NO", "why", was_tried=True)),
+        ],
+        watermarks=[
+            ("tea", "user:bob", 4),
+            ("tea", "user:bob", 3),
+            ("tea", "user:carl", 1),
+            ("tea", "user:carl", None),
+        ],
+        members={"tea": (Member("user:ann", 2),)},
+    )
+    store.write([], [], changes)
+    store.close()
+    store = ChatStore(str(tmp_path / "ann.db"))
+    kept = store.open(None)
+    assert (kept.user_id, kept.device_id, kept.epoch) == ("user:ann", "phone", "e1")
+    (chat,) = kept.chats
+    assert (chat.complete_to, chat.fetched_to, chat.received_to, chat.is_member) == (1, 2, 1, True)
+    assert kept.outbox == entries[2:]
+    ((number, refused),) = kept.refused
+    assert (number, refused.client_message_id, refused.outcome) == (2, "own-2", Refused("NO", "why", was_tried=True))
+    assert store.messages_after("tea", 0, 10, 10) == [message(1), message(3)]
+    assert store.messages_after("tea", 0, 2, 10) == [message(1)]
+    assert store.watermarks("tea") == {"user:ann": 2, "user:bob": 4}
+    assert store.numbered([entry(0)])[0].number == 4
+    store.write([], [2], Changes())
+    assert store._refused(store._file.connection) == []
+    store.close()
+
+
+def _rest(one: Entry) -> tuple[str, str, str, int]:
+    return one.chat_id, one.content, one.content_type, one.accepted_at_ms
+
+
+@pytest.mark.rule("CH-12")
+def test_own_messages_are_shown_in_their_place_before_what_is_missing_has_come() -> None:
+    store = ChatStore(":memory:")
+    store.open(None)
+    store.write([], [], Changes(messages=[message(1), message(3), message(4, "user:ann")]))
+    shown, _ = store.messages_before("tea", 100, 1, "user:ann", 10)
+    assert [one.sequence for one in shown] == [1, 4]
+    shown, _ = store.messages_before("tea", 4, 3, "user:ann", 1)
+    assert [one.sequence for one in shown] == [3]
+
+
+def test_another_history_takes_the_place_of_the_old_one() -> None:
+    store = ChatStore(":memory:")
+    store.open(None)
+    store.write([], [], Changes(messages=[message(1), message(2)], watermarks=[("tea", "user:bob", 2)]))
+    store.write([], [], Changes(is_reset=True, messages=[message(7)]))
+    assert [one.sequence for one in store.messages_after("tea", 0, 10, 10)] == [7]
+    assert store.watermarks("tea") == {}
+    store.write([], [], Changes(reset_chats=["other"]))
+    assert [one.sequence for one in store.messages_after("tea", 0, 10, 10)] == [7]
+    store.write([], [], Changes(reset_chats=["tea"]))
+    assert store.messages_after("tea", 0, 10, 10) == []
+
+
+def test_a_file_belongs_to_one_device_and_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "ann.db"
+    with started("chat_holding_worker.py", str(path)) as worker:
+        assert line_of(worker) == "open"
+        with pytest.raises(StoreInUseError, match="another chat client has"):
+            ChatStore(str(path)).open("phone")
+    store = ChatStore(str(path))
+    with pytest.raises(SettingsError, match="belongs to the device 'phone', not to 'desk'"):
+        store.open("desk")
+    store.open("phone")
+    store.close()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        store.watermarks("tea")
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    other.write_text("no database, and long enough to be read as one " * 30)
+    with pytest.raises(NotALogError):
+        ChatStore(str(other)).open(None)
+    newer = tmp_path / "newer.db"
+    store = ChatStore(str(newer))
+    store.open(None)
+    store._file.connection.execute("PRAGMA user_version = 99")
+    store.close()
+    with pytest.raises(NewerSchemaError, match="chat client"):
+        ChatStore(str(newer)).open(None)
+
+
+@pytest.mark.rule("CH-10")
+@pytest.mark.parametrize(
+    ("chat_id", "content", "options", "match"),
+    [
+        ("", "x", {}, "chat_id"),
+        ("a/b", "x", {}, "chat_id"),
+        ("a\nb", "x", {}, "chat_id"),
+        ("e\u0301", "x", {}, "chat_id"),
+        ("x" * 129, "x", {}, "chat_id"),
+        ("tea", "", {}, "content_bytes_max"),
+        ("tea", "é" * 2049, {}, "content_bytes_max"),
+        ("tea", "\ud800", {}, "content"),
+        ("tea", 7, {}, "content"),
+        ("tea", "x", {"content_type": "é"}, "content_type"),
+        ("tea", "x", {"client_message_id": "x"}, "client_message_id"),
+        ("tea", "x", {"client_message_id": "d9b2d63d-a233-11e9-8a2e-7f1a0f3b5c2d"}, "version 4"),
+    ],
+)
+def test_what_no_server_takes_is_not_taken(chat_id: str, content: str, options: dict[str, str], match: str) -> None:
+    async def main() -> None:
+        async with client_of(NOWHERE) as ann:
+            with pytest.raises(CanonicalError, match=match):
+                await ann.send(chat_id, content, **options)
+            assert ann.pending() == []
+
+    run(main())
+
+
+def test_a_client_is_opened_once_and_closed_once() -> None:
+    async def main() -> None:
+        client = client_of(NOWHERE)
+        with pytest.raises(ClosedError, match="not open"):
+            await client.send("tea", "hello")
+        await client.close()
+        async with client:
+            pending = await client.send("tea", "hello")
+            with pytest.raises(ClosedError, match="opened once"):
+                await client.__aenter__()
+        await client.close()
+        with pytest.raises(ClosedError):
+            await pending.sent()
+
+    run(main())
+
+
+def test_settings_are_looked_at() -> None:
+    for wrong in ({"device_id": ""}, {"limits": 7}, {"token": 7}, {"url": "nowhere"}, {"path": ""}):
+        given = {"url": NOWHERE, "path": ":memory:", **wrong}
+        with pytest.raises(SettingsError, match=next(iter(wrong)) if "path" not in wrong else "store"):
+            client_of(given.pop("url"), **given)  # type: ignore[arg-type]
