@@ -212,7 +212,7 @@ class Device:
     @property
     def is_settled(self) -> bool:
         is_live = self.protocol.phase is Phase.READY and self.protocol.is_live and not self.protocol.wants_list
-        is_said = not self.out and not self.protocol._ack_at
+        is_said = not self.out and not self.protocol._acking.at_ms
         is_quiet = is_said and self.connection is not None and not self.connection.out
         return is_live and is_quiet and not self.protocol.pending and not self.protocol.has_changes
 

@@ -11,16 +11,17 @@ that, what lies in the outbox is sent. So an attempt of before that had arrived 
 
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
 from oncelog.client.chat import words
+from oncelog.client.chat.acking import Acking
 from oncelog.client.chat.changes import Changes, Settled
 from oncelog.client.chat.chats import Chat
 from oncelog.client.chat.limits import ChatLimits
+from oncelog.client.chat.sending import Sending, own_message
 from oncelog.client.chat.values import (
-    EXPIRED,
     Arrived,
     Delivery,
     Entry,
@@ -34,7 +35,6 @@ from oncelog.client.chat.values import (
     Refused,
     Sent,
 )
-from oncelog.client.patience import pauses_s
 from oncelog.errors import LostError, ServerRefusedError
 
 logger: Final = logging.getLogger("oncelog.client.chat")
@@ -74,20 +74,15 @@ class Protocol:
         """A server that has said that it closes wants us to come back after so long."""
         self._device_id = device_id
         self._limits = limits
-        self._chance = chance
         self._changes = Changes()
         self._wall_ahead_ms = 0
         self._to_sync: dict[str, None] = {}
         self._syncs: dict[str, Chat] = {}
-        self._sends: dict[str, Chat] = {}
-        self._acks: dict[str, Chat] = {}
         self._sync_at: dict[str, int] = {}
-        self._send_at: dict[str, int] = {}
-        self._ack_at: dict[str, int] = {}
+        self._sending = Sending(limits, chance, self._settle)
+        self._acking = Acking(limits.ack_wait_ms)
         self._check_at = 0
-        self._patience: dict[str, Iterator[float]] = {}
         self._heard_since_list: set[str] = set()
-        self._acked_since_list: set[str] = set()
         self._number = 0
 
     # --- the connection
@@ -107,14 +102,16 @@ class Protocol:
         self.outgoing.clear()
         for chat in self.chats.values():
             chat.lost()
-        for kept in (self._to_sync, self._syncs, self._sends, self._acks, self._sync_at, self._send_at, self._ack_at):
+        for kept in (self._to_sync, self._syncs, self._sync_at):
             kept.clear()
+        self._sending.lost()
+        self._acking.lost()
         self._heard_since_list.clear()
 
     @property
     def is_waiting(self) -> bool:
         """Whether the server owes an answer."""
-        return self.phase is Phase.CONNECTING or bool(self._syncs) or bool(self._sends)
+        return self.phase is Phase.CONNECTING or bool(self._syncs) or bool(self._sending.requests)
 
     @property
     def is_live(self) -> bool:
@@ -196,7 +193,7 @@ class Protocol:
         """When `tick` is to be called; None for never."""
         if self.phase is not Phase.READY:
             return None
-        times = [*self._sync_at.values(), *self._send_at.values(), *self._ack_at.values(), self._check_at]
+        times = [*self._sync_at.values(), *self._sending.at_ms.values(), *self._acking.at_ms.values(), self._check_at]
         return min(times)
 
     def tick(self, now_ms: int) -> None:
@@ -207,9 +204,9 @@ class Protocol:
             if self.chats[chat_id].sync_id is None:
                 self._to_sync[chat_id] = None
         self._sync_some()
-        for chat_id in _due(self._send_at, now_ms):
+        for chat_id in _due(self._sending.at_ms, now_ms):
             self._send_some(self.chats[chat_id], now_ms)
-        for chat_id in _due(self._ack_at, now_ms):
+        for chat_id in _due(self._acking.at_ms, now_ms):
             self._ack(self.chats[chat_id])
         if now_ms >= self._check_at:
             self._check_at = now_ms + self._limits.check_ms
@@ -217,7 +214,7 @@ class Protocol:
 
     def flush(self) -> None:
         """The client is being closed: what is to be acknowledged is said now."""
-        for chat_id in _due(self._ack_at, None):
+        for chat_id in _due(self._acking.at_ms, None):
             self._ack(self.chats[chat_id])
 
     # --- the list of chats
@@ -226,7 +223,7 @@ class Protocol:
         """The list is on its way: what is heard from now on may not be in it."""
         self.wants_list = False
         self._heard_since_list.clear()
-        self._acked_since_list.clear()
+        self._acking.list_asked()
 
     def listed(self, chats: Iterable[Listed], now_ms: int) -> None:
         """All chats that we are in, by the server's word."""
@@ -255,8 +252,7 @@ class Protocol:
             chat.is_member = True
             self._changes.touch(chat)
             self._changes.updates.append(Membership(one.chat_id, self.user_id, present=True))
-        if one.chat_id not in self._acked_since_list:
-            chat.acked_to = one.last_acked_sequence  # less than we had said, for one who has left and come back
+        self._acking.listed(chat, one.last_acked_sequence)
         chat.heard_to = max(chat.heard_to, one.last_sequence)
         self._ack_soon(chat, now_ms)
         if chat.sync_id is not None:
@@ -345,11 +341,10 @@ class Protocol:
             self._sync_at.setdefault(chat.chat_id, now_ms + self._limits.gap_wait_ms)
 
     def _acked(self, said: words.Acked, request_id: str | None, now_ms: int) -> None:
-        chat = self._sends.pop(request_id or "", None)
+        chat = self._sending.acked(request_id or "")
         if chat is None:
             return  # said twice
         self.answers += 1
-        self._patience.pop(chat.chat_id, None)
         entry = chat.entries.get(said.client_message_id)
         if entry is not None:
             sent = Sent(
@@ -360,20 +355,8 @@ class Protocol:
                 chat.heard_to = max(chat.heard_to, said.sequence)
                 self._moved(chat, chat.complete_to, now_ms)
             else:
-                self._arrived(self._own(entry, said), now_ms)
+                self._arrived(own_message(entry, said, self.user_id), now_ms)
         self._send_some(chat, now_ms)
-
-    def _own(self, entry: Entry, said: words.Acked) -> Message:
-        return Message(
-            message_id=said.message_id,
-            chat_id=entry.chat_id,
-            sequence=said.sequence,
-            sender_id=self.user_id,
-            client_message_id=entry.client_message_id,
-            content=None if said.erased else entry.content,
-            created_at=said.created_at,
-            content_type=None if said.erased else entry.content_type,
-        )
 
     def _batch(self, batch: words.Batch, request_id: str | None, now_ms: int) -> None:
         chat = self._syncs.pop(request_id or "", None)
@@ -432,36 +415,21 @@ class Protocol:
 
     def _error(self, error: words.ServerError, request_id: str | None, now_ms: int) -> None:
         request = request_id or ""
-        if request in self._sends:
+        if error.code in _OF_THE_CONNECTION or self.phase is Phase.CONNECTING:
+            raise ServerRefusedError(error.code, error.message, error.retry_after_ms)
+        if request in self._sending.requests:
             self.answers += 1
-            self._send_refused(self._sends.pop(request), error, request, now_ms)
+            self._send_some(self._sending.refused(request, error, now_ms), now_ms)
         elif request in self._syncs:
             self.answers += 1
             self._sync_refused(self._syncs.pop(request), error, now_ms)
             self._sync_some()
-        elif request in self._acks:
+        elif request and request == self._acking.last_request:
             # Such as one beyond the last message. What there really is the list says.
             logger.warning("an acknowledgement was refused: %s: %s", error.code, error.message)
-            del self._acks[request]
             self.wants_list |= error.code == words.INVALID_ACK and self.phase is Phase.READY
-        elif self.phase is Phase.CONNECTING or error.code in _OF_THE_CONNECTION:
-            raise ServerRefusedError(error.code, error.message, error.retry_after_ms)
         else:
             logger.info("about nothing that is under way: %s: %s", error.code, error.message)  # doubled on its way
-
-    def _send_refused(self, chat: Chat, error: words.ServerError, request_id: str, now_ms: int) -> None:
-        name = next((one for one, request in chat.in_flight.items() if request == request_id), None)
-        if name is None:
-            return  # it has come by another way meanwhile
-        del chat.in_flight[name]
-        chat.attempts[name] -= 1  # this one is answered
-        if error.code in _OF_THE_CONNECTION:
-            raise ServerRefusedError(error.code, error.message, error.retry_after_ms)
-        if error.code in words.TRANSIENT:
-            self._send_at[chat.chat_id] = now_ms + self._pause_ms(chat, error.retry_after_ms)
-            return
-        self._settle(chat, name, Refused(error.code, error.message, was_tried=chat.attempts[name] > 0))
-        self._send_some(chat, now_ms)
 
     def _sync_refused(self, chat: Chat, error: words.ServerError, now_ms: int) -> None:
         chat.sync_id = None
@@ -471,18 +439,9 @@ class Protocol:
                 was_tried = chat.attempts.get(name, 0) > 0
                 self._settle(chat, name, Refused(error.code, error.message, was_tried))
         elif error.code in words.TRANSIENT:
-            self._sync_at[chat.chat_id] = now_ms + self._pause_ms(chat, error.retry_after_ms)
+            self._sync_at[chat.chat_id] = now_ms + self._sending.pause_ms(chat, error.retry_after_ms)
         else:
             raise ServerRefusedError(error.code, error.message, error.retry_after_ms)
-
-    def _pause_ms(self, chat: Chat, least_ms: int) -> int:
-        """Longer each time, not all alike, and not less than the server asks for."""
-        limits = self._limits
-        pauses = self._patience.setdefault(
-            chat.chat_id, pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
-        )
-        asked_ms = min(least_ms, limits.retry_after_ms_max) * self._chance.uniform(1, 1.2)
-        return round(max(1000 * next(pauses), asked_ms)) + 1
 
     # --- frames out
 
@@ -502,34 +461,16 @@ class Protocol:
             self.outgoing.append(words.sync(chat.chat_id, chat.fetched_to, limit, self.epoch, request_id))
 
     def _send_some(self, chat: Chat, now_ms: int) -> None:
-        if self.phase is not Phase.READY or not chat.is_synced or chat.chat_id in self._send_at:
-            return
-        while len(chat.in_flight) < self._limits.in_flight_max:
-            entry = chat.next_entry()
-            if entry is None:
-                return
-            name = entry.client_message_id
-            if now_ms + self._wall_ahead_ms - entry.accepted_at_ms >= self._limits.remembered_ms:
-                reason = "it has been in the outbox for longer than a server remembers its id (remembered_ms)"
-                self._settle(chat, name, Refused(EXPIRED, reason, chat.attempts.get(name, 0) > 0))
-                continue
-            request_id = self._next_id()
-            chat.in_flight[name] = request_id
-            chat.attempts[name] = chat.attempts.get(name, 0) + 1
-            self._sends[request_id] = chat
-            self.outgoing.append(words.send(entry, request_id))
+        if self.phase is Phase.READY:
+            self.outgoing += self._sending.some(chat, now_ms + self._wall_ahead_ms, self._next_id)
 
     def _ack_soon(self, chat: Chat, now_ms: int) -> None:
-        if self.phase is Phase.READY and chat.is_member and chat.received_to > chat.acked_to:
-            self._ack_at.setdefault(chat.chat_id, now_ms + self._limits.ack_wait_ms)
+        if self.phase is Phase.READY:
+            self._acking.soon(chat, now_ms)
 
     def _ack(self, chat: Chat) -> None:
-        if self.phase is Phase.READY and chat.is_member and chat.received_to > chat.acked_to:
-            chat.acked_to = chat.received_to
-            self._acked_since_list.add(chat.chat_id)
-            request_id = self._next_id()
-            self._acks = {request_id: chat}  # nobody answers but to refuse it; the last one is enough
-            self.outgoing.append(words.ack(chat.chat_id, chat.acked_to, request_id))
+        if self.phase is Phase.READY:
+            self.outgoing += self._acking.frames(chat, self._next_id)
 
     # --- other
 

@@ -1,0 +1,46 @@
+"""What the application has received, told to the server: together, a little later, and again where it may be lost."""
+
+from collections.abc import Callable
+
+from oncelog.client.chat import words
+from oncelog.client.chat.chats import Chat
+
+
+class Acking:
+    """Of one client, over one connection after the other."""
+
+    def __init__(self, wait_ms: int) -> None:
+        self.at_ms: dict[str, int] = {}
+        """When each chat's is said."""
+        self.last_request = ""
+        """Nobody answers but to refuse one; the last is enough."""
+        self._wait_ms = wait_ms
+        self._said_since_list: set[str] = set()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.at_ms.clear()
+        self.last_request = ""
+
+    def list_asked(self) -> None:
+        """What is said from now on the list may not know."""
+        self._said_since_list.clear()
+
+    def listed(self, chat: Chat, acked_to: int) -> None:
+        """What the server knows. Less than we had said, for one who has left and come back."""
+        if chat.chat_id not in self._said_since_list:
+            chat.acked_to = acked_to
+
+    def soon(self, chat: Chat, now_ms: int) -> None:
+        """If there is something to say."""
+        if chat.is_member and chat.received_to > chat.acked_to:
+            self.at_ms.setdefault(chat.chat_id, now_ms + self._wait_ms)
+
+    def frames(self, chat: Chat, next_id: Callable[[], str]) -> list[bytes]:
+        """What is to be said by now."""
+        if not chat.is_member or chat.received_to <= chat.acked_to:
+            return []
+        chat.acked_to = chat.received_to
+        self._said_since_list.add(chat.chat_id)
+        self.last_request = next_id()
+        return [words.ack(chat.chat_id, chat.acked_to, self.last_request)]
