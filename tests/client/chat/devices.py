@@ -47,6 +47,8 @@ class Device:
         self.protocol = Protocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self.chance)
         self.protocol.offer(kept.outbox, self.now_ms, was_tried=True)
         self.generations: dict[str, int] = {}
+        self.places = {chat.chat_id: chat.received_to for chat in kept.chats}
+        """Where the application goes on in each chat."""
         self.connection: ModelConnection | None = None
         self.out: deque[bytes] = deque()
         self.list_answer: list[Listed] | None = None
@@ -60,11 +62,9 @@ class Device:
             self._open(self.store.open(self.name))
         else:
             self._open(self.store._kept(self.store._file.connection, self.name))
-        # The application knows what its file says: what it had received after that comes again.
+        # What it had received after what its file says comes again.
         for chat_id, received in self.histories.items():
-            chat = self.protocol.chats.get(chat_id)
-            to = 0 if chat is None else chat.received_to
-            self.histories[chat_id] = [one for one in received if one.sequence <= to]
+            self.histories[chat_id] = [one for one in received if one.sequence <= self.places.get(chat_id, 0)]
 
     # --- the application
 
@@ -82,12 +82,12 @@ class Device:
     def read(self) -> None:
         """The application takes what there is to be shown in one chat, or some of it."""
         for chat_id, complete_to in self.shown().items():
-            received = self.histories.get(chat_id)
-            place = received[-1].sequence if received else 0
+            place = self.places.get(chat_id, 0)
             page = self.store.messages_after(chat_id, place, complete_to, self.chance.randint(1, 5))
             for message in page:
                 self._take(message)
             if page:
+                self.places[chat_id] = page[-1].sequence
                 generation = self.generations.get(chat_id, 0)
                 self.protocol.received(chat_id, page[-1].sequence, generation, self.now_ms)
 
@@ -124,9 +124,10 @@ class Device:
         for update in changes.updates:
             self.seen[type(update).__name__] += 1
             if isinstance(update, HistoryChange):
-                self.histories = {
-                    name: one for name, one in self.histories.items() if update.chat_id not in (None, name)
-                }
+                for chat_id in list(self.places):
+                    if update.chat_id in (None, chat_id):
+                        self.places[chat_id] = 0
+                        self.histories.pop(chat_id, None)
 
     # --- the network
 

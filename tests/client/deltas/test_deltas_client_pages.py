@@ -1,11 +1,11 @@
 """The page and the example of the client of rows say what is so."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 from client.deltas.deltas_clients import server_process
+from client.pages import limits_of, programs_of
 from oncelog.client.deltas import DeltasLimits
 
 ROOT = Path(__file__).parents[3]
@@ -23,9 +23,7 @@ def test_the_example_goes_on_where_it_was_killed(tmp_path: Path) -> None:
 
 
 def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
-    programs = [
-        one for one in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if one.startswith(("import", "from"))
-    ]
+    programs = programs_of(PAGE)
     assert len(programs) == 2
     with server_process(str(tmp_path / "events.db")) as (_, url):
         told = []
@@ -37,15 +35,4 @@ def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
 
 
 def test_every_limit_is_on_the_page_with_its_default() -> None:
-    rows = {
-        name: value
-        for names, value in re.findall(r"^\| (`[a-z_`, ]+`) \| ([\d, MiB]+) \|", PAGE, re.MULTILINE)
-        for name, value in zip(re.findall(r"`(\w+)`", names), re.split(r", (?=\d)", value), strict=True)
-    }
-    told = {name: _number(value) for name, value in rows.items()}
-    assert told == {name: getattr(DeltasLimits(), name) for name in DeltasLimits.__struct_fields__}
-
-
-def _number(text: str) -> int:
-    digits, _, unit = text.replace(",", "").partition(" ")
-    return int(digits) * (2**20 if unit == "MiB" else 1)
+    assert limits_of(PAGE) == {name: getattr(DeltasLimits(), name) for name in DeltasLimits.__struct_fields__}

@@ -60,7 +60,6 @@ class Chat:
         """The connection is gone."""
         self.ahead.clear()
         self.in_flight.clear()
-        self.acked_to = 0  # what was said last may not have arrived; the list tells
         self.is_synced, self.is_catching_up, self.sync_id = False, True, None
 
     def asks(self, sync_id: str) -> None:

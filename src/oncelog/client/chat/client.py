@@ -48,10 +48,20 @@ from oncelog.client.chat.values import (
 from oncelog.client.chat.words import PATH
 from oncelog.client.checking import checked_client_id, checked_store
 from oncelog.client.http import HttpCaller
+from oncelog.client.patience import pauses_s
 from oncelog.client.streams import BoundedStream
 from oncelog.client.tokens import Token, demand_token
 from oncelog.client.wire import Socket, normal_url
-from oncelog.errors import ClientError, ClosedError, IdReusedError, LimitExceededError, OncelogError, SettingsError
+from oncelog.errors import (
+    ClientError,
+    ClosedError,
+    IdReusedError,
+    LimitExceededError,
+    LostError,
+    ProtocolError,
+    ServerRefusedError,
+    SettingsError,
+)
 
 SEQUENCE_MAX: Final = 2**53 - 1
 LINES: Final = 50
@@ -373,27 +383,32 @@ class ChatClient:
         known = self._desk.watermarks.get(chat_id)
         return dict(known) if known is not None else await self._desk.in_store(self._desk.store.watermarks, chat_id)
 
-    async def _count(self, chat_id: str) -> None:
-        """Asks, if what is known is not of this connection."""
+    async def _count(self, chat_id: str) -> bool:
+        """Asks, if what is known is not of this connection. False if nobody answers."""
         protocol, connection = self._desk.protocol, self._link.connections
-        if self._counted.get(chat_id) != connection or chat_id not in self._desk.watermarks:
-            with suppress(OncelogError):  # without a server there is what we have heard last
-                members = await self._calls.delivery(chat_id)
-                protocol.counted(chat_id, members)
-                self._changed()
-                self._counted[chat_id] = connection
-                await self._keeper.accept([])
+        if self._counted.get(chat_id) == connection and chat_id in self._desk.watermarks:
+            return True
+        try:
+            protocol.counted(chat_id, await self._calls.delivery(chat_id))
+        except (LostError, ProtocolError, ServerRefusedError):
+            return False
+        self._counted[chat_id] = connection
+        await self._keeper.accept([])  # it is told when it has been kept
+        return True
 
     async def _until_delivered(self, chat_id: str, sequence: int) -> None:
+        """What is told live is enough, if it was asked for once a connection."""
+        pauses = pauses_s(self.limits.pause_ms_min, self.limits.pause_ms_max, self._chance)
         while not self._is_delivered(chat_id, sequence):
             connection = self._link.connections
-            if self._link.is_connected:
-                await self._count(chat_id)
-            await self._desk.until(
-                lambda before=connection: (  # type: ignore[misc]
-                    self._is_delivered(chat_id, sequence) or self._link.connections != before
-                )
-            )
+            is_counted = self._link.is_connected and await self._count(chat_id)
+
+            def is_otherwise(before: int = connection) -> bool:
+                return self._is_delivered(chat_id, sequence) or self._link.connections != before
+
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_counted else next(pauses)):
+                    await self._desk.until(is_otherwise)
 
     def _is_delivered(self, chat_id: str, sequence: int) -> bool:
         known = self._desk.watermarks.get(chat_id)

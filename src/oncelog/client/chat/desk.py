@@ -115,14 +115,17 @@ class Desk(AnyDesk):
 
     def _count(self, changes: Changes) -> None:
         for chat_id, members in changes.members.items():
-            self.watermarks[chat_id] = {one.user_id: one.last_acked_sequence for one in members}
+            known = self.watermarks.get(chat_id, {})
+            self.watermarks[chat_id] = {
+                one.user_id: max(one.last_acked_sequence, known.get(one.user_id, 0)) for one in members
+            }
         for chat_id, user_id, sequence in changes.watermarks:
-            known = self.watermarks.get(chat_id)
-            if known is not None:
+            watched = self.watermarks.get(chat_id)
+            if watched is not None:
                 if sequence is None:
-                    known.pop(user_id, None)
+                    watched.pop(user_id, None)
                 else:
-                    known[user_id] = max(sequence, known.get(user_id, 0))
+                    watched[user_id] = max(sequence, watched.get(user_id, 0))
 
 
 def closed() -> ClosedError:

@@ -82,7 +82,7 @@ class Link:
         """Until it is cancelled."""
         while True:
             pause = Pause()
-            before = self._desk.protocol.answers
+            before, was_let_in = self._desk.protocol.answers, self.connections
             try:
                 await self._connection()
             except LostError as error:
@@ -93,7 +93,8 @@ class Link:
                 self._fail(str(error))
             except ServerRefusedError as error:
                 self._fail(str(error))
-                self.is_let_in = error.code.upper() not in _NOT_LET_IN
+                # Whoever was in, and is not any more, has a token that has just expired: there may be a new one.
+                self.is_let_in = self.connections > was_let_in or error.code.upper() not in _NOT_LET_IN
                 pause = Pause(error.retry_after_ms, is_long=not self.is_let_in)
             self._desk.wake()
             if self._desk.protocol.answers - before > 1:  # it was more than a greeting

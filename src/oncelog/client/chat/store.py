@@ -115,7 +115,11 @@ class ChatStore:
     @staticmethod
     def _save_watermarks(connection: sqlite3.Connection, changes: Changes) -> None:
         for chat_id, members in changes.members.items():
-            connection.execute(SQL["forget_watermarks"], (chat_id,))
+            # Those who are there stay as they are if we have heard of more meanwhile.
+            there = {one.user_id for one in members}
+            known = connection.execute(SQL["watermarks"], (chat_id,)).fetchall()
+            gone = [(chat_id, user_id) for user_id, _ in known if user_id not in there]
+            connection.executemany(SQL["forget_watermark"], gone)
             rows = [(chat_id, one.user_id, one.last_acked_sequence) for one in members]
             connection.executemany(SQL["save_watermark"], rows)
         for chat_id, user_id, sequence in changes.watermarks:

@@ -1,0 +1,149 @@
+"""The model of a server that simulations use says the same as a real server does.
+
+Both are asked the same, and what they say is compared, but for what no two servers have in common: ids, times, epochs.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from client.chat.model_chats import ModelConnection, ModelServer
+from client.waiting import run, soon
+from doors.serving import serving
+
+IDS: Final = [f"0d6d3b8e-3c43-4d3c-9d3c-6a5c1a2b3c4{digit}" for digit in range(10)]
+OF_ITS_OWN: Final = ("message_id", "created_at", "epoch", "heartbeat_ms", "message", "retry_after_ms")
+Frame = dict[str, Any]
+
+
+def compared(frame: Frame) -> Frame:
+    """What is the same in every server. An error's other members are for people."""
+    if frame["type"] == "error":
+        return {name: frame[name] for name in ("type", "code", "request_id") if name in frame}
+    kept = {name: value for name, value in frame.items() if name not in OF_ITS_OWN}
+    if "messages" in kept:
+        kept["messages"] = [compared({"type": "message", **one}) for one in kept["messages"]]
+    return kept
+
+
+class Model:
+    """The model, behind the same names as the real one."""
+
+    def __init__(self) -> None:
+        self.server = ModelServer()
+        self.connections: dict[str, ModelConnection] = {}
+
+    async def create(self, user: str, chat_id: str, *members: str) -> None:
+        self.server.create(f"user:{user}", chat_id, [f"user:{one}" for one in members])
+
+    async def set_member(self, _by: str, chat_id: str, user: str, *, present: bool) -> None:
+        self.server.set_member(chat_id, f"user:{user}", present=present)
+
+    async def listed(self, user: str) -> Any:
+        return self.server.listed(f"user:{user}")
+
+    async def say(self, device: str, frame: Frame) -> None:
+        connection = self.connections.get(device) or ModelConnection(self.server)
+        self.connections[device] = connection
+        connection.receive(json.dumps(frame).encode())
+
+    async def hear(self, device: str) -> Frame:
+        return compared(json.loads(self.connections[device].out.popleft()))
+
+
+class Real:
+    """A server with sockets."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.session = session
+        self.sockets: dict[str, aiohttp.ClientWebSocketResponse] = {}
+
+    async def _asked(self, method: str, path: str, user: str, **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {user}"}
+        async with self.session.request(method, f"{self.url}/v1/chats{path}", headers=headers, **options) as response:
+            assert response.status in (200, 201), await response.text()
+            return await response.json()
+
+    async def create(self, user: str, chat_id: str, *members: str) -> None:
+        body = {"chat_id": chat_id, "members": [f"user:{one}" for one in members]}
+        await self._asked("POST", "", user, json=body)
+
+    async def set_member(self, by: str, chat_id: str, user: str, *, present: bool) -> None:
+        await self._asked("PUT" if present else "DELETE", f"/{chat_id}/members/user:{user}", by)
+
+    async def listed(self, user: str) -> Any:
+        return (await self._asked("GET", "", user))["chats"]
+
+    async def say(self, device: str, frame: Frame) -> None:
+        if device not in self.sockets:
+            self.sockets[device] = await self.session.ws_connect(f"{self.url}/v1/chat")
+        await self.sockets[device].send_str(json.dumps(frame))
+
+    async def hear(self, device: str) -> Frame:
+        return compared(json.loads((await soon(self.sockets[device].receive())).data))
+
+
+async def told(server: Model | Real) -> list[Any]:
+    """One story, and all that is heard in it."""
+    heard: list[Any] = []
+
+    async def ask(device: str, kind: str, answers: int = 1, **members: Any) -> None:
+        await server.say(device, {"type": kind, **members})
+        heard.extend([(device, await server.hear(device)) for _ in range(answers)])
+
+    async def hear(*devices: str) -> None:
+        heard.extend([(device, await server.hear(device)) for device in devices])
+
+    for device in ("ann-phone", "ann-desk", "bob-phone"):
+        await ask(device, "connect", token=device.partition("-")[0], device_id=device)
+    await server.create("ann", "tea")
+    await hear("ann-phone", "ann-desk")
+    await server.set_member("ann", "tea", "bob", present=True)
+    await hear("ann-phone", "ann-desk", "bob-phone")
+    first: Frame = {"client_message_id": IDS[0], "chat_id": "tea", "content": "hello"}
+    await ask("ann-phone", "send_message", request_id="1", **first)
+    await hear("ann-desk", "bob-phone")
+    await ask("ann-phone", "send_message", request_id="2", **first)
+    await ask("ann-desk", "send_message", request_id="3", **{**first, "content": "other"})
+    await ask("bob-phone", "send_message", request_id="4", **first)
+    for number in (1, 2):
+        another: Frame = {
+            "client_message_id": IDS[number],
+            "chat_id": "tea",
+            "content": "x",
+            "content_type": "text/html",
+        }
+        await ask("bob-phone", "send_message", request_id="5", **another)
+        await hear("ann-phone", "ann-desk")
+    for after, limit in ((0, 2), (2, 2), (3, 2), (9, 2), (0, 3)):
+        await ask("bob-phone", "sync_request", request_id="6", chat_id="tea", last_acked_sequence=after, limit=limit)
+    await ask("bob-phone", "sync_request", request_id="7", chat_id="tea", last_acked_sequence=0, epoch="another")
+    await ask("bob-phone", "sync_request", request_id="8", chat_id="nowhere", last_acked_sequence=0)
+    await ask("bob-phone", "ack", request_id="9", chat_id="tea", last_acked_sequence=4)
+    await ask("bob-phone", "ack", chat_id="tea", last_acked_sequence=2)
+    await hear("ann-phone", "ann-desk")
+    await ask("bob-phone", "ack", answers=0, chat_id="tea", last_acked_sequence=1)
+    heard += [await server.listed("ann"), await server.listed("bob")]
+    await server.set_member("bob", "tea", "bob", present=False)
+    await hear("ann-phone", "ann-desk", "bob-phone")
+    await ask("bob-phone", "send_message", request_id="10", **first)
+    await ask("bob-phone", "ack", request_id="11", chat_id="tea", last_acked_sequence=3)
+    heard.append(await server.listed("bob"))
+    return heard
+
+
+def test_the_model_says_what_a_server_says(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served, aiohttp.ClientSession() as session:
+            real = Real(served.url, session)
+            try:
+                expected = await told(real)
+            finally:
+                await asyncio.gather(*(one.close() for one in real.sockets.values()))
+        assert await told(Model()) == expected
+
+    run(main())
