@@ -27,7 +27,7 @@ class Acking:
         self._said_since_list.clear()
 
     def listed(self, chat: Chat, acked_to: int) -> None:
-        """What the server knows. Less than we had said, where that was lost on its way, or we had left and come back."""
+        """What the server knows. Less than we had said, if that was lost on its way, or we had left and come back."""
         if chat.chat_id not in self._said_since_list:
             chat.acked_to = acked_to
 

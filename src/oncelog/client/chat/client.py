@@ -23,9 +23,11 @@ from typing import Final, Self
 from uuid import UUID, uuid4
 
 from oncelog.client.chat.calls import Calls
+from oncelog.client.chat.counting import Counting
 from oncelog.client.chat.desk import Desk, Name
 from oncelog.client.chat.keeper import Keeper, now_ms
 from oncelog.client.chat.limits import ChatLimits
+from oncelog.client.chat.lines import line_of, pending_line, refused_line
 from oncelog.client.chat.link import Link, Wire
 from oncelog.client.chat.messages import MessageStream
 from oncelog.client.chat.pending import Pending, demand_chat_id, prepare
@@ -38,7 +40,6 @@ from oncelog.client.chat.values import (
     Entry,
     Line,
     Listed,
-    Mark,
     Message,
     RefusedMessage,
     State,
@@ -48,7 +49,6 @@ from oncelog.client.chat.values import (
 from oncelog.client.chat.words import PATH
 from oncelog.client.checking import checked_client_id, checked_store
 from oncelog.client.http import HttpCaller
-from oncelog.client.patience import pauses_s
 from oncelog.client.streams import BoundedStream
 from oncelog.client.tokens import Token, demand_token
 from oncelog.client.wire import Socket, normal_url
@@ -57,9 +57,6 @@ from oncelog.errors import (
     ClosedError,
     IdReusedError,
     LimitExceededError,
-    LostError,
-    ProtocolError,
-    ServerRefusedError,
     SettingsError,
 )
 
@@ -128,8 +125,7 @@ class ChatClient:
         self._keeper = Keeper(self._desk)
         self._link = Link(self._desk, self._keeper, self._wire, self._chance, self._wall_ms)
         self._keeper.on_accepted = self._link.changed
-        self._counted: dict[str, int] = {}
-        """Over which connection the watermarks of a chat were asked for."""
+        self._counting = Counting(self._desk, self._keeper, self._link, self._calls, self._chance)
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
@@ -148,7 +144,7 @@ class ChatClient:
         protocol = Protocol(kept.device_id, kept.user_id, kept.epoch, kept.chats, self.limits, self._chance)
         self._desk.opened(protocol)
         self._desk.refused = dict(kept.refused)
-        self._desk.pending = {_name(entry): Pending(entry, self._until_delivered) for entry in kept.outbox}
+        self._desk.pending = {_name(entry): Pending(entry, self._counting.until_delivered) for entry in kept.outbox}
         protocol.offer(kept.outbox, now_ms(), was_tried=True)
         self._tasks = [
             asyncio.create_task(self._desk.guarded(work), name=f"oncelog chat: {name}")
@@ -215,7 +211,7 @@ class ChatClient:
     async def _accepted(self, draft: Entry, taken_back: Iterable[int] = ()) -> Pending:
         if len(self._desk.pending) >= self.limits.outbox_messages_max:
             raise LimitExceededError("outbox_messages_max", self.limits.outbox_messages_max)
-        pending = self._desk.pending[_name(draft)] = Pending(draft, self._until_delivered)
+        pending = self._desk.pending[_name(draft)] = Pending(draft, self._counting.until_delivered)
         await self._keeper.accept([draft], list(taken_back))
         return pending
 
@@ -292,12 +288,12 @@ class ChatClient:
             desk.store.messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
             protocol.user_id, count,
         )  # fmt: skip
-        lines = [_line(one, protocol.user_id, watermarks) for one in found]
+        lines = [line_of(one, protocol.user_id, watermarks) for one in found]
         if before is None:
             seen = {one.client_message_id for one in found}
-            lines += [_refused_line(one, protocol.user_id) for one in self.refused() if one.chat_id == chat_id]
+            lines += [refused_line(one, protocol.user_id) for one in self.refused() if one.chat_id == chat_id]
             waiting = [one for one in self.pending(chat_id) if one.client_message_id not in seen]
-            lines += [_pending_line(one, protocol.user_id) for one in waiting]
+            lines += [pending_line(one, protocol.user_id) for one in waiting]
         return lines
 
     async def forget_messages(self, chat_id: str, up_to: int) -> None:
@@ -379,40 +375,8 @@ class ChatClient:
     async def watermarks(self, chat_id: str) -> dict[str, int]:
         """How far each member has received the chat. Asked for once a connection; then it is told live."""
         demand_chat_id(chat_id)
-        await self._count(chat_id)
-        known = self._desk.watermarks.get(chat_id)
-        return dict(known) if known is not None else await self._desk.in_store(self._desk.store.watermarks, chat_id)
-
-    async def _count(self, chat_id: str) -> bool:
-        """Asks, if what is known is not of this connection. False if nobody answers."""
-        protocol, connection = self._desk.protocol, self._link.connections
-        if self._counted.get(chat_id) == connection and chat_id in self._desk.watermarks:
-            return True
-        try:
-            protocol.counted(chat_id, await self._calls.delivery(chat_id))
-        except (LostError, ProtocolError, ServerRefusedError):
-            return False
-        self._counted[chat_id] = connection
-        await self._keeper.accept([])  # it is told when it has been kept
-        return True
-
-    async def _until_delivered(self, chat_id: str, sequence: int) -> None:
-        """What is told live is enough, if it was asked for once a connection."""
-        pauses = pauses_s(self.limits.pause_ms_min, self.limits.pause_ms_max, self._chance)
-        while not self._is_delivered(chat_id, sequence):
-            connection = self._link.connections
-            is_counted = self._link.is_connected and await self._count(chat_id)
-
-            def is_otherwise(before: int = connection) -> bool:
-                return self._is_delivered(chat_id, sequence) or self._link.connections != before
-
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if is_counted else next(pauses)):
-                    await self._desk.until(is_otherwise)
-
-    def _is_delivered(self, chat_id: str, sequence: int) -> bool:
-        known = self._desk.watermarks.get(chat_id)
-        return known is not None and _has_all(known, self._desk.protocol.user_id, sequence)
+        self._desk.demand_open()
+        return await self._counting.watermarks(chat_id)
 
     def _changed(self) -> None:
         self._keeper.work()
@@ -472,27 +436,6 @@ class ChatClient:
 
 def _name(entry: Entry) -> Name:
     return entry.chat_id, entry.client_message_id
-
-
-def _has_all(watermarks: Mapping[str, int], user_id: str, sequence: int) -> bool:
-    return all(acked >= sequence for other, acked in watermarks.items() if other != user_id)
-
-
-def _line(message: Message, user_id: str, watermarks: Mapping[str, int]) -> Line:
-    is_own = message.sender_id == user_id
-    others = [name for name in watermarks if name != user_id]
-    is_delivered = is_own and bool(others) and _has_all(watermarks, user_id, message.sequence)
-    mark = Mark.DELIVERED if is_delivered else Mark.SENT
-    content = (message.content, message.content_type)
-    return Line(message.client_message_id, message.sender_id, *content, mark, message)
-
-
-def _pending_line(one: Pending, user_id: str) -> Line:
-    return Line(one.client_message_id, user_id, one.content, one.content_type, Mark.PENDING)
-
-
-def _refused_line(one: RefusedMessage, user_id: str) -> Line:
-    return Line(one.client_message_id, user_id, one.content, one.content_type, Mark.REFUSED, refusal=one.outcome)
 
 
 def _demand_sequence(number: int, name: str) -> None:

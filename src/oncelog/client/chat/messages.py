@@ -73,13 +73,12 @@ class MessageStream:
             return
         for chat_id in found:
             place, generation = self._places[chat_id]
-            shown = self._desk.shown[chat_id]
+            complete_to = self._desk.shown[chat_id].complete_to  # it may move while the file is read
             page = await self._desk.in_store(
-                self._desk.store.messages_after, chat_id, place, shown.complete_to, PAGE_MESSAGES
+                self._desk.store.messages_after, chat_id, place, complete_to, PAGE_MESSAGES
             )
-            if generation != shown.generation:
-                self._demand_same_history()
-            last = page[-1].sequence if len(page) == PAGE_MESSAGES else max(place, shown.complete_to)
+            self._demand_same_history()
+            last = page[-1].sequence if len(page) == PAGE_MESSAGES else complete_to
             self._places[chat_id] = (last, generation)
             self._waiting.extend(page)
 

@@ -21,6 +21,7 @@ from oncelog.client.chat.changes import Changes, Settled
 from oncelog.client.chat.chats import Chat
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.sending import Sending, own_message
+from oncelog.client.chat.syncing import Syncing
 from oncelog.client.chat.values import (
     Arrived,
     Delivery,
@@ -76,9 +77,7 @@ class Protocol:
         self._limits = limits
         self._changes = Changes()
         self._wall_ahead_ms = 0
-        self._to_sync: dict[str, None] = {}
-        self._syncs: dict[str, Chat] = {}
-        self._sync_at: dict[str, int] = {}
+        self._syncing = Syncing(limits)
         self._sending = Sending(limits, chance, self._settle)
         self._acking = Acking(limits.ack_wait_ms)
         self._check_at = 0
@@ -102,8 +101,7 @@ class Protocol:
         self.outgoing.clear()
         for chat in self.chats.values():
             chat.lost()
-        for kept in (self._to_sync, self._syncs, self._sync_at):
-            kept.clear()
+        self._syncing.lost()
         self._sending.lost()
         self._acking.lost()
         self._heard_since_list.clear()
@@ -111,12 +109,12 @@ class Protocol:
     @property
     def is_waiting(self) -> bool:
         """Whether the server owes an answer."""
-        return self.phase is Phase.CONNECTING or bool(self._syncs) or bool(self._sending.requests)
+        return self.phase is Phase.CONNECTING or bool(self._syncing.requests) or bool(self._sending.requests)
 
     @property
     def is_live(self) -> bool:
         """Everything that we have heard of has arrived."""
-        return self.phase is Phase.READY and not self._to_sync and not self._syncs and not self._sync_at
+        return self.phase is Phase.READY and self._syncing.is_idle
 
     @property
     def pending(self) -> int:
@@ -149,7 +147,7 @@ class Protocol:
                 chat.attempts[entry.client_message_id] = 1
             if self.phase is Phase.READY:
                 if not chat.is_synced and chat.sync_id is None:
-                    self._to_sync[chat.chat_id] = None
+                    self._syncing.want(chat.chat_id)
                 self._send_some(chat, now_ms)
         self._sync_some()
 
@@ -169,7 +167,7 @@ class Protocol:
             chat.is_member = True
             self._changes.touch(chat)
         if self.phase is Phase.READY and not chat.is_synced:
-            self._to_sync[chat_id] = None
+            self._syncing.want(chat_id)
             self._sync_some()
 
     def left(self, chat_id: str) -> None:
@@ -193,16 +191,20 @@ class Protocol:
         """When `tick` is to be called; None for never."""
         if self.phase is not Phase.READY:
             return None
-        times = [*self._sync_at.values(), *self._sending.at_ms.values(), *self._acking.at_ms.values(), self._check_at]
+        times = [
+            *self._syncing.at_ms.values(),
+            *self._sending.at_ms.values(),
+            *self._acking.at_ms.values(),
+            self._check_at,
+        ]
         return min(times)
 
     def tick(self, now_ms: int) -> None:
         """Time has passed."""
         if self.phase is not Phase.READY:
             return
-        for chat_id in _due(self._sync_at, now_ms):
-            if self.chats[chat_id].sync_id is None:
-                self._to_sync[chat_id] = None
+        for chat_id in _due(self._syncing.at_ms, now_ms):
+            self._syncing.want(chat_id)
         self._sync_some()
         for chat_id in _due(self._sending.at_ms, now_ms):
             self._send_some(self.chats[chat_id], now_ms)
@@ -240,7 +242,7 @@ class Protocol:
             if chat_id not in seen and chat_id not in self._heard_since_list:
                 self.left(chat_id)
             if chat_id not in seen and not chat.is_synced and (chat.is_member or chat.entries):
-                self._to_sync[chat_id] = None  # the server is to say itself that we may not, or may by now
+                self._syncing.want(chat_id)  # the server is to say itself that we may not, or may by now
         self._sync_some()
 
     def _list_one(self, one: Listed, now_ms: int) -> None:
@@ -262,7 +264,7 @@ class Protocol:
             chat.is_synced, chat.is_catching_up = True, False
             self._send_some(chat, now_ms)
         elif not chat.is_synced or chat.is_gapped or one.last_sequence < chat.complete_to:
-            self._to_sync[chat.chat_id] = None
+            self._syncing.want(chat.chat_id)
 
     # --- frames in
 
@@ -334,11 +336,7 @@ class Protocol:
         if chat.complete_to > before:
             self._changes.touch(chat)
             self._changes.updates.append(Arrived(chat.chat_id, chat.complete_to))
-        if chat.is_synced and not chat.is_gapped:
-            self._sync_at.pop(chat.chat_id, None)
-        elif chat.sync_id is None and chat.chat_id not in self._to_sync:
-            # Also of a chat that we did not know of, or not that we are in it.
-            self._sync_at.setdefault(chat.chat_id, now_ms + self._limits.gap_wait_ms)
+        self._syncing.look_at(chat, now_ms)
 
     def _acked(self, said: words.Acked, request_id: str | None, now_ms: int) -> None:
         chat = self._sending.acked(request_id or "")
@@ -359,7 +357,7 @@ class Protocol:
         self._send_some(chat, now_ms)
 
     def _batch(self, batch: words.Batch, request_id: str | None, now_ms: int) -> None:
-        chat = self._syncs.pop(request_id or "", None)
+        chat = self._syncing.requests.pop(request_id or "", None)
         if chat is None:
             return  # said twice
         self.answers += 1
@@ -373,7 +371,7 @@ class Protocol:
                 self._keep(chat, message)
             self._changes.touch(chat)
             if chat.is_catching_up:
-                self._to_sync[chat.chat_id] = None
+                self._syncing.want(chat.chat_id)
             self._moved(chat, before, now_ms)
             self._ack_soon(chat, now_ms)
             self._send_some(chat, now_ms)
@@ -384,7 +382,7 @@ class Protocol:
         logger.warning("the server has lost messages of %s: it is read anew", chat.chat_id)
         chat.forget()
         self._changes.reset_chat(chat, HistoryChange(self.epoch, self.epoch, chat.chat_id))
-        self._to_sync[chat.chat_id] = None
+        self._syncing.want(chat.chat_id)
 
     def _delivered(self, said: words.Delivered) -> None:
         chat = self.chats.get(said.chat_id)
@@ -399,7 +397,7 @@ class Protocol:
             if not said.present:
                 self.left(said.chat_id)
                 if said.chat_id in self.chats and self.chats[said.chat_id].entries:
-                    self._to_sync[said.chat_id] = None  # the server is to say that they cannot be sent
+                    self._syncing.want(said.chat_id)  # the server is to say that they cannot be sent
                     self._sync_some()
                 return
             self.joined(said.chat_id)
@@ -420,9 +418,9 @@ class Protocol:
         if request in self._sending.requests:
             self.answers += 1
             self._send_some(self._sending.refused(request, error, now_ms), now_ms)
-        elif request in self._syncs:
+        elif request in self._syncing.requests:
             self.answers += 1
-            self._sync_refused(self._syncs.pop(request), error, now_ms)
+            self._sync_refused(self._syncing.requests.pop(request), error, now_ms)
             self._sync_some()
         elif request and request == self._acking.last_request:
             # Such as one beyond the last message. What there really is the list says.
@@ -439,26 +437,15 @@ class Protocol:
                 was_tried = chat.attempts.get(name, 0) > 0
                 self._settle(chat, name, Refused(error.code, error.message, was_tried))
         elif error.code in words.TRANSIENT:
-            self._sync_at[chat.chat_id] = now_ms + self._sending.pause_ms(chat, error.retry_after_ms)
+            self._syncing.at_ms[chat.chat_id] = now_ms + self._sending.pause_ms(chat, error.retry_after_ms)
         else:
             raise ServerRefusedError(error.code, error.message, error.retry_after_ms)
 
     # --- frames out
 
     def _sync_some(self) -> None:
-        if self.phase is not Phase.READY:
-            return
-        while self._to_sync and len(self._syncs) < self._limits.syncs_max:
-            chat = self.chats[next(iter(self._to_sync))]
-            del self._to_sync[chat.chat_id]
-            self._sync_at.pop(chat.chat_id, None)
-            if chat.sync_id is not None:
-                continue
-            request_id = self._next_id()
-            chat.asks(request_id)
-            self._syncs[request_id] = chat
-            limit = self._limits.page_messages
-            self.outgoing.append(words.sync(chat.chat_id, chat.fetched_to, limit, self.epoch, request_id))
+        if self.phase is Phase.READY:
+            self.outgoing += self._syncing.some(self.chats, self.epoch, self._next_id)
 
     def _send_some(self, chat: Chat, now_ms: int) -> None:
         if self.phase is Phase.READY:

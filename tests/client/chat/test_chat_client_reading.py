@@ -1,0 +1,275 @@
+"""Readers of messages and of updates, at bad moments: on a file, and a server that says what a test says."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.chat.chatting import LIMITS, NOWHERE, SHORT, contents, take
+from client.waiting import run, soon, until
+from oncelog.client.chat import ChatClient, ChatLimits, State, UpdatesLostError
+from oncelog.client.chat.values import Listed
+from oncelog.errors import (
+    ClientError,
+    ClosedError,
+    HistoryChangedError,
+    LostError,
+    ServerRefusedError,
+    StoreUnavailableError,
+)
+
+
+class HeldSocket:
+    """Says what a test says, and remembers what was said to it."""
+
+    def __init__(self) -> None:
+        self.close_code: int | None = None
+        self.sent: list[dict[str, Any]] = []
+        self.frames: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def send(self, data: bytes) -> None:
+        frame = json.loads(data)
+        self.sent.append(frame)
+
+    async def receive(self) -> str:
+        frame = await self.frames.get()
+        if frame is None:
+            raise LostError("cut")
+        return frame
+
+    async def close(self) -> None:
+        pass
+
+    def say(self, kind: str, **members: Any) -> None:
+        self.frames.put_nowait(json.dumps({"type": kind, **members}))
+
+    def live(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.say(
+                "message", message_id=f"msg_{sequence}", chat_id="tea", sequence=sequence, sender_id="user:bob",
+                client_message_id=f"theirs-{sequence}", content=str(sequence), created_at="then",
+            )  # fmt: skip
+
+
+class HeldWire:
+    """Connects at once. `epoch` is that of the server."""
+
+    def __init__(self) -> None:
+        self.sockets: list[HeldSocket] = []
+        self.epoch = "e1"
+        self.listed: list[Listed] | Exception = [Listed("tea", 0)]
+
+    async def token(self) -> str | None:
+        return "ann"
+
+    async def socket(self) -> HeldSocket:
+        socket = HeldSocket()
+        self.sockets.append(socket)
+        socket.say("connected", user_id="user:ann", epoch=self.epoch)
+        return socket
+
+    async def chats(self) -> list[Listed]:
+        if isinstance(self.listed, Exception):
+            raise self.listed
+        return self.listed
+
+
+def client_on(wire: HeldWire, path: Path | str = ":memory:", **options: Any) -> ChatClient:
+    return ChatClient(NOWHERE, path=path, **{"limits": LIMITS, "wire": wire, **options})
+
+
+@pytest.mark.rule("CH-12")
+def test_what_arrives_while_the_file_is_read_is_not_left_out() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        async with client_on(wire) as ann:
+            await soon(ann.until_live())
+            store: Any = ann._desk.store
+            read = asyncio.Event()
+            loop, messages_after = asyncio.get_running_loop(), store.messages_after
+
+            def slowly(*arguments: Any) -> Any:
+                found = messages_after(*arguments)
+                loop.call_soon_threadsafe(read.set)
+                asyncio.run_coroutine_threadsafe(moved.wait(), loop).result()
+                return found
+
+            store.messages_after = slowly
+            moved, stream = asyncio.Event(), ann.messages("tea")
+            wire.sockets[0].live(1)
+            first = asyncio.create_task(anext(stream))
+            await soon(read.wait())
+            ann._desk.shown["tea"].complete_to = 3  # as if 2 and 3 had just been kept
+            moved.set()
+            assert (await soon(first)).sequence == 1
+            store.messages_after = messages_after
+            wire.sockets[0].live(2, 3)
+            await until(lambda: ann._desk.protocol.chats["tea"].complete_to == 3)
+            assert [one.sequence for one in await take(stream, 2)] == [2, 3]
+
+    run(main())
+
+
+@pytest.mark.rule("CH-12")
+def test_another_history_ends_a_reader_and_what_it_had_received_does_not_count_there() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        async with client_on(wire) as ann:
+            await soon(ann.until_live())
+            stream, waiting = ann.messages("tea"), ann.messages()
+            wire.sockets[0].live(1, 2, 3)
+            assert contents(await take(stream, 2)) == ["1", "2"]
+            assert contents(await take(waiting, 3)) == ["1", "2", "3"]
+            next_one = asyncio.create_task(anext(waiting))
+            wire.epoch = "e2"
+            wire.sockets[0].frames.put_nowait(None)
+            with pytest.raises(HistoryChangedError, match="tea"):
+                await soon(next_one)
+            with pytest.raises(HistoryChangedError, match="tea"):
+                await soon(anext(stream))  # though it had read 3 before
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            await soon(ann.until_live())
+            wire.sockets[1].live(1)
+            assert contents(await take(ann.messages("tea"), 1)) == ["1"]
+
+    run(main())
+
+
+def test_a_reader_of_updates_who_falls_behind_is_told() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        async with client_on(wire, limits=ChatLimits(**SHORT, updates_max=2)) as ann:
+            await soon(ann.until_live())
+            slow, stopped = ann.updates(), ann.updates()
+            await stopped.aclose()
+            for sequence in range(1, 5):
+                wire.sockets[0].live(sequence)
+                await until(lambda sequence=sequence: ann.chats()[0].complete_to == sequence)  # type: ignore[misc]
+            with pytest.raises(UpdatesLostError, match="updates_max"):
+                await soon(anext(slow))
+            with pytest.raises(StopAsyncIteration):
+                await soon(anext(stopped))
+
+    run(main())
+
+
+def test_a_list_that_cannot_be_had_ends_the_connection_at_first_and_is_asked_for_again_later() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        wire.listed = ServerRefusedError("UNAVAILABLE", "not now")
+        async with client_on(wire, limits=ChatLimits(**SHORT, check_ms=5)) as ann:
+            status = await soon(ann.until_status(lambda status: status.last_error is not None))
+            assert status.state is not State.LIVE
+            assert "UNAVAILABLE" in str(status.last_error)
+            wire.listed = [Listed("tea", 0)]
+            await soon(ann.until_live())
+            count = len(wire.sockets)
+            wire.listed = LostError("gone for a moment")
+            await until(lambda: ann._desk.protocol.wants_list is False)
+            wire.listed = [Listed("tea", 0), Listed("new", 0)]
+            await soon(ann.until_status(lambda _: len(ann.chats()) == 2))
+            assert len(wire.sockets) == count
+
+    run(main())
+
+
+def test_a_silent_server_is_given_up() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        async with client_on(wire, limits=ChatLimits(**SHORT, answer_timeout_ms=20)) as ann:
+            await soon(ann.until_live())
+            await ann.send("tea", "hello")
+            await until(lambda: len(wire.sockets) > 1)
+            assert [one["type"] for one in wire.sockets[0].sent] == ["connect", "send_message"]
+
+    run(main())
+
+
+def test_what_cannot_be_written_is_not_taken_and_what_has_come_is_kept_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        async with client_on(wire, tmp_path / "ann.db") as ann:
+            await soon(ann.until_live())
+            store: Any = ann._desk.store
+            write = store.write
+
+            def full(*_arguments: Any) -> None:
+                raise StoreUnavailableError("the disk is full")
+
+            store.write = full
+            with pytest.raises(StoreUnavailableError):
+                await ann.send("tea", "hello")
+            assert ann.pending() == []
+            wire.sockets[0].live(1)
+            await soon(ann.until_status(lambda status: status.last_error == "the disk is full"))
+            assert await ann.lines("tea") == []
+            store.write = write
+            assert contents(await take(ann.messages("tea"), 1)) == ["1"]
+            assert ann.status().last_error is None
+
+    run(main())
+
+
+def test_more_than_can_be_kept_is_not_read() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        async with client_on(wire, limits=ChatLimits(**SHORT, frames_max=2)) as ann:
+            await soon(ann.until_live())
+            gate = asyncio.Event()
+            store: Any = ann._desk.store
+            loop, write = asyncio.get_running_loop(), store.write
+
+            def held(*arguments: Any) -> None:
+                asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
+                write(*arguments)
+
+            store.write = held
+            wire.sockets[0].live(*range(1, 50))
+            await until(lambda: ann._desk.protocol.waiting_messages > 2)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert wire.sockets[0].frames.qsize() > 40
+            gate.set()
+            assert len(await take(ann.messages("tea"), 49)) == 49
+
+    run(main())
+
+
+def test_what_nobody_has_foreseen_is_told_to_everybody() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        wire.listed = RuntimeError("a bug")  # no error of ours
+        client = client_on(wire)
+        async with client as ann:
+            pending = await ann.send("tea", "hello")
+            with pytest.raises(ClientError, match="RuntimeError: a bug"):
+                await soon(pending.sent())
+            with pytest.raises(ClientError):
+                await ann.send("tea", "more")
+            assert ann.status().state is State.CLOSED
+            assert "a bug" in str(ann.status().last_error)
+
+    run(main())
+
+
+def test_a_client_that_is_closed_says_what_it_has_received_first() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        async with client_on(wire, limits=ChatLimits(**{**SHORT, "ack_wait_ms": 60_000})) as ann:
+            await soon(ann.until_live())
+            wire.sockets[0].live(1, 2)
+            stream = ann.messages("tea")
+            await take(stream, 2)
+            waiting = asyncio.create_task(anext(stream))
+            await until(lambda: ann.chats()[0].received_to == 2)
+        assert wire.sockets[0].sent[-1]["type"] == "ack"
+        assert wire.sockets[0].sent[-1]["last_acked_sequence"] == 2
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        with pytest.raises(ClosedError):
+            ann.messages("tea")
+
+    run(main())
