@@ -273,3 +273,22 @@ def test_a_client_that_is_closed_says_what_it_has_received_first() -> None:
             ann.messages("tea")
 
     run(main())
+
+
+@pytest.mark.rule("CH-12")
+def test_a_token_that_expires_and_a_planned_close_are_no_reason_to_stay_away() -> None:
+    async def main() -> None:
+        wire = HeldWire()
+        long = {"refused_pause_ms_min": 600_000, "refused_pause_ms_max": 600_000}
+        async with client_on(wire, limits=ChatLimits(**{**SHORT, **long})) as ann:
+            for number in range(1, 4):
+                await soon(ann.until_status(lambda _: len(wire.sockets) == number))  # noqa: B023 - awaited at once
+                await soon(ann.until_live())
+                if number == 1:
+                    wire.sockets[-1].say("error", code="AUTH_FAILED", message="the token has expired")
+                else:
+                    wire.sockets[-1].say("connection_closing", reason="restart", reconnect_delay_ms=5)
+                await until(lambda: len(wire.sockets) > number)  # noqa: B023
+            assert ann.status().state is not State.REFUSED
+
+    run(main())
