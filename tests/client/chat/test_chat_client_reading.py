@@ -213,6 +213,36 @@ def test_what_cannot_be_written_is_not_taken_and_what_has_come_is_kept_later(tmp
     run(main())
 
 
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_what_could_not_be_written_does_not_become_a_hole(tmp_path: Path, is_mended: bool) -> None:
+    async def main() -> None:
+        wire, path = HeldWire(), tmp_path / "ann.db"
+        async with client_on(wire, path) as ann:
+            await soon(ann.until_live())
+            store: Any = ann._desk.store
+            write, is_first = store.write, True
+
+            def full(*arguments: Any) -> None:
+                nonlocal is_first
+                if is_first or (not is_mended and any(one.sequence == 1 for one in arguments[2].messages)):
+                    is_first = False
+                    raise StoreUnavailableError("the disk is full")
+                write(*arguments)
+
+            store.write = full
+            wire.sockets[0].live(1)
+            await soon(ann.until_status(lambda status: status.last_error == "the disk is full"))
+            wire.sockets[0].live(2)
+            await until(lambda: ann._desk.protocol.waiting_messages == 1)
+        wire.listed = [Listed("tea", 2)]
+        async with client_on(wire, path) as ann:
+            assert (
+                contents([one.message for one in await ann.lines("tea") if one.message]) == ["1", "2"][: 2 * is_mended]
+            )
+
+    run(main())
+
+
 def test_more_than_can_be_kept_is_not_read() -> None:
     async def main() -> None:
         wire = HeldWire()

@@ -195,7 +195,8 @@ class ChatClient:
         """Takes a message into the outbox. On return it is on the disk, and will be sent until it has an outcome.
 
         Raises CanonicalError that names what cannot be, LimitExceededError if the outbox is full, IdReusedError if
-        another message waits under this id, StoreError if the file cannot be written: then it was not taken.
+        another message waits under this id, StoreError if the file cannot be written: then it was not taken. After a
+        ClosedError it may be on the disk: then it is sent when the client is opened again.
         """
         self._desk.demand_open()
         draft = prepare(chat_id, content, content_type, client_message_id, self.limits, self._wall_ms())

@@ -42,6 +42,9 @@ class Keeper:
         """Called when the protocol has something new to send."""
         self.is_busy = False
         """Something is being written, and has not been told yet."""
+        self._unsaved: Changes | None = None
+        """What must be in the file before anything else is: it says up to where everything is there."""
+        self._writing: asyncio.Task[None] | None = None
 
     def work(self) -> None:
         """There may be something to keep."""
@@ -73,26 +76,27 @@ class Keeper:
             self._desk.wake()
 
     async def keep_last(self) -> None:
-        """When nothing else runs any more. What cannot be kept comes again."""
+        """When nothing else runs any more. What cannot be kept comes again, with all that is behind it."""
         self.refuse(closed())
-        changes = self._desk.protocol_at_end.take_changes()
-        if changes:
-            try:
-                await self._desk.in_store(self._desk.store.write, [], [], changes)
-            except StoreError as error:
-                logger.warning("%s", error)
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+        try:
+            for changes in (self._unsaved, self._desk.protocol_at_end.take_changes()):
+                if changes:
+                    await self._desk.in_store(self._desk.store.write, [], [], changes)
+        except StoreError as error:
+            logger.warning("%s", error)
 
     async def _keep_all(self) -> None:
         desk = self._desk
         accepting, self._accepting = self._accepting, []
         self.is_busy = True
-        changes = desk.protocol.take_changes()
+        changes = self._unsaved = desk.protocol.take_changes()
         self._room.set()
         entries = desk.store.numbered([one for group in accepting for one in group.drafts])
         taken_back = [number for group in accepting for number in group.taken_back]
         try:
-            # Also if the client is being closed: what is being written is told.
-            await asyncio.shield(self._written(entries, taken_back, changes))
+            await self._write(entries, taken_back, changes)
         except StoreError as error:
             self._not_accepted(accepting, error)
             await self._keep_later(changes, error)
@@ -104,11 +108,16 @@ class Keeper:
             if not group.accepted.done():
                 group.accepted.set_result(None)
 
+    async def _write(self, entries: Sequence[Entry], taken_back: Sequence[int], changes: Changes) -> None:
+        # Also if the client is being closed meanwhile: what is being written is told.
+        self._writing = asyncio.create_task(self._written(entries, taken_back, changes))
+        await asyncio.shield(self._writing)
+
     async def _written(self, entries: Sequence[Entry], taken_back: Sequence[int], changes: Changes) -> None:
         desk = self._desk
         if entries or taken_back or changes:
             await desk.in_store(desk.store.write, entries, taken_back, changes)
-        self.last_error = None
+        self.last_error = self._unsaved = None
         for number in taken_back:
             desk.refused.pop(number, None)
         desk.protocol_at_end.offer(entries, now_ms())
@@ -126,7 +135,7 @@ class Keeper:
                 return
             await asyncio.sleep(STORE_PAUSE.least_ms / 1000)
             try:
-                await asyncio.shield(self._written([], [], changes))
+                await self._write([], [], changes)
             except StoreError as again:
                 error = again
             else:

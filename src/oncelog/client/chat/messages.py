@@ -40,7 +40,7 @@ class MessageStream:
             if self._is_over:
                 raise StopAsyncIteration
             await self._read()
-        self._demand_same_history()
+        self._demand_same_history(self._waiting[0].chat_id)
         self._given = self._waiting.popleft()
         return self._given
 
@@ -77,14 +77,14 @@ class MessageStream:
             page = await self._desk.in_store(
                 self._desk.store.messages_after, chat_id, place, complete_to, PAGE_MESSAGES
             )
-            self._demand_same_history()
+            self._demand_same_history(chat_id)
             last = page[-1].sequence if len(page) == PAGE_MESSAGES else complete_to
             self._places[chat_id] = (last, generation)
             self._waiting.extend(page)
 
     def _look(self) -> list[str]:
         """The chats in which there is something to be read."""
-        self._demand_same_history()
+        self._demand_same_history(*self._places)
         desk = self._desk
         names = desk.shown if self._chat_id is None else [self._chat_id] if self._chat_id in desk.shown else []
         for chat_id in names:
@@ -93,8 +93,9 @@ class MessageStream:
                 self._places[chat_id] = (begin, desk.shown[chat_id].generation)
         return [name for name in names if desk.shown[name].complete_to > self._places[name][0]]
 
-    def _demand_same_history(self) -> None:
-        for chat_id, (place, generation) in self._places.items():
+    def _demand_same_history(self, *chat_ids: str) -> None:
+        for chat_id in chat_ids:
+            place, generation = self._places[chat_id]
             shown = self._desk.shown[chat_id]
             if generation != shown.generation:
                 self._is_over = True
