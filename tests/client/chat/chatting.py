@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from client import waiting
 from client.waiting import WAIT_S, line_of, soon
-from oncelog.client.chat import ChatClient, ChatLimits, Message, Outcome, Sent
+from oncelog.client.chat import ChatClient, ChatLimits, Message, Outcome, Sent, Update
 
 HERE: Final = Path(__file__).parent
 SHORT: Final = {
@@ -39,6 +39,12 @@ async def said(client: ChatClient, chat_id: str, content: str) -> Sent:
 async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:
     """The next ones."""
     return [await soon(anext(messages)) for _ in range(count)]
+
+
+async def heard(updates: AsyncIterator[Update], expected: Update) -> None:
+    """Returns when this is told; others may be told before it."""
+    while await soon(anext(updates)) != expected:
+        pass
 
 
 def contents(messages: list[Message]) -> list[str | None]:
