@@ -119,6 +119,32 @@ def test_updates_tell_of_all_that_happens(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.rule("CH-12")
+def test_a_message_is_marked_as_delivered_when_all_have_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as served,
+            client_of(served.url) as ann,
+            client_of(served.url, "bob") as bob,
+            client_of(served.url, "carl") as carl,
+        ):
+            await ann.create("tea", members=["user:bob", "user:carl"])
+            pending = await ann.send("tea", "hello")
+            await soon(pending.sent())
+            told, delivered = ann.updates(), asyncio.create_task(pending.delivered())
+            for other in (bob, carl):
+                await soon(other.until_status(lambda _, other=other: bool(other.chats())))  # type: ignore[misc]
+                await soon(other.until_live())
+                assert not delivered.done()
+                assert [one.mark for one in await ann.lines("tea")] == [Mark.SENT]
+                other.received("tea", 1)
+                await heard(told, Delivery("tea", other.status().user_id, 1))
+            await soon(delivered)
+            assert [one.mark for one in await ann.lines("tea")] == [Mark.DELIVERED]
+
+    run(main())
+
+
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
 def test_two_devices_of_one_user_have_the_same(tmp_path: Path) -> None:

@@ -89,6 +89,9 @@ def test_another_history_takes_the_place_of_the_old_one() -> None:
     store = ChatStore(":memory:")
     store.open(None)
     store.write([], [], Changes(messages=[message(1), message(2)], watermarks=[("tea", "user:bob", 2)]))
+    assert store.watermarks("tea") == {}, "some members are not all"
+    store.write([], [], Changes(members={"tea": (Member("user:ann", 1),)}, watermarks=[("tea", "user:bob", 2)]))
+    assert store.watermarks("tea") == {"user:ann": 1, "user:bob": 2}
     store.write([], [], Changes(is_reset=True, messages=[message(7)]))
     assert [one.sequence for one in store.messages_after("tea", 0, 10, 10)] == [7]
     assert store.watermarks("tea") == {}

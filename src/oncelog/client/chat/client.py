@@ -177,6 +177,7 @@ class ChatClient:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._counting.close()
             await self._keeper.keep_last()
             await self._caller.close()
         finally:
@@ -289,6 +290,7 @@ class ChatClient:
             desk.store.messages_before, chat_id, SEQUENCE_MAX if before is None else before, complete_to,
             protocol.user_id, count,
         )  # fmt: skip
+        self._counting.soon(chat_id)  # the marks of own messages are as good as what is known of others
         lines = [line_of(one, protocol.user_id, watermarks) for one in found]
         if before is None:
             seen = {one.client_message_id for one in found}

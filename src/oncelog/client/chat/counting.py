@@ -24,6 +24,25 @@ class Counting:
         self._chance = chance
         self._counted: dict[str, int] = {}
         """Over which connection each chat was asked about."""
+        self._asking: dict[str, asyncio.Task[bool]] = {}
+
+    def soon(self, chat_id: str) -> None:
+        """Has it asked for, if that is due, while nobody waits for it; it is told as an update."""
+        if self._link.is_connected and not self._is_counted(chat_id) and chat_id not in self._asking:
+            task = self._asking[chat_id] = asyncio.create_task(self._count(chat_id))
+            task.add_done_callback(lambda task: self._asked(chat_id, task))
+
+    def _asked(self, chat_id: str, task: "asyncio.Task[bool]") -> None:
+        del self._asking[chat_id]
+        if not task.cancelled():
+            task.exception()  # the client is closed, or says so elsewhere
+
+    async def close(self) -> None:
+        """When no more is needed."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def watermarks(self, chat_id: str) -> dict[str, int]:
         """As the server has them; without one, as we have heard last."""
@@ -49,7 +68,7 @@ class Counting:
     async def _count(self, chat_id: str) -> bool:
         """Asks, if what is known is not of this connection. False if nobody answers."""
         protocol, connection = self._desk.protocol, self._link.connections
-        if self._counted.get(chat_id) == connection and chat_id in self._desk.watermarks:
+        if self._is_counted(chat_id):
             return True
         try:
             protocol.counted(chat_id, await self._calls.delivery(chat_id))
@@ -58,6 +77,9 @@ class Counting:
         self._counted[chat_id] = connection
         await self._keeper.accept([])  # it is told when it has been kept
         return True
+
+    def _is_counted(self, chat_id: str) -> bool:
+        return self._counted.get(chat_id) == self._link.connections and chat_id in self._desk.watermarks
 
     def _is_delivered(self, chat_id: str, sequence: int) -> bool:
         known = self._desk.watermarks.get(chat_id)

@@ -10,7 +10,7 @@ from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.pending import Pending
 from oncelog.client.chat.protocol import Protocol
 from oncelog.client.chat.store import ChatStore
-from oncelog.client.chat.values import HistoryChange, Refused, RefusedMessage, Update
+from oncelog.client.chat.values import Delivery, HistoryChange, Refused, RefusedMessage, Update
 from oncelog.client.desk import Desk as AnyDesk
 from oncelog.client.streams import BoundedStream
 from oncelog.errors import ClosedError, OncelogError
@@ -88,7 +88,7 @@ class Desk(AnyDesk):
         for chat_id, _, complete_to, _, _ in changes.chats.values():
             self.shown.setdefault(chat_id, Shown()).complete_to = complete_to
         self._settle(changes)
-        self._count(changes)
+        changes.updates += self._count(changes)
         for update in changes.updates:
             if isinstance(update, HistoryChange):
                 self.history_change = update
@@ -113,9 +113,16 @@ class Desk(AnyDesk):
             if pending is not None:
                 pending.settle(outcome)
 
-    def _count(self, changes: Changes) -> None:
+    def _count(self, changes: Changes) -> list[Update]:
+        """What is known of others. Gives what of it nobody has been told."""
+        news: list[Update] = []
         for chat_id, members in changes.members.items():
             known = self.watermarks.get(chat_id, {})
+            news += [
+                Delivery(chat_id, one.user_id, one.last_acked_sequence)
+                for one in members
+                if one.last_acked_sequence > known.get(one.user_id, 0)
+            ]
             self.watermarks[chat_id] = {
                 one.user_id: max(one.last_acked_sequence, known.get(one.user_id, 0)) for one in members
             }
@@ -126,6 +133,7 @@ class Desk(AnyDesk):
                     watched.pop(user_id, None)
                 else:
                     watched[user_id] = max(sequence, watched.get(user_id, 0))
+        return news
 
 
 def closed() -> ClosedError:

@@ -126,7 +126,9 @@ class ChatStore:
             if sequence is None:
                 connection.execute(SQL["forget_watermark"], (chat_id, user_id))
             else:
-                connection.execute(SQL["save_watermark"], (chat_id, user_id, sequence))
+                # Who has heard of some members alone must not take them for all.
+                given = {"chat_id": chat_id, "user_id": user_id, "sequence": sequence}
+                connection.execute(SQL["note_watermark"], given)
 
     # --- reading
 

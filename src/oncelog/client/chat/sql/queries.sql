@@ -68,6 +68,12 @@ INSERT INTO watermarks (chat_id, user_id, last_acked_sequence) VALUES (?, ?, ?)
 ON CONFLICT (chat_id, user_id) DO UPDATE
 SET last_acked_sequence = max(last_acked_sequence, excluded.last_acked_sequence);
 
+-- name: note_watermark
+INSERT INTO watermarks (chat_id, user_id, last_acked_sequence)
+SELECT :chat_id, :user_id, :sequence WHERE EXISTS (SELECT 1 FROM watermarks WHERE chat_id = :chat_id)
+ON CONFLICT (chat_id, user_id) DO UPDATE
+SET last_acked_sequence = max(last_acked_sequence, excluded.last_acked_sequence);
+
 -- name: forget_watermark
 DELETE FROM watermarks WHERE chat_id = ? AND user_id = ?;
 

@@ -51,7 +51,7 @@ CREATE TABLE refused (
     message TEXT NOT NULL,
     was_tried INTEGER NOT NULL
 ) STRICT;
--- How far others have acknowledged, as far as we have heard of it.
+-- How far the members of a chat have acknowledged: all of them, or none while nobody has asked for all.
 CREATE TABLE watermarks (
     chat_id TEXT NOT NULL,
     user_id TEXT NOT NULL,
