@@ -507,7 +507,7 @@ def test_three_devices_behind_a_bad_network(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
 
     async def main() -> None:
-        limits = ChatLimits(**SHORT, page_messages=3, answer_timeout_ms=300, connect_timeout_ms=2000)
+        limits = ChatLimits(**SHORT, page_messages=3, answer_timeout_ms=3000, connect_timeout_ms=5000)
         async with serving(tmp_path) as served:
             port = int(served.url.rpartition(":")[2])
             async with client_of(served.url) as ann:
