@@ -9,9 +9,9 @@ from aiohttp import WSMsgType
 
 from databases import BOTH_STORES
 from doors.chat.chat_doors import Door, message_uuid, opened, sequences
-from doors.serving import run, soon, until
+from doors.serving import api_key, run, soon, until
 from oncelog.doors.limits import DoorLimits
-from oncelog.errors import SettingsError
+from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.testing.clock import ManualClock
 
 pytestmark = BOTH_STORES
@@ -232,6 +232,49 @@ def test_the_server_asks_whether_a_client_is_there_and_lets_it_go_if_not(tmp_pat
             assert len(sockets) == 1
             await until(lambda: len(sockets) == 0)  # nobody has answered its ping
             await socket.close()
+
+    run(main())
+
+
+@pytest.mark.rule("CH-11", "CO-16")
+def test_if_the_log_cannot_be_read_for_long_all_are_told_and_come_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            await door.create("c", "ann", "bob")
+            ann, bob = await door.device("ann"), await door.device("bob")
+            tailers = door.served.server.log._tailers._tailers
+            for lane in range(1, 17):
+                tailers[lane]._fail(StoreUnavailableError("away"))
+            for device in (ann, bob):
+                assert await device.closed() == 1011
+                assert [frame["type"] for frame in device.frames[-2:]] == ["error", "connection_closing"]
+                assert device.frames[-2]["code"] == "UNAVAILABLE"
+            ann, bob = await door.device("ann"), await door.device("bob")
+            await ann.sent("c", 1)
+            assert (await bob.take(type="message"))["sequence"] == 1
+            assert [frame["type"] for frame in await bob.quiet()] == []
+
+    run(main())
+
+
+@pytest.mark.rule("CH-9", "CO-22", "CO-23")
+def test_a_key_that_is_revoked_ends_its_connection(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, api_keys=True) as door:
+            everything = (["chat/*"], ["chat/*"])
+            ann, bob = (api_key(door.served, name, *everything) for name in ("ann", "bob"))
+            body = {"chat_id": "c", "members": ["client:bob"]}
+            assert (await door.http("POST", "/v1/chats", ann.text, body)).status == 201
+            here, there = await door.device(ann.text), await door.device(bob.text)
+            door.served.server._renew()  # nothing has changed
+            await here.sent("c", 1)
+            assert (await there.take(type="message"))["sequence"] == 1
+            keys = door.served.api_keys
+            assert keys is not None
+            keys.revoke(bob.key.id)
+            door.served.server.reload()
+            assert await there.closed() == 1008
+            assert there.frames[-1]["code"] == "AUTH_FAILED"
 
     run(main())
 

@@ -1,7 +1,5 @@
 """Catching up, page by page, forwards and backwards; and cursors that are not of this chat."""
 
-from typing import Any
-
 import pytest
 
 from databases import BOTH_STORES
@@ -99,33 +97,6 @@ def test_a_cursor_of_another_history_is_told_so(house: House) -> None:
         assert (await bob.sync("nowhere", 0, epoch="another"))["code"] == "NOT_A_MEMBER"
         over_http = await house.door.http("GET", f"/v1/chats/{chat}/messages?epoch=another", "bob")
         assert (over_http.status, over_http.json["error"]["code"]) == (409, "HISTORY_CHANGED")
-
-    house.run(main())
-
-
-@pytest.mark.rule("CH-6", "CO-33")
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"last_acked_sequence": -1},
-        {"last_acked_sequence": 2**53},
-        {"last_acked_sequence": 1.5},
-        {"last_acked_sequence": "1"},
-        {"last_acked_sequence": None},
-        {"limit": "1", "last_acked_sequence": 0},
-        {"epoch": 7, "last_acked_sequence": 0},
-        {"chat_id": 7, "last_acked_sequence": 0},
-        {"chat_id": "a/b", "last_acked_sequence": 0},
-        {},
-    ],
-)
-def test_what_is_no_sync_is_told(house: House, members: dict[str, Any]) -> None:
-    chat = house.chat()
-
-    async def main() -> None:
-        await fill(house, chat, 1)
-        bob = await house.door.device("bob")
-        assert await bob.refused("sync_request", **{"chat_id": chat, **members}) == "INVALID_REQUEST"
 
     house.run(main())
 

@@ -317,9 +317,10 @@ class ChatSession:
         if principal is None:
             self._refuse(DoorError(codes.AUTH_FAILED, "the token has expired, or its rights have changed"))
             return
-        self.principal = principal
-        self._writable.clear()
-        self.hub.renew(self)
+        if principal != self.principal:  # that of an API key is another one at each look, and most often the same
+            self.principal = principal
+            self._writable.clear()
+            self.hub.renew(self)
 
     def end(self, error: Exception) -> None:
         """As `Session` says."""
