@@ -6,6 +6,7 @@ boundary between two fields, and no value that looks like a frame, can make two 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -229,6 +230,7 @@ def scope_of(*parts: str | int) -> str:
     return "/".join(str(part).replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
+@lru_cache(maxsize=8192)  # the same streams are written to again and again
 def lane_of(stream: str, lanes: int) -> int:
     """The lane (1 to `lanes`) of a stream. Kept for ever: a stream that moved would lose its order."""
     return 1 + int.from_bytes(sha256(stream.encode()).digest()[:8], "big") % lanes

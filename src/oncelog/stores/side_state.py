@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +14,6 @@ from oncelog.core.values import Bucket, Changes, ClientEntry, Lease
 
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
-_lane_of: Final = lru_cache(maxsize=8192)(lane_of)
 
 
 class Table(NamedTuple):
@@ -158,7 +156,7 @@ KEPT: Final = (*TABLES, MEMBER_CHANGES)
 
 def lane_of_scope(scope: str, lanes: int) -> int:
     """The lane of a stream, or lane 0 where none is named (consumers of the whole log, rates of its writers)."""
-    return _lane_of(scope, lanes) if scope else 0
+    return lane_of(scope, lanes) if scope else 0
 
 
 MEMBERSHIP: Final = 1

@@ -14,7 +14,7 @@ ROWS_MAX: Final = 20_000
 """Of each table. Beyond it all of them are let go: the next batches ask for what they need."""
 VALUE_BYTES_MAX: Final = 4096
 """An entity of a larger value is not kept."""
-TABLES: Final = ("streams", "clients", "entities", "relationships", "rates")
+TABLES: Final = ("streams", "clients", "entities", "relationships", "members", "rates")
 """Those whose rows are small, and come again."""
 
 Rows = dict[Any, Any]
