@@ -36,6 +36,7 @@ from oncelog.core.policy import (
     kept_for,
 )
 from oncelog.core.proof import Block, Proof, verify, verify_header
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.core.values import (
     Acknowledge,
@@ -71,6 +72,7 @@ from oncelog.errors import (
     ClosedError,
     ConflictError,
     CorruptError,
+    DiskFullError,
     HistoryChangedError,
     InFlightError,
     LeaseLostError,
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from oncelog.engine.limits import Limits
     from oncelog.engine.log import Log, open_log
     from oncelog.engine.outcome import Outcome, Status
+    from oncelog.engine.room import Room
     from oncelog.engine.tailer import Subscription
     from oncelog.engine.work import Work
     from oncelog.idempotency.asgi import IdempotencyMiddleware
@@ -120,6 +123,7 @@ _LATER: Final = {
     "Follower": ("oncelog.engine.follower", "Follower"),
     "IdempotencyMiddleware": ("oncelog.idempotency.asgi", "IdempotencyMiddleware"),
     "Limits": ("oncelog.engine.limits", "Limits"),
+    "Room": ("oncelog.engine.room", "Room"),
     "Log": ("oncelog.engine.log", "Log"),
     "NewEvent": ("oncelog.doors.validating", "NewEvent"),
     "Outcome": ("oncelog.engine.outcome", "Outcome"),
@@ -182,6 +186,7 @@ __all__ = [
     "CorruptError",
     "Cursor",
     "DeleteEntity",
+    "DiskFullError",
     "Entity",
     "Follower",
     "Granted",
@@ -229,6 +234,7 @@ __all__ = [
     "ResultErasedError",
     "ResultError",
     "Retention",
+    "Room",
     "Row",
     "RowDelta",
     "Run",
@@ -249,8 +255,10 @@ __all__ = [
     "StoreUnavailableError",
     "Submission",
     "Subscription",
+    "Tenant",
     "TransactionError",
     "Unrelate",
+    "Usage",
     "Validate",
     "Verdict",
     "Work",

@@ -28,14 +28,15 @@ OncelogError
 │   ├── BusyError                 the log has too much to do
 │   └── TransactionError          the transaction that is shared is not as it must be
 └── StoreError
-    ├── StoreUnavailableError     disk full, I/O error, locked: try again under the same identity
+    ├── StoreUnavailableError     I/O error, locked, not reached: try again under the same identity
+    │   └── DiskFullError             there is no room for it
     ├── NotALogError              a file that is not Oncelog's
     ├── NewerSchemaError          a log of a newer version of Oncelog
     ├── MovedError                a log that has been moved into a database: open it there
     └── CorruptError              what is stored contradicts itself
 """
 
-from oncelog.codes import RATE_LIMITED, SERVER_BUSY, SERVER_ERROR
+from oncelog.codes import LATER
 from oncelog.cursor import Cursor
 
 
@@ -133,6 +134,10 @@ class StoreUnavailableError(StoreError):
     """
 
 
+class DiskFullError(StoreUnavailableError):
+    """There is no room for what was to be written. Make room, and submit it again under the same identity."""
+
+
 class NotALogError(StoreError):
     """A file that is not Oncelog's. Nothing in it was changed."""
 
@@ -227,7 +232,7 @@ class ServerRefusedError(ClientError):
     @property
     def is_transient(self) -> bool:
         """Whether the same may be sent again later."""
-        return self.code in {SERVER_BUSY, SERVER_ERROR, RATE_LIMITED}
+        return self.code in LATER
 
 
 class ProtocolError(ClientError):

@@ -42,6 +42,7 @@ ASYNC_ONLY = {
     "watch_commits",
     "listen",
     "unlisten",
+    "guard",
     "submit_nowait",
     "recall",
     "submit_many_nowait",

@@ -8,6 +8,7 @@ from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, Remembered, Request, Settings
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
@@ -177,6 +178,21 @@ class WatchedStore:
 
     async def scrub(self) -> bool:
         return await self.inner.scrub()
+
+    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        return await self.inner.set_tenants(tenants)
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        return await self.inner.usage()
+
+    def free_bytes(self) -> int | None:
+        return self.inner.free_bytes()
+
+    async def size_bytes(self) -> int | None:
+        return await self.inner.size_bytes()
+
+    async def probe(self) -> None:
+        await self.inner.probe()
 
     async def erasures(self) -> int:
         await self.before_erasures()

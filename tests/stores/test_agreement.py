@@ -21,6 +21,7 @@ from databases import POSTGRES, SQLITE, address_of
 from oncelog.core.invariants import Answer, History, violations
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, Policy
+from oncelog.core.tenants import Tenant
 from oncelog.core.values import Record, Request, Settings, Submission, Verdict, key_identity
 from oncelog.errors import ClockJumpedError
 from oncelog.stores.memory import MemoryStore
@@ -29,6 +30,7 @@ from oncelog.stores.protocol import Store
 from oncelog.stores.sqlite import SqliteStore
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driven import DrivenStore
+from oncelog.testing.contract.quotas import counted, has
 from stores.sessions import QuickDriver
 
 SEAL_KEYS: Final = 4
@@ -45,6 +47,8 @@ class Moment(NamedTuple):
     is_confirmed: bool = False
     erased: int = 0
     """This many of the newest records lose their bodies."""
+    tenants: tuple[Tenant, ...] | None = None
+    """Have quotas from now on."""
 
 
 class Tale(NamedTuple):
@@ -69,11 +73,34 @@ def tales(draw: st.DrawFn, *policies: Policy) -> Tale:
 
 
 def tale_of(author: Author, steps: list[Step]) -> Tale:
+    has_tenants = author.rarely(2)
     moments = [
-        Moment(author.rarely(5), author.rarely(12), author.rarely(12), author.below(4) if author.rarely(8) else 0)
+        Moment(
+            author.rarely(5),
+            author.rarely(12),
+            author.rarely(12),
+            author.below(4) if author.rarely(8) else 0,
+            tenants(author) if has_tenants and author.rarely(4) else None,
+        )
         for _ in steps
     ]
     return Tale(author.settings, author.policies, steps, moments)
+
+
+def tenants(author: Author) -> tuple[Tenant, ...]:
+    """Some of those that the histories' streams and partitions are under, with little that they may have."""
+    limits = (0, 0, 12, 60, 400)
+    return tuple(
+        Tenant(
+            prefix,
+            author.pick(*limits),
+            author.pick(0, 0, 3, 20),
+            per_second := author.pick(0, 0, 1, 100),
+            author.pick(0, 5) if per_second else 0,
+        )
+        for prefix in ("p", "a", "é", "c", "nobody")
+        if not author.rarely(3)
+    )
 
 
 # --- telling ---------------------------------------------------------------------------------------------
@@ -95,6 +122,8 @@ class Teller:
         if moment.is_confirmed:
             log.run(log.store.confirm_clock())
         self.erase(moment.erased)
+        if moment.tenants is not None:
+            log.run(log.store.set_tenants(moment.tenants))
         return self.commit(step.batch, step.validate)
 
     def commit(self, batch: list[Request], validate: Validate | None) -> list[list[Verdict]] | str:
@@ -156,6 +185,7 @@ def compare(kind: str, tale: Tale) -> None:
         for _ in range(2):
             assert told_by(durable.log) == told_by(memory.log)
             assert found_wrong(durable, tale) == []
+            assert has(durable.log) == counted(durable.log, *has(durable.log))
             durable.log.reopen()
 
 
@@ -175,6 +205,7 @@ def told_by(log: DrivenStore) -> dict[str, Any]:
         "blocks": [log.run(log.store.block(lane, head.height)) for lane, head in heads.items() if head.height],
         "consumers": log.run(log.store.consumers()),
         "erasures": log.run(log.store.erasures()),
+        "usage": log.run(log.store.usage()),
     }
 
 

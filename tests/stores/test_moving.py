@@ -91,7 +91,7 @@ def selects(*, is_file: bool) -> dict[str, str]:
     written = "" if is_file else "WHERE revision > 0"
     found = {
         "log": f"SELECT {log} FROM oncelog_log",  # noqa: S608
-        "state": "SELECT erasures FROM oncelog_state",
+        "state": "SELECT erasures, tenants FROM oncelog_state",
         "clock": (
             "SELECT clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state WHERE clock_boot != ''"
             if is_file

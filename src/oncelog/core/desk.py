@@ -155,7 +155,9 @@ class Desk:
         """The items that are malformed, by id; None if they have not been checked yet."""
         self.settings = snapshot.settings
         self._heads = snapshot.heads
-        self._now_ms = now_ms
+        self.now_ms = now_ms
+        """The time at which the batch is proposed. Of a write it is its lane's that counts (`LaneDesk.log_time_ms`)."""
+        self.tenants = snapshot.tenants
         self._lanes: dict[int, LaneDesk] = {}
         self._zero: LaneDesk | None = None
         self._lane_of_stream: dict[str, LaneDesk] = {}
@@ -173,6 +175,7 @@ class Desk:
         self.acknowledged: Overlay[MemberIdentity, int | None] = Overlay(snapshot.acknowledged, self._journal)
         self.consumers: Overlay[ConsumerIdentity, int | None] = Overlay(snapshot.consumers, self._journal)
         self.rates = Overlay(snapshot.rates, self._journal)
+        self.usage = Overlay(snapshot.usage, self._journal)
 
     # --- lanes
 
@@ -199,7 +202,7 @@ class Desk:
         lane = self._lanes.get(number)
         if lane is None:
             head = self._heads.get(number) or LaneHead()
-            lane = self._lanes[number] = LaneDesk(number, head, self._now_ms)
+            lane = self._lanes[number] = LaneDesk(number, head, self.now_ms)
         return lane
 
     # --- what is remembered, as far as it has not been forgotten
@@ -256,4 +259,5 @@ class Desk:
             acknowledged=self.acknowledged.changed,
             consumers=self.consumers.changed,
             rates=self.rates.changed,
+            usage=self.usage.changed,
         )

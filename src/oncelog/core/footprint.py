@@ -59,6 +59,8 @@ class Footprint(Struct):
     acknowledged: set[MemberIdentity] = field(default_factory=set)
     consumers: set[ConsumerIdentity] = field(default_factory=set)
     rates: set[RateIdentity] = field(default_factory=set)
+    usage: set[str] = field(default_factory=set)
+    """By prefix. Not named by `footprint`: who the tenants are is known once the lanes are locked (`needed_usage`)."""
 
 
 def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.limits import LEASE_MEMORY_MS
 from oncelog.core.policy import OnReuse
+from oncelog.core.quotas import beyond_quota, count_claim
 from oncelog.core.values import (
     Applied,
     Claim,
@@ -48,6 +49,10 @@ def claim(item: Claim, lane: LaneDesk, desk: Desk) -> Granted | Refused:
             f"the limit of new work is used up; try again in {item.retry_after_ms} ms",
             retry_after_ms=item.retry_after_ms,
         )
+    refused = beyond_quota(item, desk)
+    if refused is not None:
+        return refused
+    count_claim(item, desk)
     lane.fence += 1
     until_ms = lane.log_time_ms + item.lease_ms
     granted = Lease(lane.fence, item.holder, until_ms, item.fingerprint)

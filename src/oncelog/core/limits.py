@@ -32,5 +32,9 @@ ROW_BYTES_MAX: Final = 4 * 2**20
 """Of the values of one row, in canonical form."""
 RATE_MAX: Final = 1_000_000
 """New writes that a rate can allow, a second and at once: each costs a whole number of microseconds."""
+TENANTS_MAX: Final = 10_000
+"""Tenants with a quota, of one log."""
+QUOTA_RETRY_AFTER_MS: Final = 60_000
+"""When a write that does not fit may be sent again: somebody has to make room first, or to allow more."""
 STORED_INTEGER_MAX: Final = 2**63 - 1
 """What every database can hold in a column of whole numbers."""

@@ -26,6 +26,7 @@ from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
 from oncelog.core.members import acknowledge, not_a_member, open_stream, set_member
 from oncelog.core.merge import RowDelta
 from oncelog.core.policy import OnReuse
+from oncelog.core.quotas import beyond_quota, count_write
 from oncelog.core.rates import held_back, take
 from oncelog.core.sequences import advance, not_the_next
 from oncelog.core.shape import malformed, malformed_request
@@ -225,6 +226,8 @@ def _unacceptable(submission: Submission, lane: LaneDesk, desk: Desk, validate: 
         refused = _objected(submission, validate)
     if refused is None and submission.retry_after_ms > 0:
         refused = held_back(submission)
+    if refused is None and desk.tenants is not None:
+        refused = beyond_quota(submission, desk)
     if refused is None and (submission.rate is not None or submission.stream_rate is not None):
         refused = take(submission, lane, desk)  # the last check of all: what passes it is committed
     return refused
@@ -263,6 +266,8 @@ def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: 
         advance(submission, remembered, desk)
     if policy.leased:
         settle(submission, desk)
+    if desk.tenants is not None:
+        count_write(submission, desk)
     desk.records.append(
         Record(
             number,

@@ -61,9 +61,23 @@ def _rates_of(submission: Submission) -> Iterator[tuple[Rate, RateIdentity]]:
 
 def _taken(rate: Rate, bucket: Bucket | None, now_us: int) -> tuple[Bucket, int]:
     """The bucket after one more token, and how long it takes until there is one: none of it, or less, if there is."""
-    token_us = -(-_SECOND_US // rate.per_second)
-    full_at_us = token_us + (now_us if bucket is None else max(bucket.full_at_us, now_us))
-    return Bucket(full_at_us), full_at_us - now_us - rate.burst * token_us
+    full_at_us, missing_us = after_one(0 if bucket is None else bucket.full_at_us, now_us, rate.per_second, rate.burst)
+    return Bucket(full_at_us), missing_us
+
+
+def after_one(
+    full_at_us: int, now_us: int, per_second: int, burst: int, *, is_bounded: bool = False
+) -> tuple[int, int]:
+    """When a bucket would be full after one more token, and how long to wait until that one is there (0 or less: none).
+
+    With `is_bounded` one that seems further from full than it can be counts as full, for times that may go back.
+    """
+    token_us = -(-_SECOND_US // per_second)
+    before_us = max(full_at_us, now_us)
+    if is_bounded and before_us - now_us > burst * token_us:
+        before_us = now_us
+    after_us = before_us + token_us
+    return after_us, after_us - now_us - burst * token_us
 
 
 def is_full(bucket: Bucket, log_time_ms: int) -> bool:

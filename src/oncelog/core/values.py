@@ -15,6 +15,7 @@ from oncelog.core.limits import EVICTION_INTERVAL_DEFAULT, LANES_DEFAULT, LANES_
 from oncelog.core.merge import Row, RowDelta
 from oncelog.core.operations import Entity, Operation
 from oncelog.core.policy import Order, Policy
+from oncelog.core.tenants import Tenants, Usage
 from oncelog.errors import SettingsError
 
 _STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member
@@ -229,6 +230,10 @@ class Reason(Enum):
     CLOCK_DRIFT = "clock_drift"
     INVALID = "invalid"
     RATE_LIMITED = "rate_limited"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    """A tenant would have more than it may: nothing was written. Sent again it may fit, once there is room."""
+    READ_ONLY = "read_only"
+    """Said by an engine that takes no new writes for now, never by the decision: nothing was written, try later."""
     BUSY = "busy"
     """Said by an engine whose queue is full, never by the decision: nothing was written, try again later."""
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
@@ -250,6 +255,10 @@ class Refused(Struct, frozen=True, gc=False):
     retry_after_ms: int = 0
     index: int = -1
     """The operation at fault; with NOT_PROCESSED the item that stood in the way."""
+    tenant: str = ""
+    """Whose quota it is; `field` has its name then, and `current` what the tenant has."""
+    limit: int = 0
+    """Of that quota."""
 
 
 Verdict = Committed | Replayed | Granted | Applied | Refused
@@ -421,6 +430,10 @@ class Snapshot(Struct):
     consumers: Mapping[ConsumerIdentity, int] = field(default_factory=dict)
     """The cursor of each."""
     rates: Mapping[RateIdentity, Bucket] = field(default_factory=dict)
+    usage: Mapping[str, Usage] = field(default_factory=dict)
+    """By the tenant's prefix."""
+    tenants: Tenants | None = None
+    """None where there are no quotas: then nothing is counted."""
 
 
 class Changes(Struct):
@@ -440,6 +453,7 @@ class Changes(Struct):
     acknowledged: dict[MemberIdentity, int | None]
     consumers: dict[ConsumerIdentity, int | None]
     rates: dict[RateIdentity, Bucket]
+    usage: dict[str, Usage]
 
     @property
     def is_empty(self) -> bool:

@@ -15,6 +15,7 @@ from uuid import UUID
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import EVENTS, LEDGER, Policy
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Applied,
     ClientEntry,
@@ -214,6 +215,27 @@ class BlockingLog:
     def confirm_clock(self) -> None:
         """As `Log.confirm_clock`."""
         self._portal.call(self._log.confirm_clock)
+
+    def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        """As `Log.set_tenants`."""
+        return self._portal.call(self._log.set_tenants, tenants)
+
+    def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Log.usage`."""
+        return self._portal.call(self._log.usage)
+
+    @property
+    def read_only(self) -> str:
+        """As `Log.read_only`."""
+        return self._log.read_only
+
+    def set_read_only(self, is_read_only: bool = True) -> None:
+        """As `Log.set_read_only`."""
+
+        async def set_it() -> None:
+            self._log.set_read_only(is_read_only)
+
+        self._portal.call(set_it)
 
 
 class BlockingWorks:

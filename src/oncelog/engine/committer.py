@@ -39,6 +39,8 @@ from oncelog.core.values import (
 from oncelog.engine.cache import AnswerCache
 from oncelog.engine.gathering import Gathering
 from oncelog.engine.limits import Limits
+from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
+from oncelog.engine.room import Guard
 from oncelog.errors import ClockJumpedError, ClosedError, StoreError
 from oncelog.stores.clock import Clock
 from oncelog.stores.protocol import Decided, Store
@@ -106,6 +108,7 @@ class Committer:
         limits: Limits,
         validate: Validate | None,
         on_commit: Callable[[Decided], None],
+        guard: Guard,
     ) -> None:
         self._store = store
         self._cache = cache
@@ -113,6 +116,7 @@ class Committer:
         self._limits = limits
         self._validate = None if validate is None else _never_raising(validate)
         self._on_commit = on_commit
+        self._guard = guard
         self._queue: deque[_Waiting] = deque()
         self._inquiries: deque[_Waiting] = deque()
         self._in_flight: dict[KeyIdentity | None, _Waiting] = {}
@@ -383,12 +387,15 @@ class Committer:
         return batch
 
     async def _commit(self, batch: Sequence[_Waiting]) -> None:
+        held_back = self._guard.holds_back()
+        asked = [_limited(waiting.asked) if held_back else waiting.asked for waiting in batch]
         try:
-            decided = await self._store.commit(_requests_of([waiting.asked for waiting in batch]), self._validate)
+            decided = await self._store.commit(_requests_of(asked), self._validate)
         except (StoreError, ClosedError) as error:
             level = logging.DEBUG if self._failed_batches else logging.WARNING
             logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
             self._failed_batches += 1
+            self._guard.failed(error)
             self._fail(batch, error)
         except ClockJumpedError as error:
             await self._commit_known(batch, error)
@@ -402,6 +409,8 @@ class Committer:
             self._fail(batch, _stopped())
             raise
         else:
+            if held_back:
+                decided.verdicts = [[_read_only(held_back, one) for one in verdicts] for verdicts in decided.verdicts]
             self._settle(batch, decided)
 
     async def _commit_known(self, batch: Sequence[_Waiting], error: ClockJumpedError) -> None:
@@ -567,8 +576,20 @@ def _can_be_known(waiting: _Waiting) -> bool:
 def _limited(asked: Item | Request) -> Item | Request:
     """The same, with new writes held back: only what is known is answered."""
     if isinstance(asked, Request):
-        return Request(tuple(replace(item, retry_after_ms=_BUSY_MS) for item in asked.items), asked.mode)
-    return replace(asked, retry_after_ms=_BUSY_MS)
+        return Request(tuple(map(_limited_item, asked.items)), asked.mode)
+    return _limited_item(asked)
+
+
+def _limited_item(item: Item) -> Item:
+    return replace(item, retry_after_ms=_BUSY_MS) if isinstance(item, Submission | Claim) else item
+
+
+def _read_only(why: str, verdict: Verdict) -> Verdict:
+    """What a new write is told while none are taken."""
+    if not _is_limited(verdict):
+        return verdict
+    message = f"no new writes are taken for now: {why}; try again later"
+    return Refused(Reason.READ_ONLY, message, retry_after_ms=RETRY_AFTER_READ_ONLY_MS)
 
 
 def _is_limited(verdict: Verdict) -> bool:

@@ -23,6 +23,7 @@ from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, DELTAS, EVENTS, Policy
 from oncelog.core.proof import leaf_hash, prove, record_header
+from oncelog.core.tenants import Tenant, Usage, demand_tenants
 from oncelog.core.values import (
     Applied,
     Item,
@@ -47,6 +48,7 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, outcome_of
 from oncelog.engine.results import Result, ResultCache
+from oncelog.engine.room import Guard, Room
 from oncelog.engine.tailer import Listener, Subscription, Tailers
 from oncelog.engine.working import Works
 from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, StoreUnavailableError
@@ -81,7 +83,13 @@ class Log:
         validate: Validate | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
+        room: Room | None = None,
+        tenants: Sequence[Tenant] | None = None,
     ) -> None:
+        if tenants is not None:
+            demand_tenants(tenants)
+        self._tenants = tenants
+        self._guard = Guard(store, room)
         self._store = store
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
@@ -89,7 +97,9 @@ class Log:
         self._policies: Mapping[str, Policy] = {}
         self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
         self._tailers = Tailers(store, self._limits)
-        self._committer = Committer(store, self._cache, self._clock, self._limits, validate, self._committed)
+        self._committer = Committer(
+            store, self._cache, self._clock, self._limits, validate, self._committed, self._guard
+        )
         self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
         self._works = Works(self._submit_work, store, self._results, self._keep_result)
         self._books = Books(store, self._cache, self._tailers, self._limits, self._demand_open)
@@ -108,6 +118,9 @@ class Log:
             known = await self._store.declare(self._declared)
             self._policies = {**known, **{policy.name: policy for policy in self._declared}}
             self._cache.erasures = await self._store.erasures()
+            if self._tenants is not None:
+                await self._store.set_tenants(self._tenants)
+            await self._guard.start()
         except BaseException:
             await self._store.close()
             raise
@@ -132,6 +145,7 @@ class Log:
             await self._works.close()
             await self._committer.close()
         finally:
+            await self._guard.stop()
             if self._looking is not None:
                 self._looking.cancel()
             await self._tailers.close()
@@ -166,6 +180,36 @@ class Log:
     def books(self) -> Books:
         """What the records have left: clients, entities, relationships, blocks."""
         return self._books
+
+    # --- for operators
+
+    @property
+    def guard(self) -> Guard:
+        """Whether new writes are taken, why not, and how full the disk is: for servers."""
+        return self._guard
+
+    @property
+    def read_only(self) -> str:
+        """Why this process takes no new writes for now; empty if it does."""
+        return self._guard.message
+
+    def set_read_only(self, is_read_only: bool = True) -> None:
+        """Whether this process takes new writes. What is known is answered all the same, and all can be read."""
+        self._guard.set_read_only(is_read_only=is_read_only)
+
+    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        """The log has these quotas from now on, whoever writes to it. False if they are those that it has.
+
+        What a new tenant has already is counted, once: that takes a look at every record.
+        """
+        self._demand_open()
+        demand_tenants(tenants)
+        return await self._store.set_tenants(tenants)
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """The tenants that the log counts for, and what each of them has."""
+        self._demand_open()
+        return await self._store.usage()
 
     # --- writing
 
@@ -626,7 +670,7 @@ def _identity(policy: Policy, scope: str, client: str, key: bytes | UUID | str) 
     return (policy.name, scope, client if policy.client_sequence else "", raw)
 
 
-def open_log(
+def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     path: str | os.PathLike[str],
     *,
     policies: Sequence[Policy] = (),
@@ -634,15 +678,18 @@ def open_log(
     settings: Settings | None = None,
     limits: Limits | None = None,
     clock: Clock | None = None,
+    room: Room | None = None,
+    tenants: Sequence[Tenant] | None = None,
 ) -> Log:
     """A log in the file at `path`, made there if there is none; `:memory:` is one that is gone when it is closed.
 
     An address, `postgresql://user@host/database`, is one in a database (`pip install oncelog[postgres]`).
-    `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with.
+    `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with,
+    `room` how full its disk may become, `tenants` the quotas that it has from now on (None: those that it has).
     """
     limits = limits or Limits()
     store = _store(os.fspath(path), settings, limits, clock)
-    return Log(store, policies=policies, validate=validate, limits=limits, clock=clock)
+    return Log(store, policies=policies, validate=validate, limits=limits, clock=clock, room=room, tenants=tenants)
 
 
 def _store(path: str, settings: Settings | None, limits: Limits, clock: Clock | None) -> Store:

@@ -106,7 +106,7 @@ def refusal(verdict: Verdict) -> WorkError:
             return _failed(verdict.value or b"")
         case Reason.LEASE_LOST:
             return lease_lost()
-        case Reason.BUSY | Reason.RATE_LIMITED:
+        case Reason.BUSY | Reason.RATE_LIMITED | Reason.READ_ONLY | Reason.QUOTA_EXCEEDED:
             return BusyError(verdict.message, verdict.retry_after_ms)
         case Reason.MALFORMED if verdict.field == "body":
             return ResultError(verdict.message)

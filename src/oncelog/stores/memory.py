@@ -17,6 +17,7 @@ from oncelog.core.identity import lane_of
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
 from oncelog.core.proof import SALT_BYTES, Block, body_hash
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Changes,
     KeyIdentity,
@@ -55,8 +56,10 @@ from oncelog.stores.protocol import (
     close_blocks,
     decide,
     newly_declared,
+    partitions_text,
 )
 from oncelog.stores.side_state import TABLES, changed_members
+from oncelog.stores.tenants import Count, SizeRow, given_back, list_of, tenants_of, text_of
 
 _CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name != "records")
 _EPOCH_BYTES: Final = 8
@@ -94,17 +97,22 @@ class MemoryLog:
         self.records.extend(decided.changes.records)
         self.salts.extend(decided.salts)
         for name in _CHANGED:
-            table = self._table(name)
-            for key, value in getattr(decided.changes, name).items():
-                if value is None:
-                    table.pop(key, None)
-                else:
-                    table[key] = value
+            self._put(name, getattr(decided.changes, name))
+
+    def _put(self, name: str, changed: Mapping[Any, Any]) -> None:
+        table = self._table(name)
+        for key, value in changed.items():
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
 
     def erase(self, index: int) -> bytes:
         """Drops body and salt of a record, and gives the hash that stays of them. Whoever sends it again is told so."""
         record = self.records[index]
         kept_hash = body_hash(self.salts[index], record.body)
+        if self.snapshot.tenants is not None:
+            self.keep_usage(given_back(self.snapshot.usage, self.snapshot.tenants, [_size(record)]))
         self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
         client = record.client if record.client_sequence else ""
         identity = (record.policy, record.scope, client)
@@ -114,6 +122,10 @@ class MemoryLog:
             if remembered is not None and remembered.receipt == record.receipt:
                 table[*identity, key] = replace(remembered, erased=True)
         return kept_hash
+
+    def keep_usage(self, changed: Mapping[str, Usage | None]) -> None:
+        """What tenants have by now; None of those that are no more."""
+        self._put("usage", changed)
 
     def touch(self, lane: int) -> None:
         """Something in the lane has changed that is neither a record nor in its head."""
@@ -143,6 +155,7 @@ class MemoryStore:
         self._jump_ms_max = jump_ms_max
         self._mark = ClockMark()
         self._policies: dict[str, Policy] = {}
+        self._tenants: str | None = None
         self._body_hashes: dict[int, bytes] = {}
         self._erasures = 0
         self._epoch = secrets.token_hex(_EPOCH_BYTES)
@@ -361,6 +374,22 @@ class MemoryStore:
             self._erasures += 1
         return len(erased)
 
+    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        """As `Store` says."""
+        log, text = self._demand_open(), text_of(tenants)
+        if text == self._tenants:
+            return False
+        count = Count(self._tenants, tenants)
+        count.add(map(_size, log.records))
+        log.snapshot.tenants, self._tenants = tenants_of(text), text
+        log.keep_usage({**dict.fromkeys(count.gone), **count.usage})
+        return True
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Store` says."""
+        known = self._demand_open().snapshot.usage
+        return [(tenant, known[tenant.prefix]) for tenant in list_of(self._tenants)]
+
     async def erasures(self) -> int:
         """As `Store` says."""
         self._demand_open()
@@ -380,6 +409,18 @@ class MemoryStore:
 
     def listen(self, wake: Callable[[], None]) -> None:
         """As `Store` says: nobody else has it."""
+
+    def free_bytes(self) -> int | None:
+        """As `Store` says: nobody knows."""
+        return None
+
+    async def size_bytes(self) -> int | None:
+        """As `Store` says: nor this."""
+        return None
+
+    async def probe(self) -> None:
+        """As `Store` says."""
+        self._demand_open()
 
     async def confirm_clock(self) -> None:
         """As `Store` says."""
@@ -467,6 +508,10 @@ class _Where:
         """Of the record at a position; None if there is none."""
         indexes = self.lanes.get(lane, [])
         return indexes[position - 1] if 1 <= position <= len(indexes) else None
+
+
+def _size(record: Record) -> SizeRow:
+    return (record.position, record.sequence, record.scope, partitions_text(record.partitions), len(record.body))
 
 
 def _is_any_or(asked: str, name: str) -> bool:

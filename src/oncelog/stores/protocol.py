@@ -18,6 +18,7 @@ from oncelog.core.operations import Entity
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
 from oncelog.core.proof import SALT_BYTES, Block, Sealed, seal
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Changes,
     KeyIdentity,
@@ -413,6 +414,15 @@ class Store(Protocol):
     async def erase(self, lane: int, positions: Sequence[int]) -> int:
         """Erases the bodies of records and gives how many had one. The bytes may lie about until `scrub` is done."""
 
+    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        """The log has these quotas from now on, and no others. False if they are those that it has.
+
+        What new tenants have already is counted, beside those who write. Whoever has the log open counts with it.
+        """
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """The tenants with their quotas, and what each has, by prefix."""
+
     async def scrub(self) -> bool:
         """Leaves no trace of what was erased. False if that cannot be done right now; then it is to be called again."""
 
@@ -421,6 +431,15 @@ class Store(Protocol):
 
     async def consumers(self) -> list[Consumer]:
         """All named consumers."""
+
+    def free_bytes(self) -> int | None:
+        """What is free on the file system that the log is on; None where the store cannot see it. Does not wait."""
+
+    async def size_bytes(self) -> int | None:
+        """What the file or the database has, with all that is in it; None where that has no meaning."""
+
+    async def probe(self) -> None:
+        """Commits something that changes nothing, so that it is known whether that can be done. Raises if not."""
 
     async def confirm_clock(self) -> None:
         """Believes the wall clock as it is, after it jumped."""

@@ -10,10 +10,13 @@ import msgspec
 from oncelog.core.identity import lane_of
 from oncelog.core.merge import NEVER, Row, Stamp
 from oncelog.core.operations import Entity
+from oncelog.core.tenants import Usage
 from oncelog.core.values import Bucket, Changes, ClientEntry, Lease
 
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
+USAGE: Final = "usage"
+"""The one table whose rows may be of a lane that has not been written to, and are looked for by several lanes."""
 
 
 class Table(NamedTuple):
@@ -33,6 +36,11 @@ class Table(NamedTuple):
 
 def _one(value: Any) -> tuple[Any, ...]:
     return (value,)
+
+
+def _nowhere(_: Any) -> str:
+    """Of no stream: in lane 0."""
+    return ""
 
 
 def _lease_key(identity: Any) -> tuple[Any, ...]:
@@ -142,6 +150,16 @@ TABLES: Final = (
         tuple,
         msgspec.structs.astuple,
         lambda columns: Bucket(*columns),
+    ),
+    Table(
+        USAGE,
+        ("tenant",),
+        ("bytes", "records", "full_at_us"),
+        _nowhere,
+        _one,
+        _FIRST,
+        msgspec.structs.astuple,
+        lambda columns: Usage(*columns),
     ),
 )
 

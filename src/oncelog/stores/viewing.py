@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from oncelog.core.proof import Block
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
@@ -48,6 +49,9 @@ class View(Protocol):
 
     def consumers(self) -> list[Consumer]:
         """All of them, with how far each is behind."""
+
+    def usage(self) -> list[tuple[Tenant, Usage]]:
+        """The tenants with their quotas, and what each has."""
 
     def erasures(self) -> int:
         """How many there have been."""

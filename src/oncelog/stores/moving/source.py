@@ -57,7 +57,8 @@ class Source:
         """Where the log stands."""
         with self._moment() as connection:
             _, erasures, *clock = connection.execute(SQL["state"]).fetchone()
-            return State(heads(connection), erasures, ClockMark(*clock))
+            (tenants,) = connection.execute(SQL["tenants"]).fetchone()
+            return State(heads(connection), erasures, ClockMark(*clock), tenants)
 
     def moved(self) -> Moved | None:
         """The mark of an earlier run that came to its end."""

@@ -48,6 +48,8 @@ class State(NamedTuple):
     heads: dict[int, LaneHead]
     erasures: int
     clock: ClockMark
+    tenants: str | None = None
+    """The quotas (stores/tenants.py)."""
 
     @property
     def records(self) -> int:

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from oncelog.core.proof import Block
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import ClockMark, SystemClock
-from oncelog.stores.postgres import reading
+from oncelog.stores.postgres import reading, tenants
 from oncelog.stores.postgres.connecting import Connection, waited_for
 from oncelog.stores.postgres.database import demand_database, look
 from oncelog.stores.postgres.looking import Looking, in_our_words, looking_at, session_at
@@ -42,6 +43,10 @@ class DatabaseView:
     def consumers(self) -> list[Consumer]:
         """As `View` says."""
         return self._session.call(reading.consumers)
+
+    def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `View` says."""
+        return self._session.call(tenants.usage)
 
     def erasures(self) -> int:
         """As `View` says."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -14,12 +15,14 @@ from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block, body_hash
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
 from oncelog.stores.postgres import delta_reading, ledger_reading, member_reading, reading
+from oncelog.stores.postgres import tenants as tenants_of_database
 from oncelog.stores.postgres.connecting import (
     Connection,
     Timeouts,
@@ -60,6 +63,8 @@ from oncelog.stores.protocol import (
     Standing,
     decide,
 )
+from oncelog.stores.tenants import COUNT_TRIES, Count, Seen
+from oncelog.stores.tenants import text_of as kept_text
 
 logger: Final = logging.getLogger("oncelog.postgres")
 
@@ -207,8 +212,9 @@ class PostgresStore:
             nonlocal erased
             rows = await connection.fetch(SQL["bodies"], lane, wanted)
             if rows:
-                hashes = [body_hash(salt, body) for _, salt, body in rows]
+                hashes = [body_hash(salt, body) for _, salt, body, *_ in rows]
                 await connection.execute(SQL["erase"], lane, [row[0] for row in rows], hashes)
+                await tenants_of_database.give_back(connection, [(row[0], *row[3:], len(row[2])) for row in rows])
                 await connection.execute(SQL["touch_lane"], lane)
                 await connection.execute(SQL["count_erasure"])
                 self._erasing = await connection.fetchval(SQL["own_transaction"])
@@ -218,12 +224,58 @@ class PostgresStore:
 
         return await self._transacted((lane,), work, lambda _: ())
 
+    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        """As `Store` says."""
+        text = kept_text(tenants)
+        for tried in count(1):
+            begun = await self._read(tenants_of_database.seen)
+            if begun.text == text:
+                return False
+            counted = Count(begun.text, tenants)
+            for lane, newest in begun.positions.items() if counted.is_needed else ():
+                after = 0
+                while rows := await self._read(tenants_of_database.sizes, lane, after, newest):
+                    counted.add(rows)
+                    after += len(rows)
+            if await self._replaced_tenants(text, counted, begun, is_last=tried >= COUNT_TRIES):
+                return True
+        raise AssertionError("it is tried until it is done")
+
+    async def _replaced_tenants(self, text: str | None, counted: Count, begun: Seen, *, is_last: bool) -> bool:
+        before = counted.usage
+
+        async def work(connection: Connection) -> bool:
+            counted.usage = dict(before)  # it may be begun again
+            return await tenants_of_database.replace(connection, text, counted, begun, is_last=is_last)
+
+        return await self._transacted(range(self.settings.lanes + 1), work, lambda _: ())
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Store` says."""
+        return await self._read(tenants_of_database.usage)
+
     async def scrub(self) -> bool:
         """As `Store` says, as far as tables go: the write-ahead log, its archive and backups are the operator's."""
         if await self._read(self._vacuum, limit_ms=VACUUM_MS):
             self._erasing = ""
             return True
         return False
+
+    def free_bytes(self) -> int | None:
+        """As `Store` says: nobody can see the server's disk from here."""
+        return None
+
+    async def size_bytes(self) -> int | None:
+        """As `Store` says: of the whole database, whoever else is in it."""
+        return int(await self._read(_size))
+
+    async def probe(self) -> None:
+        """As `Store` says."""
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(SQL["touch_state"])
+
+        await self._alone(work)
 
     async def confirm_clock(self) -> None:
         """As `Store` says. All gateways believe it."""
@@ -389,6 +441,10 @@ class PostgresStore:
 
 async def _left_as_it_is(_connection: Connection) -> None:
     """Between two readers: none of ours leaves anything behind in its session."""
+
+
+async def _size(connection: Connection) -> Any:
+    return await connection.fetchval(SQL["database_size"])
 
 
 async def _erasures(connection: Connection) -> int:

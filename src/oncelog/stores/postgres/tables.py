@@ -6,12 +6,12 @@ from typing import Any, Final
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
 from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.side_state import TABLES, Table, changed_members, lane_of_scope
+from oncelog.stores.side_state import TABLES, USAGE, Table, changed_members, lane_of_scope
 
 _BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure"}
 _NUMBERS: Final = {
     *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
-    "full_at_us",
+    *("full_at_us", "bytes", "records"),
 }
 
 
@@ -68,6 +68,9 @@ async def load(connection: Any, needs: Footprint, snapshot: Snapshot) -> None:
 
 async def load_table(connection: Any, table: Table, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:
     """The rows of one table that are there, by key."""
+    if table.name == USAGE:
+        rows = await connection.fetch(SQL["lock_usage"], list(keys))
+        return {tenant: table.value_of(tuple(values)) for tenant, *values in rows}
     needs = [(lane_of_scope(table.scope(key), lanes), *table.columns_of_key(key)) for key in keys]
     rows = await connection.fetch(LOAD[table.name], *columns_of(needs))
     width = len(table.keys)

@@ -4,7 +4,7 @@ from typing import Final
 
 import asyncpg
 
-from oncelog.errors import CorruptError, OncelogError, StoreError, StoreUnavailableError
+from oncelog.errors import CorruptError, DiskFullError, OncelogError, StoreError, StoreUnavailableError
 
 _LOST: Final = (
     asyncpg.PostgresConnectionError,
@@ -55,6 +55,8 @@ def translated(error: BaseException, name: str, hint: str = "") -> BaseException
     if isinstance(error, (StoreError, ValueError)):
         return error  # a parameter that cannot be sent is its own batch's fault, and would be for ever
     said = f"{name}: {str(error) or type(error).__name__}{hint}"
+    if isinstance(error, asyncpg.DiskFullError):
+        return DiskFullError(said)
     if isinstance(error, (*_LOST, *_AGAIN, *_UNAVAILABLE)):
         return StoreUnavailableError(said)
     if isinstance(error, asyncpg.ProgramLimitExceededError):

@@ -12,6 +12,8 @@ import msgspec
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
+from oncelog.core.quotas import needed_usage
+from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
     KeyIdentity,
     LaneHead,
@@ -31,9 +33,10 @@ from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.sweeping import Sweep
 from oncelog.stores.postgres.timing import DatabaseTime
 from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
+from oncelog.stores.tenants import tenants_of
 
 _POLICY: Final = msgspec.json.Decoder(Policy)
-_LANE: Final = 5
+_LANE: Final = 6
 """In a row of the statement `state`: here the columns of the lane begin."""
 
 
@@ -50,6 +53,8 @@ class State(msgspec.Struct):
     confirmations: int
     clock: tuple[int | None, int | None]
     heads: dict[int, LaneHead]
+    tenants: Tenants | None
+    """Whom to count for; None for nobody."""
 
 
 def begin(lanes: Iterable[int]) -> str:
@@ -81,7 +86,10 @@ class Writing:
         self._mark = None
         state = await self.state(connection, needs.lanes)
         mark, jumped = self.time.proposed(state.database_ms, state.confirmations, state.clock)
+        if state.tenants is not None:
+            needs.usage = needed_usage(batch, state.tenants, needs.faults)
         snapshot = await self.load(connection, needs, state.heads)
+        snapshot.tenants = state.tenants
         decided = decide(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
         decided.erasures = state.erasures
         if decided.changes.is_empty:
@@ -118,8 +126,8 @@ class Writing:
         if len(rows) != len(wanted):
             raise StoreUnavailableError("the log's lanes are not all there; it is not the log that was opened")
         heads = {row[_LANE]: LaneHead(*tuple(row)[_LANE + 1 :]) for row in rows}
-        database_ms, erasures, confirmations, elapsed_ms, time_ms = tuple(rows[0])[:_LANE]
-        return State(database_ms, erasures, confirmations, (elapsed_ms, time_ms), heads)
+        database_ms, erasures, confirmations, elapsed_ms, time_ms, tenants = tuple(rows[0])[:_LANE]
+        return State(database_ms, erasures, confirmations, (elapsed_ms, time_ms), heads, tenants_of(tenants))
 
     async def load(self, connection: Any, needs: Footprint, heads: Mapping[int, LaneHead]) -> Snapshot:
         """What a decision needs."""

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from oncelog.core.values import Settings
-from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, SettingsError, StoreUnavailableError
+from oncelog.errors import (
+    CorruptError,
+    DiskFullError,
+    NewerSchemaError,
+    NotALogError,
+    SettingsError,
+    StoreUnavailableError,
+)
 from oncelog.statements import statements_of
 from oncelog.stores.about import About, demand_settings, new_epoch
 from oncelog.stores.key_hash import SECRET_BYTES
@@ -35,7 +42,6 @@ _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _UNAVAILABLE: Final = (
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
-    "SQLITE_FULL",
     "SQLITE_IOERR",
     "SQLITE_CANTOPEN",
     "SQLITE_READONLY",
@@ -54,6 +60,9 @@ class Driver(Protocol):
 
     def connect(self, path: str) -> Any:
         """A connection in autocommit mode, as sqlite3 has it."""
+
+    def free_bytes(self, path: str) -> int | None:
+        """Of the file system that it is on; None if that is not known."""
 
     def mark(self, path: str) -> object:
         """Tells the file that is there now from any other: who writes to one that was removed writes for nobody."""
@@ -83,6 +92,14 @@ class SqliteDriver:
                     demand_log_by_its_id(connection, path)
         except sqlite3.Error as error:
             raise translated(error, path) from error
+
+    def free_bytes(self, path: str) -> int | None:
+        """As `Driver` says: what those may have who are not root."""
+        try:
+            found = os.statvfs(os.path.dirname(path) or ".")  # noqa: PTH120 - once a commit
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
 
     def mark(self, path: str) -> object:
         """As `Driver` says."""
@@ -165,6 +182,8 @@ def _head(path: str) -> bytes:
 def translated(error: sqlite3.Error, path: str, hint: str = "") -> Exception:
     """An error of SQLite's in our words; the same error if it says nothing about the disk or the file."""
     name = getattr(error, "sqlite_errorname", "") or ""
+    if name == "SQLITE_FULL":
+        return DiskFullError(f"{path}: {error} [{name}]{hint}")
     if name.startswith(_UNAVAILABLE):
         return StoreUnavailableError(f"{path}: {error} [{name}]{hint}")
     if name.startswith(_CORRUPT):

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.core.proof import Block
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
 from oncelog.stores.protocol import Consumer, Standing
-from oncelog.stores.sqlite import reading
+from oncelog.stores.sqlite import reading, tenants
 from oncelog.stores.sqlite.copying import close_for_good
 from oncelog.stores.sqlite.files import connect
 from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
@@ -49,6 +50,10 @@ class FileView:
     def consumers(self) -> list[Consumer]:
         """As `View` says."""
         return reading.consumers(self._connection, self.about.settings.lanes)
+
+    def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `View` says."""
+        return tenants.usage(self._connection)
 
     def erasures(self) -> int:
         """As `View` says."""

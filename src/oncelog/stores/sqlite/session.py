@@ -21,6 +21,7 @@ from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.protocol import Decided, Draw, Standing
+from oncelog.stores.sqlite import tenants
 from oncelog.stores.sqlite.files import (
     BUSY_TIMEOUT_MS,
     Driver,
@@ -33,6 +34,7 @@ from oncelog.stores.sqlite.moved import demand_not_moved
 from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.writing import State, Writing
+from oncelog.stores.tenants import Count, Seen, SizeRow
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -189,12 +191,21 @@ class Session:
                     places = {place_of(lane, position) for position in positions}
                     erased = [row for place in sorted(places) for row in _erasure(connection, place)]
                     if erased:
-                        connection.executemany(SQL["erase"], erased)
+                        connection.executemany(SQL["erase"], [hashes for hashes, _ in erased])
+                        tenants.give_back(connection, [row for _, row in erased])
                         connection.execute(SQL["touch_lane"], (lane,))
                         connection.execute(SQL["count_erasure"])
             finally:
                 connection.execute("PRAGMA secure_delete = FAST")
             return len(erased)
+
+    def set_tenants(self, text: str | None, count: Count, begun: Seen, is_last: bool) -> bool:
+        """As `tenants.replace`, in one transaction."""
+        with self._translating():
+            connection = self._connected()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                demand_not_moved(connection)
+                return tenants.replace(connection, text, count, begun, is_last=is_last)
 
     def scrub(self) -> bool:
         """Moves the write-ahead log into the file and empties it; False if a reader is in the way of that.
@@ -205,6 +216,13 @@ class Session:
             connection = self._connected()
             self._be_patient(connection, is_patient=False)
             return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+
+    def probe(self) -> None:
+        """Commits what changes nothing."""
+        with self._translating():
+            connection = self._connected()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                connection.execute(SQL["touch_state"])
 
     def confirm_clock(self) -> None:
         """Believes the wall clock."""
@@ -354,7 +372,9 @@ def _roll_back(connection: Any) -> None:
         logger.debug("rollback failed; the connection will be closed", exc_info=True)
 
 
-def _erasure(connection: Any, place: int) -> Iterator[tuple[bytes, int]]:
-    row = connection.execute("SELECT salt, body FROM oncelog_records WHERE place = ?", (place,)).fetchone()
+def _erasure(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], SizeRow]]:
+    """What stays of a body, and what its tenants get back."""
+    row = connection.execute(SQL["body"], (place,)).fetchone()
     if row is not None and row[1] is not None:
-        yield body_hash(row[0], row[1]), place
+        salt, body, *names = row
+        yield (body_hash(salt, body), place), (place, *names, len(body))

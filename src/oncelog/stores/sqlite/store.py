@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Submission
 from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
@@ -44,11 +46,14 @@ from oncelog.stores.protocol import (
     Standing,
 )
 from oncelog.stores.sqlite import delta_reading, ledger_reading, member_reading, reading
+from oncelog.stores.sqlite import tenants as tenants_of_file
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.writing import fill_filter
+from oncelog.stores.tenants import COUNT_TRIES, Count
+from oncelog.stores.tenants import text_of as kept_text
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -160,9 +165,43 @@ class SqliteStore:
         """As `Store` says."""
         return await self._write(self._session.erase, lane, positions)
 
+    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        """As `Store` says."""
+        text = kept_text(tenants)
+        for tried in count(1):
+            begun = await self._read(tenants_of_file.seen)
+            if begun.text == text:
+                return False
+            counted = Count(begun.text, tenants)
+            for lane, newest in begun.positions.items() if counted.is_needed else ():
+                after = 0
+                while rows := await self._read(tenants_of_file.sizes, lane, after, newest):
+                    counted.add(rows)
+                    after += len(rows)
+            if await self._write(self._session.set_tenants, text, counted, begun, tried >= COUNT_TRIES):
+                return True
+        raise AssertionError("it is tried until it is done")
+
+    async def usage(self) -> list[tuple[Tenant, Usage]]:
+        """As `Store` says."""
+        return await self._read(tenants_of_file.usage)
+
     async def scrub(self) -> bool:
         """As `Store` says."""
         return await self._write(self._session.scrub)
+
+    def free_bytes(self) -> int | None:
+        """As `Store` says."""
+        return self._driver.free_bytes(self._path)
+
+    async def size_bytes(self) -> int | None:
+        """As `Store` says: the file, and what lies beside it."""
+        sizes = [_size_of(f"{self._path}{end}") for end in ("", "-wal")]
+        return sum(sizes) if any(sizes) else None
+
+    async def probe(self) -> None:
+        """As `Store` says."""
+        await self._write(self._session.probe)
 
     async def confirm_clock(self) -> None:
         """As `Store` says."""
@@ -337,6 +376,13 @@ def _is_short(batch: Sequence[Request]) -> bool:
         return False
     bodies = [len(item.body) for request in batch for item in request.items if type(item) is Submission]
     return sum(bodies) <= PREPARED_BYTES_MAX
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - as in `Driver.mark`
+    except OSError:
+        return 0
 
 
 def _erasures(connection: Any) -> int:

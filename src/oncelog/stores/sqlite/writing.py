@@ -15,6 +15,8 @@ import orjson
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
+from oncelog.core.quotas import needed_usage
+from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
     KeyIdentity,
     LaneHead,
@@ -34,6 +36,7 @@ from oncelog.stores.sqlite.moved import demand_not_moved, moved_error
 from oncelog.stores.sqlite.recent import Recent
 from oncelog.stores.sqlite.statements import SQL, Insert
 from oncelog.stores.sqlite.sweeping import Sweep
+from oncelog.stores.tenants import tenants_of
 
 ERASURE_BYTES: Final = 20
 """By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
@@ -71,6 +74,8 @@ class State(msgspec.Struct):
     clock: ClockMark
     heads: dict[int, LaneHead]
     lanes: dict[int, Lane]
+    tenants: Tenants | None
+    """Whom to count for; None for nobody."""
     moved: str | None
     """Where the log is written to in place of here (moved.py)."""
 
@@ -101,6 +106,8 @@ class Writing:
         index = self.caught_up(connection, state)
         mark, jumped = self.proposed(state)
         needs = footprint(batch, self.file.settings)
+        if state.tenants is not None:
+            needs.usage = needed_usage(batch, state.tenants, needs.faults)
         self._recent.begin(state.commits, state.heads)
         snapshot, hashes = self._load_identities(connection, index, needs, state)
         asked = tables.load(connection, needs, snapshot, self._recent)
@@ -152,11 +159,11 @@ class Writing:
 
     def state(self, connection: Any) -> State:
         """What the log says by now."""
-        commits, erasures, *clock, moved = connection.execute(SQL["state_and_move"]).fetchone()
+        commits, erasures, *clock, tenants, moved = connection.execute(SQL["state_and_move"]).fetchone()
         rows = connection.execute(SQL["lanes"]).fetchall()
         heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
         lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in rows}
-        return State(commits, erasures, ClockMark(*clock), heads, lanes, moved)
+        return State(commits, erasures, ClockMark(*clock), heads, lanes, tenants_of(tenants), moved)
 
     def caught_up(self, connection: Any, state: State) -> KeyIndex:
         """The key index, with all that others have committed."""
@@ -183,7 +190,7 @@ class Writing:
     def _load_identities(
         self, connection: Any, index: KeyIndex, needs: Footprint, state: State
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
-        snapshot = Snapshot(settings=self.file.settings, heads=state.heads)
+        snapshot = Snapshot(settings=self.file.settings, heads=state.heads, tenants=state.tenants)
         identities: Iterable[KeyIdentity | SequenceIdentity] = chain(needs.keys, needs.sequences)
         hashes = {identity: index.hash_of(identity) for identity in identities}
         found = index.find(connection, hashes.values())

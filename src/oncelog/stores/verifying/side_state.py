@@ -6,7 +6,7 @@ import msgspec
 
 from oncelog.core.policy import Policy
 from oncelog.core.rates import FULL_AFTER_US_MAX
-from oncelog.stores.side_state import KEPT, Table, lane_of_scope
+from oncelog.stores.side_state import KEPT, USAGE, Table, lane_of_scope
 from oncelog.stores.verifying.findings import ContradictionError, Progress
 from oncelog.stores.verifying.indexes import REPORT_ROWS, in_order
 from oncelog.stores.verifying.source import Rules, Source
@@ -51,6 +51,9 @@ def check_side_state(source: Source, rules: Rules) -> Iterator[Progress]:
             f"the rate of {actor!r} {where}is whole again at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
             lane,
         )
+    below = source.first("usage_below")
+    if below is not None:
+        raise ContradictionError(f"the tenant {below[0]!r} has less than nothing")
     for consumer in source.consumers():
         if consumer.cursor < 0 or consumer.lag < 0:
             order = f"the stream {consumer.scope!r}" if consumer.scope else "lane 0"
@@ -89,7 +92,8 @@ def _check_table(source: Source, table: Table, rules: Rules, lanes: Set[int]) ->
             table.value_of(row[width:])
         except (msgspec.MsgspecError, ValueError) as error:
             raise ContradictionError(f"{where} cannot be read at {row[:width]!r}: {error}", row[0]) from error
-        if row[0] not in lanes or lane_of_scope(table.scope(key), rules.settings.lanes) != row[0]:
+        is_written = row[0] in lanes or table.name == USAGE  # a tenant's row is there before it has written anything
+        if not is_written or lane_of_scope(table.scope(key), rules.settings.lanes) != row[0]:
             raise ContradictionError(f"{where} has {row[:width]!r} in a lane where it does not belong", row[0])
         if count % REPORT_ROWS == 0:
             yield Progress(table.name, count)

@@ -12,6 +12,7 @@ from oncelog.testing.contract.deltas import DeltasContract
 from oncelog.testing.contract.keeping import KeepingContract
 from oncelog.testing.contract.ledger import LedgerContract
 from oncelog.testing.contract.members import MembersContract
+from oncelog.testing.contract.quotas import QuotasContract
 from oncelog.testing.contract.reading import ReadingContract
 from oncelog.testing.contract.time import TimeContract
 
@@ -26,6 +27,7 @@ class StoreContract(
     LedgerContract,
     DeltasContract,
     MembersContract,
+    QuotasContract,
 ):
     """Subclass it, name the class Test…, and say in `make_store` how a store is made.
 

@@ -47,7 +47,7 @@ SELECT pg_logical_emit_message(true, 'oncelog', '');
 -- What is to be known once the lanes are locked. It has a snapshot of its own, so it sees all that others committed
 -- before they let go of them; and the clock is read when there is nobody left to wait for.
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
-    l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
+    s.tenants, l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
 FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $2
 WHERE l.lane = ANY($1::integer[]);
 
@@ -69,6 +69,44 @@ SELECT move FROM oncelog_state;
 
 -- name: count_confirmation
 UPDATE oncelog_state SET confirmations = confirmations + 1;
+
+-- name: touch_state
+-- A new version of the row that is like the old one: there is room for that, or there is not.
+UPDATE oncelog_state SET erasures = erasures;
+
+-- name: database_size
+SELECT pg_database_size(current_database());
+
+-- name: tenants
+SELECT tenants FROM oncelog_state;
+
+-- name: set_tenants
+UPDATE oncelog_state SET tenants = $1;
+
+-- name: usage
+SELECT tenant, bytes, records, full_at_us FROM oncelog_usage ORDER BY tenant;
+
+-- name: lock_usage
+-- A tenant may have streams in several lanes, so whoever counts for it has its row to himself. In one order, and behind the
+-- lanes: nobody who waits here has what somebody waits for who is before him.
+SELECT tenant, bytes, records, full_at_us FROM oncelog_usage WHERE lane = 0 AND tenant = ANY($1::text[])
+ORDER BY tenant FOR NO KEY UPDATE;
+
+-- name: record_sizes
+-- What records have, and whose they are.
+SELECT position, sequence, scope, partitions, octet_length(body) FROM oncelog_records
+WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
+
+-- name: begin_usage
+INSERT INTO oncelog_usage (lane, tenant, bytes, records, full_at_us)
+SELECT 0, tenant, bytes, records, 0 FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS n (tenant, bytes, records);
+
+-- name: set_bytes
+UPDATE oncelog_usage AS u SET bytes = n.bytes FROM unnest($1::text[], $2::bigint[]) AS n (tenant, bytes)
+WHERE u.lane = 0 AND u.tenant = n.tenant;
+
+-- name: forget_usage
+DELETE FROM oncelog_usage WHERE lane = 0 AND tenant = ANY($1::text[]);
 
 -- name: erasures
 SELECT erasures FROM oncelog_state;
@@ -197,7 +235,7 @@ SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, finger
 FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
 
 -- name: bodies
-SELECT position, salt, body FROM oncelog_records
+SELECT position, salt, body, sequence, scope, partitions FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
 
 -- name: blocks
@@ -436,6 +474,10 @@ WHERE l.fence < 0 OR greatest(l.fence, l.failed_fence) > coalesce(h.fence, 0) LI
 SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
 FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
 WHERE r.full_at_us < 0 OR r.full_at_us::numeric - h.log_time_ms::numeric * 1000 > $1 LIMIT 1;
+
+-- name: usage_below
+-- What nobody can have.
+SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
 
 -- name: newest_time
 SELECT coalesce(max(log_time_ms), 0) FROM oncelog_lanes;

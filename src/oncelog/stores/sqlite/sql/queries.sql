@@ -26,8 +26,32 @@ UPDATE oncelog_log SET epoch = ?;
 SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncelog_state;
 
 -- name: state_and_move
--- The same, and where the log has been moved to (moved.py). In the row that every transaction reads anyway.
-SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms, moved FROM oncelog_state;
+-- The same, whom to count for (stores/tenants.py), and where the log has been moved to (moved.py). In the row that every transaction reads anyway.
+SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms, tenants, moved FROM oncelog_state;
+
+-- name: tenants
+SELECT tenants FROM oncelog_state;
+
+-- name: set_tenants
+-- With a commit of its own: who has the log open reads everything anew.
+UPDATE oncelog_state SET tenants = ?, commits = commits + 1;
+
+-- name: usage
+SELECT tenant, bytes, records, full_at_us FROM oncelog_usage ORDER BY tenant;
+
+-- name: record_sizes
+-- What records have, and whose they are.
+SELECT place, sequence, scope, partitions, length(body) FROM oncelog_records
+WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
+
+-- name: begin_usage
+INSERT INTO oncelog_usage (lane, tenant, bytes, records, full_at_us) VALUES (0, ?, ?, ?, 0);
+
+-- name: set_bytes
+UPDATE oncelog_usage SET bytes = ? WHERE lane = 0 AND tenant = ?;
+
+-- name: forget_usage
+DELETE FROM oncelog_usage WHERE lane = 0 AND tenant = ?;
 
 -- name: moved
 SELECT moved FROM oncelog_state;
@@ -210,6 +234,10 @@ LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.me
 LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member
 WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT ?;
 
+-- name: body
+-- What is about to be erased, and whose it is.
+SELECT salt, body, sequence, scope, partitions FROM oncelog_records WHERE place = ?;
+
 -- name: erase
 -- Only the hash of the body stays, and as many zeros as keep the row at its size.
 UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,
@@ -362,6 +390,10 @@ WHERE l.fence < 0 OR max(l.fence, l.failed_fence) > coalesce(h.fence, 0) LIMIT 1
 SELECT r.lane, r.scope, r.actor, r.full_at_us, h.log_time_ms
 FROM oncelog_rates AS r JOIN oncelog_lanes AS h ON h.lane = r.lane
 WHERE r.full_at_us < 0 OR r.full_at_us - h.log_time_ms * 1000 > ? LIMIT 1;
+
+-- name: usage_below
+-- What nobody can have.
+SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
 
 -- name: schema
 -- Our tables as they were made.

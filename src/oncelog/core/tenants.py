@@ -1,0 +1,116 @@
+"""Tenants: those whose writes are limited together, by the names that their streams and partitions begin with.
+
+A tenant is a name, and all that lies below it: `ledger/acme` is that stream or partition, and all that begin with
+`ledger/acme/`. So the rights of identities and the quotas of tenants speak of the same names.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.canonical import nfc
+from oncelog.core.limits import NAME_CHARACTERS_MAX, RATE_MAX, STORED_INTEGER_MAX, TENANTS_MAX
+from oncelog.errors import SettingsError
+
+SEPARATOR: Final = "/"
+_KNOWN_MAX: Final = 10_000
+"""Of names whose tenants have been looked for."""
+
+
+class Tenant(Struct, frozen=True, gc=False):
+    """Whose writes are limited together: all in the stream or partition of that name, and in those below it.
+
+    0 is no limit. What a tenant has is counted, whatever its limits.
+    """
+
+    prefix: str
+    """`ledger/acme` is that name, and all that begin with `ledger/acme/`."""
+    bytes_max: int = 0
+    """Of the bodies of its records. What is erased is given back."""
+    records_max: int = 0
+    """Erased ones too: they stay records."""
+    new_writes_per_second_max: int = 0
+    """In the long run."""
+    new_writes_at_once_max: int = 0
+    """After a pause; 0 is as many as a second gives."""
+
+
+class Usage(Struct, frozen=True, gc=False):
+    """What a tenant has, and what is left of its rate."""
+
+    bytes: int = 0
+    records: int = 0
+    full_at_us: int = 0
+    """As in a bucket, but by the time of batches."""
+
+
+class Tenants:
+    """Those of one log. Says to whom a write belongs, whatever their number, by a look for each part of a name."""
+
+    def __init__(self, tenants: Iterable[Tenant]) -> None:
+        self.by_prefix: Mapping[str, Tenant] = {tenant.prefix: tenant for tenant in tenants}
+        self._known: dict[tuple[str, tuple[str, ...]], tuple[Tenant, ...]] = {}
+
+    def of(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
+        """In the order of their names. `stream` is empty where the order is the lane's."""
+        asked = (stream, partitions)
+        found = self._known.get(asked)
+        if found is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            found = self._known[asked] = self._found((stream, *partitions) if stream else partitions)
+        return found
+
+    def _found(self, names: Iterable[str]) -> tuple[Tenant, ...]:
+        prefixes = {prefix for name in names for prefix in (name, *_above(name)) if prefix in self.by_prefix}
+        return tuple(self.by_prefix[prefix] for prefix in sorted(prefixes))
+
+
+def _above(name: str) -> Iterable[str]:
+    place = name.rfind(SEPARATOR)
+    while place > 0:
+        yield name[:place]
+        place = name.rfind(SEPARATOR, 0, place)
+
+
+def demand_tenants(tenants: Sequence[Tenant]) -> None:
+    """Raises SettingsError for what can be no quota, and for a prefix that is there twice."""
+    if len(tenants) > TENANTS_MAX:
+        raise SettingsError(f"tenants must be at most {TENANTS_MAX}, not {len(tenants)}")
+    seen: set[str] = set()
+    for tenant in tenants:
+        _demand_tenant(tenant)
+        if tenant.prefix in seen:
+            raise SettingsError(f"tenants: the prefix {tenant.prefix!r} is there twice")
+        seen.add(tenant.prefix)
+
+
+def _demand_tenant(tenant: Tenant) -> None:
+    prefix = tenant.prefix
+    if (
+        type(prefix) is not str
+        or not 1 <= len(prefix) <= NAME_CHARACTERS_MAX
+        or "\0" in prefix
+        or nfc(prefix) != prefix
+    ):
+        raise SettingsError(
+            f"tenants: a prefix must have 1 to {NAME_CHARACTERS_MAX} characters, in NFC, without U+0000"
+        )
+    if prefix.endswith(SEPARATOR):
+        raise SettingsError(f"tenants: the prefix {prefix!r} must not end with {SEPARATOR}: what is below it is meant")
+    per_second, at_once = tenant.new_writes_per_second_max, tenant.new_writes_at_once_max
+    for name, highest in (
+        ("bytes_max", STORED_INTEGER_MAX),
+        ("records_max", STORED_INTEGER_MAX),
+        ("new_writes_per_second_max", RATE_MAX),
+        ("new_writes_at_once_max", RATE_MAX),
+    ):
+        value = getattr(tenant, name)
+        if type(value) is not int or not 0 <= value <= highest:
+            raise SettingsError(
+                f"tenants: {name} of {prefix!r} must be a whole number from 1 to {highest}, or 0 for no limit, "
+                f"not {value!r}"
+            )
+    if at_once and not per_second:
+        raise SettingsError(f"tenants: new_writes_at_once_max of {prefix!r} needs new_writes_per_second_max beside it")

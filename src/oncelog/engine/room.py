@@ -1,0 +1,214 @@
+"""Whether new writes are taken: there is room for them, and no operator has said otherwise.
+
+What is known is answered all the same, and so is who reads. Whatever ends or frees something goes on too: work under
+a lease, cursors, erasure. For these the limit leaves room.
+"""
+
+import asyncio
+import logging
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.errors import DiskFullError, OncelogError, SettingsError
+from oncelog.stores.protocol import Store
+
+logger: Final = logging.getLogger("oncelog.engine")
+
+PAUSE_MS_MAX: Final = 60_000
+"""How long a disk is left alone at most that was found full again and again, before it is tried."""
+RETRY_AFTER_MS: Final = 5000
+"""When a write may be sent again that came while none were taken."""
+AGAIN_PERCENT: Final = 10
+"""So much further from its limit must a disk be before new writes are taken again, where no number is given."""
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """When a log takes no new writes because its disk is nearly full, and when it does again. 0 does not look."""
+
+    free_bytes_min: int = 0
+    """Free bytes of the file system that a file's log is on. Below it no new writes are taken."""
+    free_again_bytes_min: int = 0
+    """From then on they are again. 0 is a tenth more than `free_bytes_min`, and it is never less than that."""
+    store_bytes_max: int = 0
+    """Bytes that the database, or the file, has. Above it no new writes are taken."""
+    store_again_bytes_max: int = 0
+    """Up to then they are again. 0 is a tenth less than `store_bytes_max`, and it is never more than that."""
+    look_ms: int = 1000
+    """How often the free bytes are looked at, and a full disk is tried again."""
+    store_look_ms: int = 10_000
+    """How often the bytes of the store are asked for: a large database takes a while to add them up."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            lowest = 1 if name.endswith("_ms") else 0
+            value = getattr(self, name)
+            if type(value) is not int or value < lowest:
+                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
+
+    @property
+    def free_again_bytes(self) -> int:
+        """So many must be free again."""
+        again = self.free_again_bytes_min or self.free_bytes_min + self.free_bytes_min * AGAIN_PERCENT // 100
+        return max(again, self.free_bytes_min)
+
+    @property
+    def store_again_bytes(self) -> int:
+        """So few must the store have again."""
+        again = self.store_again_bytes_max or self.store_bytes_max - self.store_bytes_max * AGAIN_PERCENT // 100
+        return min(again, self.store_bytes_max)
+
+
+class Why(Enum):
+    """Why no new writes are taken."""
+
+    OPERATOR = "operator"
+    FREE = "free"
+    """Too little of the disk is free."""
+    SIZE = "size"
+    """The store has come to its limit."""
+    FULL = "full"
+    """A commit found no room."""
+
+
+class Guard:
+    """One for a log in a process. Everything happens on the event loop's thread."""
+
+    def __init__(self, store: Store, room: Room | None) -> None:
+        self._store = store
+        self.room = room
+        """None does not look at all: then only an operator can say that no new writes are taken."""
+        self._reasons: dict[Why, str] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._pause_ms = 0
+        self._waited_ms = 0
+        self._well_ms = PAUSE_MS_MAX
+        """How long to wait before a full disk is tried, how long that has been, and for how long it was not full."""
+        self.free_bytes: int | None = None
+        """As of the last look."""
+        self.store_bytes: int | None = None
+        """The same."""
+
+    @property
+    def message(self) -> str:
+        """Why no new writes are taken; empty if they are."""
+        return "; ".join(self._reasons.values())
+
+    @property
+    def reasons(self) -> frozenset[Why]:
+        """The same for machines."""
+        return frozenset(self._reasons)
+
+    def holds_back(self) -> str:
+        """The message, for a batch that is about to be committed."""
+        room = self.room
+        if room is not None and room.free_bytes_min:
+            self._look_at_disk(room)
+        return self.message if self._reasons else ""
+
+    def set_read_only(self, *, is_read_only: bool) -> None:
+        """The operator's switch."""
+        self._set(Why.OPERATOR, is_read_only, "an operator has set it so")
+
+    def use(self, room: Room | None) -> None:
+        """Other limits from now on."""
+        self.room = room
+        for why in (Why.FREE, Why.SIZE, Why.FULL):
+            self._set(why, False, "")
+        self._look_soon()
+
+    def failed(self, error: BaseException) -> None:
+        """A commit was not made."""
+        if self.room is not None and isinstance(error, DiskFullError):
+            if Why.FULL not in self._reasons:
+                # What is tried is small: it may fit where a commit does not, and then it is told again and again.
+                self._pause_ms = min(2 * self._pause_ms, PAUSE_MS_MAX) if self._well_ms < PAUSE_MS_MAX else 0
+                self._pause_ms = max(self._pause_ms, self.room.look_ms)
+                self._waited_ms = 0
+            self._set(Why.FULL, True, "the disk is full")
+
+    # --- looking
+
+    async def start(self) -> None:
+        """Looks once, and from then on by the clock."""
+        if self.room is not None:
+            self._look_at_disk(self.room)
+            await self._look_at_store(self.room)
+            self._look_soon()
+
+    async def stop(self) -> None:
+        """Looks no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    def _look_soon(self) -> None:
+        if self._looking is None and self.room is not None:
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        since_ms = 0
+        while (room := self.room) is not None:
+            await asyncio.sleep(room.look_ms / 1000)
+            since_ms += room.look_ms
+            self._look_at_disk(room)
+            if since_ms >= room.store_look_ms:
+                since_ms = 0
+                await self._look_at_store(room)
+            if Why.FULL not in self._reasons:
+                self._well_ms += room.look_ms
+                continue
+            self._waited_ms += room.look_ms
+            if self._waited_ms >= self._pause_ms:
+                self._waited_ms = 0
+                await self._try()
+        self._looking = None
+
+    def _look_at_disk(self, room: Room) -> None:
+        self.free_bytes = free = self._store.free_bytes()
+        if free is None or not room.free_bytes_min:
+            return
+        is_known = Why.FREE in self._reasons
+        if free < (room.free_again_bytes if is_known else room.free_bytes_min):
+            self._set(Why.FREE, True, f"less than {room.free_bytes_min} bytes of the disk are free")
+        else:
+            self._set(Why.FREE, False, "")
+
+    async def _look_at_store(self, room: Room) -> None:
+        try:
+            self.store_bytes = size = await self._store.size_bytes()
+        except OncelogError as error:
+            logger.debug("the size of the store is not known: %s", error)  # those who submit are told
+            return
+        if size is None or not room.store_bytes_max:
+            return
+        is_known = Why.SIZE in self._reasons
+        if size > (room.store_again_bytes if is_known else room.store_bytes_max):
+            self._set(Why.SIZE, True, f"the store has more than {room.store_bytes_max} bytes")
+        else:
+            self._set(Why.SIZE, False, "")
+
+    async def _try(self) -> None:
+        """Whether something can be written again."""
+        try:
+            await self._store.probe()
+        except OncelogError as error:
+            logger.debug("still nothing can be written: %s", error)
+        else:
+            self._well_ms = 0
+            self._set(Why.FULL, False, "")
+
+    def _set(self, why: Why, is_so: bool, message: str) -> None:
+        """Tells once what begins, and once what is over."""
+        if is_so == (why in self._reasons):
+            return
+        if is_so:
+            self._reasons[why] = message
+            logger.warning("no new writes are taken: %s", message)
+            return
+        over = self._reasons.pop(why)
+        if self._reasons:
+            logger.warning("no new writes are taken yet, but this is over: %s", over)
+        else:
+            logger.warning("new writes are taken again; this is over: %s", over)

@@ -1,0 +1,157 @@
+"""The contract of tenants: what they have is counted with what it counts, and never by one store otherwise."""
+
+# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.values import Committed, Granted, Mode, Reason, Record
+from oncelog.testing.contract.driven import Contract, DrivenStore
+from oncelog.testing.contract.writes import (
+    CAMPAIGN,
+    ORGANISATION,
+    claim,
+    committed,
+    delta,
+    event,
+    refused,
+    replayed,
+    result,
+    transaction,
+)
+
+
+class QuotasContract(Contract):
+    """Quotas of storage and rate."""
+
+    def test_a_log_has_no_tenants_unless_it_is_told(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            committed(log(event(1, "x" * 60, partitions=("acme",))))
+            assert has(log) == {}
+            assert not set_tenants(log), "it has none already"
+
+    def test_storage_is_refused_beyond_its_limit_and_what_is_known_is_answered(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            assert set_tenants(log, Tenant("acme", bytes_max=10), Tenant("other", records_max=1))
+            receipt = committed(log(event(1, "1234567", partitions=("acme/orders",))))
+            log.reopen()
+            late = refused(log(event(2, "1234", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
+            assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", 10, 7)
+            assert late.retry_after_ms > 0
+            committed(log(event(3, "123", partitions=("acme/a", "acme/b", "acmes"))))
+            assert has(log) == {"acme": (10, 2), "other": (0, 0)}
+            assert replayed(log(event(1, "1234567", partitions=("acme/orders",)))).receipt == receipt
+            committed(log(event(4, "1", partitions=("other",))))
+            late = refused(log(event(5, "", partitions=("other/1",))), Reason.QUOTA_EXCEEDED)
+            assert (late.tenant, late.field, late.limit, late.current) == ("other", "records_max", 1, 1)
+            committed(log(event(6, "x" * 60, partitions=("nobody",))))
+            assert has(log) == counted(log, "acme", "other")
+
+    def test_a_tenant_has_streams_in_all_lanes(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            set_tenants(log, Tenant("org", records_max=20), Tenant("org/1", bytes_max=5))
+            for number in range(1, 21):
+                committed(log(transaction(number, 1, content="12", scope=f"org/{number + 1}")))
+            assert len(log.heads()) > 1
+            refused(log(transaction(30, 1, scope="org/77")), Reason.QUOTA_EXCEEDED)
+            assert set_tenants(log, Tenant("org", records_max=30), Tenant("org/1", bytes_max=5)), "it may have more"
+            committed(log(transaction(30, 1, content="12345", scope=ORGANISATION)))
+            refused(log(transaction(31, 2, content="1", scope=ORGANISATION)), Reason.QUOTA_EXCEEDED)
+            assert has(log) == {"org": (45, 21), "org/1": (5, 1)} == counted(log, "org", "org/1")
+
+    def test_what_a_new_tenant_has_is_counted_and_of_one_that_is_gone_forgotten(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log.together(*[event(number, "12345", partitions=("acme/a", "acme/b")) for number in range(1, 8)])
+            for number in range(1, 6):
+                log(transaction(number, 1, content="abc", scope=f"acme/{number}"))
+            log.run(log.store.erase(0, [2, 3]))
+            log.reopen()
+            set_tenants(log, Tenant("acme", bytes_max=41), Tenant("nobody"))
+            assert has(log) == {"acme": (40, 12), "nobody": (0, 0)} == counted(log, "acme", "nobody")
+            refused(log(event(9, "12", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
+            set_tenants(log, Tenant("nobody"))
+            committed(log(event(9, "12", partitions=("acme",))))
+            assert has(log) == {"nobody": (0, 0)}
+            set_tenants(log, Tenant("acme"))
+            assert has(log) == {"acme": (42, 13)}
+
+    def test_what_is_erased_is_given_back_once(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            set_tenants(log, Tenant("acme", bytes_max=10), Tenant("acme/a"), Tenant("gateway"))
+            log.together(event(1, "12345", partitions=("acme/a",)), event(2, "12345", partitions=("acme/b",)))
+            log(delta(1, 5, name='"x"'))
+            refused(log(event(3, "1", partitions=("acme/b",))), Reason.QUOTA_EXCEEDED)
+            for _ in range(2):
+                log.run(log.store.erase(0, [1]))
+                assert has(log) == {"acme": (5, 2), "acme/a": (0, 1), "gateway": (0, 1)}
+            log.reopen()
+            committed(log(event(3, "12345", partitions=("acme/b",))))
+            replayed(log(event(1, "12345", partitions=("acme/a",))))
+            assert has(log) == counted(log, "acme", "acme/a", "gateway")
+
+    def test_a_rate_is_that_of_all_that_a_tenant_has(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            set_tenants(log, Tenant("org", new_writes_per_second_max=2, new_writes_at_once_max=3))
+            for number in range(1, 4):
+                committed(log(transaction(number, 1, scope=f"org/{number}")))
+            log.reopen()
+            late = refused(log(event(1, partitions=("org/events",))), Reason.RATE_LIMITED)
+            assert (late.tenant, late.limit, late.retry_after_ms) == ("org", 2, 500)
+            replayed(log(transaction(1, 1, scope="org/1")))
+            log.clock.advance(500)
+            committed(log(event(1, partitions=("org/events",))))
+            refused(log(transaction(9, 1, scope="org/9")), Reason.RATE_LIMITED)
+            log.clock.advance(500)
+            committed(log(transaction(9, 1, scope="org/9")))
+
+    def test_all_or_nothing_takes_nothing_where_it_comes_to_nothing(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            set_tenants(log, Tenant("acme", records_max=2, new_writes_per_second_max=100))
+            events = [event(number, partitions=("acme",)) for number in range(1, 4)]
+            assert refused(log.together(*events, mode=Mode.ALL)[2], Reason.QUOTA_EXCEEDED).tenant == "acme"
+            assert has(log) == {"acme": (0, 0)}
+            assert [type(verdict) for verdict in log.together(*events[:2], mode=Mode.ALL)] == [Committed, Committed]
+            assert has(log) == {"acme": (2, 2)}
+
+    def test_work_is_let_in_when_it_is_claimed(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            set_tenants(log, Tenant(CAMPAIGN, records_max=1, new_writes_per_second_max=2))
+            one, two = log(claim(1, "ann")), log(claim(2, "bob"))
+            assert isinstance(one, Granted)
+            assert isinstance(two, Granted)
+            refused(log(claim(3, "cyd")), Reason.RATE_LIMITED)
+            committed(log(result(1, "ann", one.fence)))
+            log.clock.advance(1000)
+            assert refused(log(claim(3, "cyd")), Reason.QUOTA_EXCEEDED).tenant == CAMPAIGN
+            assert isinstance(log(claim(2, "bob")), Granted), "the same again"
+            committed(log(result(2, "bob", two.fence)))
+            assert has(log) == {CAMPAIGN: (8, 2)}
+
+
+def set_tenants(log: DrivenStore, *tenants: Tenant) -> bool:
+    """Gives the log its quotas."""
+    return log.run(log.store.set_tenants(tenants))
+
+
+def has(log: DrivenStore) -> dict[str, tuple[int, int]]:
+    """Bytes and records of each tenant, as the log says."""
+    return {tenant.prefix: (usage.bytes, usage.records) for tenant, usage in log.run(log.store.usage())}
+
+
+def counted(log: DrivenStore, *prefixes: str) -> dict[str, tuple[int, int]]:
+    """The same from all records, one by one."""
+    records = [record for lane in log.heads() for record in log.read(lane=lane)]
+    found = {prefix: Usage() for prefix in prefixes}
+    for prefix in prefixes:
+        own = [record for record in records if any(_is_under(name, prefix) for name in _names(record))]
+        found[prefix] = Usage(sum(len(record.body) for record in own), len(own))
+    return {prefix: (usage.bytes, usage.records) for prefix, usage in found.items()}
+
+
+def _names(record: Record) -> Iterable[str]:
+    return (record.scope, *record.partitions) if record.sequence else record.partitions
+
+
+def _is_under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}/")

@@ -1,0 +1,186 @@
+"""Quotas: what tenants may keep, and how many new writes they may make. The contract of stores has more of them."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.writes import Log, committed, event, message, refused, replayed
+from oncelog.core.limits import NAME_CHARACTERS_MAX, QUOTA_RETRY_AFTER_MS, RATE_MAX, TENANTS_MAX
+from oncelog.core.quotas import needed_usage
+from oncelog.core.tenants import Tenant, Tenants, Usage, demand_tenants
+from oncelog.core.values import Committed, Rate, Reason, Request, SetMember
+from oncelog.errors import SettingsError
+
+NAMES = ("a", "a/b", "a/b/c", "ab", "a/bc", "", "/", "a//b", "é/ü")
+
+
+def log_with(*tenants: Tenant) -> Log:
+    log = Log()
+    log.snapshot.tenants = Tenants(tenants)
+    return log
+
+
+def prefixes(tenants: Sequence[Tenant]) -> list[str]:
+    return [tenant.prefix for tenant in tenants]
+
+
+# --- to whom a write belongs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stream", "partitions", "found"),
+    [
+        ("ledger/acme", (), ["ledger", "ledger/acme"]),
+        ("ledger/acme/main", (), ["ledger", "ledger/acme"]),
+        ("ledger/acme2", (), ["ledger"]),
+        ("", ("ledger/acme", "orders/1"), ["ledger", "ledger/acme", "orders/1"]),
+        ("ledger/acme", ("ledger/acme/x",), ["ledger", "ledger/acme"]),
+        ("other", ("others/1",), []),
+        ("", (), []),
+    ],
+)
+def test_a_tenant_is_a_name_and_what_is_below_it(stream: str, partitions: tuple[str, ...], found: list[str]) -> None:
+    tenants = Tenants([Tenant(name) for name in ("ledger", "ledger/acme", "orders/1", "orders/1/2")])
+    assert prefixes(tenants.of(stream, partitions)) == found
+    assert prefixes(tenants.of(stream, partitions)) == found, "also from memory"
+
+
+@given(st.lists(st.sampled_from(NAMES[:5] + NAMES[6:]), unique=True), st.lists(st.sampled_from(NAMES)))
+def test_the_look_for_parts_finds_what_a_comparison_finds(tenants: list[str], names: list[str]) -> None:
+    found = prefixes(Tenants(map(Tenant, tenants)).of("", tuple(names)))
+    expected = {one for one in tenants for name in names if name == one or name.startswith(f"{one}/")}
+    assert found == sorted(expected)
+
+
+def test_streams_count_by_their_name_and_events_by_their_partitions_alone() -> None:
+    log = log_with(Tenant("chat", records_max=1), Tenant("p", records_max=1))
+    log(SetMember("chat/1", "user:ann"))
+    committed(log(message(1)))
+    refused(log(message(2)), Reason.QUOTA_EXCEEDED)
+    committed(log(event(2, partitions=("p/1",))))
+    refused(log(event(3, partitions=("p/2",))), Reason.QUOTA_EXCEEDED)
+
+
+# --- what is refused, and what is not ------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-18", "CO-30")
+def test_the_refusal_names_tenant_limit_and_usage() -> None:
+    log = log_with(Tenant("acme", bytes_max=3))
+    committed(log(event(1, body=b"12", partitions=("acme",))))
+    late = refused(log(event(2, body=b"12", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
+    assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", 3, 2)
+    assert late.retry_after_ms == QUOTA_RETRY_AFTER_MS
+    assert late.message == "bytes_max of the tenant 'acme' is 3; it has 2, and this is 2 more"
+    committed(log(event(2, body=b"1", partitions=("acme",))))
+    assert log.snapshot.usage == {"acme": Usage(3, 2)}
+
+
+@pytest.mark.rule("CO-15", "CO-18")
+def test_a_known_write_is_answered_and_another_fault_is_told_before() -> None:
+    log = log_with(Tenant("acme", records_max=1))
+    receipt = committed(log(event(1, partitions=("acme",))))
+    assert replayed(log(event(1, partitions=("acme",)))).receipt == receipt
+    refused(log(event(1, "other", partitions=("acme",))), Reason.IDENTITY_REUSED)
+    refused(log(event(2, partitions=("acme",), expected_position=7)), Reason.UNEXPECTED_POSITION)
+    refused(log(event(2, partitions=("acme",)), lambda _: "no"), Reason.INVALID)
+    refused(log(event(2, partitions=("acme",))), Reason.QUOTA_EXCEEDED)
+    assert log.snapshot.usage == {"acme": Usage(0, 1)}
+
+
+def test_what_a_quota_refuses_takes_nothing_of_the_actors_rate_and_the_other_way_round() -> None:
+    log = log_with(Tenant("acme", records_max=2))
+    rate = Rate(1, burst=2)
+    committed(log(event(1, partitions=("acme",), actor="a", rate=rate)))
+    log.snapshot.tenants = Tenants([Tenant("acme", records_max=1)])
+    before = dict(log.snapshot.rates)
+    refused(log(event(2, partitions=("acme",), actor="a", rate=rate)), Reason.QUOTA_EXCEEDED)
+    assert log.snapshot.rates == before
+    log.snapshot.tenants = Tenants([Tenant("acme")])
+    committed(log(event(2, partitions=("acme",), actor="a", rate=rate)))
+    refused(log(event(3, partitions=("acme",), actor="a", rate=rate)), Reason.RATE_LIMITED)
+    assert log.snapshot.usage == {"acme": Usage(0, 2)}
+
+
+def test_it_must_fit_into_all_that_it_belongs_to() -> None:
+    log = log_with(Tenant("a", records_max=9), Tenant("a/b", records_max=1), Tenant("c", records_max=9))
+    committed(log(event(1, partitions=("a/b", "c"))))
+    assert refused(log(event(2, partitions=("a/b", "c"))), Reason.QUOTA_EXCEEDED).tenant == "a/b"
+    assert log.snapshot.usage == {"a": Usage(0, 1), "a/b": Usage(0, 1), "c": Usage(0, 1)}
+
+
+# --- rates -------------------------------------------------------------------------------------------
+
+
+def test_the_rate_of_a_tenant_comes_back_evenly() -> None:
+    log = log_with(Tenant("t", new_writes_per_second_max=2, new_writes_at_once_max=3))
+    assert [type(log(event(number, partitions=("t",)))) for number in (1, 2, 3)] == [Committed] * 3
+    late = refused(log(event(4, partitions=("t",))), Reason.RATE_LIMITED)
+    assert (late.retry_after_ms, late.tenant, late.limit) == (500, "t", 2)
+    assert late.message == "new_writes_per_second_max of the tenant 't' is 2; try again in 500 ms"
+    log.now_ms += 499
+    assert refused(log(event(4, partitions=("t",))), Reason.RATE_LIMITED).retry_after_ms == 1
+    log.now_ms += 1
+    committed(log(event(4, partitions=("t",))))
+
+
+def test_a_clock_that_was_set_back_does_not_stop_a_tenant() -> None:
+    log = log_with(Tenant("t", new_writes_per_second_max=1))
+    committed(log(event(1, partitions=("t",))))
+    refused(log(event(2, partitions=("t",))), Reason.RATE_LIMITED)
+    log.now_ms -= 3_600_000
+    committed(log(event(2, partitions=("t",))))
+    refused(log(event(3, partitions=("t",))), Reason.RATE_LIMITED)
+    log.now_ms += 1000
+    committed(log(event(3, partitions=("t",))))
+
+
+@given(st.integers(1, 40), st.integers(1, 10), st.lists(st.integers(0, 700), max_size=60))
+def test_never_more_come_through_than_a_rate_allows(per_second: int, at_once: int, pauses: list[int]) -> None:
+    log = log_with(Tenant("t", new_writes_per_second_max=per_second, new_writes_at_once_max=at_once))
+    start_ms, taken = log.now_ms, 0
+    for number, pause_ms in enumerate(pauses, 1):
+        log.now_ms += pause_ms
+        taken += isinstance(log(event(number, partitions=("t",))), Committed)
+        assert taken <= at_once + (log.now_ms - start_ms) * per_second / 1000
+
+
+# --- what is asked for, and what can be no quota ---------------------------------------------------------
+
+
+def test_only_what_may_be_counted_is_asked_for() -> None:
+    tenants = Tenants([Tenant("a"), Tenant("b"), Tenant("c")])
+    held = event(1, partitions=("a",), retry_after_ms=1)
+    asked, bad = event(2, partitions=("b",)), event(3, partitions=("c",))
+    fault = refused(Log()(event(4, partitions=("b", "a"))), Reason.MALFORMED)
+    assert needed_usage([Request((held, asked, bad, SetMember("c", "x")))], tenants, {id(bad): fault}) == {"b"}
+
+
+@pytest.mark.parametrize(
+    "tenant",
+    [
+        Tenant(""),
+        Tenant("a/"),
+        Tenant("a\0"),
+        Tenant("x" * (NAME_CHARACTERS_MAX + 1)),
+        Tenant("e\u0301"),
+        Tenant("a", bytes_max=-1),
+        Tenant("a", records_max=2**63),
+        Tenant("a", new_writes_per_second_max=RATE_MAX + 1),
+        Tenant("a", new_writes_at_once_max=5),
+        Tenant("a", bytes_max=True),
+    ],
+)
+def test_what_can_be_no_quota_is_told(tenant: Tenant) -> None:
+    with pytest.raises(SettingsError, match="tenants"):
+        demand_tenants([tenant])
+
+
+def test_no_prefix_is_there_twice_and_there_are_not_too_many() -> None:
+    demand_tenants([Tenant("a"), Tenant("a/b", 1, 2, 3, 4)])
+    with pytest.raises(SettingsError, match="twice"):
+        demand_tenants([Tenant("a"), Tenant("a", 1)])
+    with pytest.raises(SettingsError, match="at most"):
+        demand_tenants([Tenant(str(number)) for number in range(TENANTS_MAX + 1)])
