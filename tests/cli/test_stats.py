@@ -59,7 +59,9 @@ def test_the_figures_of_a_database_are_those_of_a_file_and_its_sizes(log: Path, 
     said = json.loads(done.stdout)
     of_a_file = json.loads(RUNNER.invoke(app, ["stats", str(log), "--json"]).stdout)
     shared = (said.keys() & of_a_file.keys()) - {"epoch", "schema", "bytes"}
-    assert shared == {"created_ms", "settings", "records", "blocks", "lanes", "policies", "consumers", "erasures"}
+    assert shared == {
+        *("created_ms", "settings", "records", "blocks", "lanes", "policies", "consumers", "erasures", "tenants"),
+    }
     assert {name: said[name] for name in shared} == {name: of_a_file[name] for name in shared}
     assert said["schema"] == POSTGRES_SCHEMA_VERSION
     assert said["bytes"] == sum(said["tables"].values()) > 100_000

@@ -6,18 +6,26 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from oncelog.core.tenants import Tenant, Usage
 from oncelog.doors.metrics import Counts, Metrics
+from oncelog.engine.room import Guard
+from oncelog.stores.memory import MemoryStore
 
 PAGE = Path(__file__).parents[2] / "docs/server.md"
 
 
 def metrics_of(counts: Counts, queue_items: int = 0, last_position: int = 0, subscribers: int = 0) -> Metrics:
-    return Metrics(
+    guard = Guard(MemoryStore(), None)
+    guard.free_bytes = guard.store_bytes = 1
+    metrics = Metrics(
         counts,
         queue_items=lambda: queue_items,
         last_position=lambda: last_position,
         subscribers=lambda: subscribers,
+        guard=guard,
     )
+    metrics.usage = [(Tenant("acme", bytes_max=5, records_max=6), Usage(3, 4))]
+    return metrics
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncelog.core.tenants import Tenant
 from oncelog.doors.apikeys import ApiKeys
 from oncelog.doors.grants import granted
 from oncelog.doors.identity import Authenticator, DevelopmentAuthenticator
@@ -90,6 +91,10 @@ def sample(setting: Described) -> tuple[str, Any]:
         "host": ("localhost", "localhost"),
         "origins": ("https://a, http://b:1", ("https://a", "http://b:1")),
         "trusted_proxies": ("10.0.0.0/8,::1", ("10.0.0.0/8", "::1")),
+        "tenants": (
+            "ledger/acme bytes_max=1_000 new_writes_per_second_max=5, orders",
+            (Tenant("ledger/acme", bytes_max=1000, new_writes_per_second_max=5), Tenant("orders")),
+        ),
         "tokens.algorithms": ("HS256,RS256", ("HS256", "RS256")),
         "tokens.key_files": (
             "jwks:a:b, pem#k:c",

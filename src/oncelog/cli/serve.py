@@ -20,6 +20,8 @@ from oncelog.errors import OncelogError, SettingsError
 from oncelog.stores.address import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncelog.doors.settings import ServerSettings
 
 AGAIN_S: Final = 1.0
@@ -34,7 +36,7 @@ GARBAGE_OBJECTS: Final = 50_000
 logger: Final = logging.getLogger("oncelog.doors")
 
 
-def serve(
+def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings, in TOML.")] = None,
     store: Annotated[
         str | None,
@@ -44,6 +46,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Where to listen; 7171 unless told otherwise, 0 is any.")] = None,
     development: Annotated[
         bool | None, typer.Option("--development", help="Let everybody on this machine do everything.")
+    ] = None,
+    read_only: Annotated[
+        bool | None, typer.Option("--read-only", help="Take no new writes; answer what is known, and all who read.")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -56,7 +61,8 @@ def serve(
     """Serves a log: events, deltas and chats by WebSocket and HTTP, the ledger by HTTP and gRPC.
 
     Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
-    line; the later wins. SIGHUP takes keys, grants and certificates anew; SIGTERM finishes what was accepted and exits.
+    line; the later wins. SIGHUP takes keys, grants, certificates and the settings read_only, disk and tenants anew;
+    SIGTERM finishes what was accepted and exits.
 
     Examples:
 
@@ -75,16 +81,18 @@ def serve(
             from oncelog.doors.settings import load  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise OncelogError(f"the server needs {error.name}: pip install 'oncelog[server]'") from error
-        flags = {"store": store, "host": host, "port": port, "development": development}
+        flags = {"store": store, "host": host, "port": port, "development": development, "read_only": read_only}
         overrides = {name: _text(value) for name, value in flags.items() if value is not None}
         # It is for those who speak to a server, and no setting of one.
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        settings = load(config, environment, {**overrides, **dict(map(_pair, set_ or []))})
+        given = {**overrides, **dict(map(_pair, set_ or []))}
+        settings = load(config, environment, given)
         logs.configure(settings.log.level, settings.log.format)
-        raise typer.Exit(_run(settings, says_more=settings.development and not quiet))
+        says_more = settings.development and not quiet
+        raise typer.Exit(_run(settings, lambda: load(config, environment, given), says_more=says_more))
 
 
-def _run(settings: "ServerSettings", *, says_more: bool) -> int:
+def _run(settings: "ServerSettings", again: "Callable[[], ServerSettings]", *, says_more: bool) -> int:
     import uvloop  # noqa: PLC0415 - as above
 
     from oncelog.doors.server import Server  # noqa: PLC0415
@@ -93,7 +101,7 @@ def _run(settings: "ServerSettings", *, says_more: bool) -> int:
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
         since: list[float] = []
-        server = Server(settings)
+        server = Server(settings, again=again)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, stopped, since)
         loop.add_signal_handler(signal.SIGHUP, server.reload)

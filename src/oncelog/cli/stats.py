@@ -7,12 +7,13 @@ import typer
 
 from oncelog.cli.terminal import AsJson, Log, ending_well, print_json
 from oncelog.cli.times import utc
+from oncelog.core.tenants import Usage
 from oncelog.stores.inspecting import inspector_of
 from oncelog.stores.viewing import View
 
 
 def stats(log: Log, as_json: AsJson = False) -> None:
-    """Prints what a log was made with, how far its lanes have come, its policies, consumers and sizes.
+    """Prints what a log was made with, how far its lanes have come, its policies, consumers, tenants and sizes.
 
     Example:  oncelog stats orders.db --json
 
@@ -44,6 +45,7 @@ def _figures(view: View) -> dict[str, Any]:
         "policies": [name for name, _ in view.policies()],
         "consumers": [msgspec.structs.asdict(consumer) for consumer in view.consumers()],
         "erasures": view.erasures(),
+        "tenants": [{**msgspec.structs.asdict(tenant), **_has(usage)} for tenant, usage in view.usage()],
         **view.sizes(),
     }
 
@@ -63,8 +65,20 @@ def _lines(figures: dict[str, Any]) -> list[str]:
             f"  consumer {one['name']!r} of {one['scope'] or 'lane 0'}: at {one['cursor']}, {one['lag']} behind"
             for one in figures["consumers"]
         ),
+        *map(_line_of_a_tenant, figures["tenants"]),
         *(_lines_of_a_database(figures) if "tables" in figures else _lines_of_a_file(figures)),
     ]
+
+
+def _has(usage: Usage) -> dict[str, int]:
+    return {"bytes": usage.bytes, "records": usage.records}
+
+
+def _line_of_a_tenant(tenant: dict[str, Any]) -> str:
+    limits = {name: tenant[f"{name}_max"] for name in ("bytes", "records")}
+    has = ", ".join(f"{tenant[name]} {name}{f' of {limit}' if limit else ''}" for name, limit in limits.items())
+    per_second = tenant["new_writes_per_second_max"]
+    return f"  tenant {tenant['prefix']!r}: {has}{f', {per_second} new writes a second' if per_second else ''}"
 
 
 def _lines_of_a_file(figures: dict[str, Any]) -> list[str]:

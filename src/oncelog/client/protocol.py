@@ -40,6 +40,8 @@ ITEM_BYTES: Final = 100
 """Of an event in a request, beside its body and its partitions, at most."""
 CEILING_REQUESTS: Final = 64
 """After so many requests in a row that were not too large, larger ones are tried again."""
+_LATER: Final = (codes.SERVER_BUSY, codes.READ_ONLY, codes.QUOTA_EXCEEDED)
+"""Errors of a request after which it is sent again on the same connection."""
 BUSY_MS_MIN: Final = 10
 BUSY_MS_MAX: Final = 60_000
 TOO_LARGE: Final = "too_large"
@@ -364,7 +366,7 @@ class Protocol:
         request = self._request
         if error.code == codes.HISTORY_CHANGED:
             self._change_history(error.details.epoch, error.details.server_last_committed_id, error.message)
-        elif request is not None and msg_id == request.msg_id and error.code == codes.SERVER_BUSY:
+        elif request is not None and msg_id == request.msg_id and error.code in _LATER:
             self.answers += 1
             self._send_later(request)
             self.busy_ms = min(max(error.details.retry_after_ms, BUSY_MS_MIN), BUSY_MS_MAX)

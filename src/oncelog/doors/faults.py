@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import orjson
 
-from oncelog.codes import SERVER_BUSY, SERVER_ERROR
+from oncelog.codes import QUOTA_EXCEEDED, RATE_LIMITED, READ_ONLY, SERVER_BUSY, SERVER_ERROR
+from oncelog.core.values import Reason, Refused
 from oncelog.errors import ClockJumpedError, ClosedError, MovedError, OncelogError
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -31,6 +32,25 @@ class DoorError(Exception):
 def error_json(error: DoorError) -> bytes:
     """An error on a wire of JSON."""
     return orjson.dumps({"code": error.code, "message": error.message, "details": error.details})
+
+
+NOT_NOW: Final = {
+    Reason.BUSY: SERVER_BUSY,
+    Reason.RATE_LIMITED: RATE_LIMITED,
+    Reason.QUOTA_EXCEEDED: QUOTA_EXCEEDED,
+    Reason.READ_ONLY: READ_ONLY,
+}
+"""The one table of refusals that are no outcome of a write: it was not decided, and may be sent again as it is."""
+
+
+def not_now(refused: Refused) -> DoorError:
+    """What a client is told of one of these."""
+    details: dict[str, Any] = {"retry_after_ms": refused.retry_after_ms}
+    if refused.tenant:
+        details |= {"tenant": refused.tenant, "quota": refused.field, "limit": refused.limit}
+        if refused.reason is Reason.QUOTA_EXCEEDED:
+            details["usage"] = refused.current
+    return DoorError(NOT_NOW[refused.reason], refused.message, **details)
 
 
 def stopping() -> DoorError:

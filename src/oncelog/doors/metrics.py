@@ -5,12 +5,15 @@ metrics when somebody asks. All of it is on the event loop's thread, so no addit
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from oncelog.core.tenants import Tenant, Usage
+from oncelog.engine.room import Guard, Why
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 BATCH_ITEMS_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -73,9 +76,15 @@ class Metrics:
         queue_items: Callable[[], int],
         last_position: Callable[[], int],
         subscribers: Callable[[], int],
+        guard: Guard | None = None,
     ) -> None:
         self.counts = counts
+        self.usage: Sequence[tuple[Tenant, Usage]] = ()
+        """What tenants have, as far as somebody has asked for it."""
         self.registry = CollectorRegistry()
+        if guard is not None:
+            self.registry.register(_Room(guard))
+        self.registry.register(_Tenants(self))
         self.registry.register(_Counted(counts))
         self.registry.register(_Asked(queue_items, last_position, subscribers))
         # Once a group commit, not once an event: here a lock costs nothing.
@@ -144,6 +153,42 @@ class _Asked(Collector):
         yield GaugeMetricFamily("oncelog_queue_items", "Writes that wait for their commit.", queue)
         yield GaugeMetricFamily("oncelog_last_committed_position", "Position of the newest commit.", position)
         yield GaugeMetricFamily("oncelog_subscribers", "Readers that follow the log.", subscribers)
+
+
+class _Room(Collector):
+    """Makes metrics of whether new writes are taken."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def collect(self) -> Iterator[Metric]:
+        """As Prometheus' `Collector` says."""
+        reasons, free, size = self._guard.reasons, self._guard.free_bytes, self._guard.store_bytes
+        text = "1 for each reason for which no new writes are taken."
+        yield _gauge("read_only", text, "reason", {why.value: int(why in reasons) for why in Why})
+        if free is not None:
+            yield GaugeMetricFamily("oncelog_disk_free_bytes", "Free bytes of the file system of the log.", free)
+        if size is not None:
+            yield GaugeMetricFamily("oncelog_store_bytes", "Bytes of the file or the database.", size)
+
+
+class _Tenants(Collector):
+    """Makes metrics of what tenants have."""
+
+    def __init__(self, metrics: "Metrics") -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """As Prometheus' `Collector` says."""
+        usage = self._metrics.usage
+        if not usage:
+            return
+        yield _gauge("tenant_bytes", "Bytes of bodies.", "tenant", {who.prefix: has.bytes for who, has in usage})
+        yield _gauge("tenant_records", "Records.", "tenant", {who.prefix: has.records for who, has in usage})
+        limits = {who.prefix: who.bytes_max for who, _ in usage if who.bytes_max}
+        yield _gauge("tenant_bytes_max", "Bytes that a tenant may have.", "tenant", limits)
+        limits = {who.prefix: who.records_max for who, _ in usage if who.records_max}
+        yield _gauge("tenant_records_max", "Records that a tenant may have.", "tenant", limits)
 
 
 def _outcomes(counts: Counts) -> dict[str, int]:

@@ -15,6 +15,7 @@ from oncelog.doors.openapi_parts import (
     EVERYWHERE,
     JSON,
     NO_NUL,
+    QUOTA,
     TEXT,
     Schema,
     answer,
@@ -103,6 +104,12 @@ def _open(name: str, summary: str, answers: Mapping[int, Schema]) -> Schema:
     }
 
 
+def _ready() -> Schema:
+    schema = object_of(status={"const": "ok"}, epoch=TEXT, last_committed_id=whole())
+    read_only = {**TEXT, "description": "Why no new writes are taken, if they are not."}
+    return {**schema, "properties": {**schema["properties"], "read_only": read_only}}
+
+
 def _readyz() -> Schema:
     summary = "Whether it can do its work"
     return _open(
@@ -130,7 +137,7 @@ def _submit(limits: DoorLimits) -> Schema:
     )
     told = answer("Results", "What became of each event, in the order of the request.")
     return {
-        **operation("submit", "Submit events", about, told, (400, 401, 408, 413, 415, 429, 503)),
+        **operation("submit", "Submit events", about, told, (400, 401, 408, 413, 415, 429, 503, 507)),
         "requestBody": {
             "required": True,
             "description": f"At most {limits.frame_bytes_max} bytes.",
@@ -203,7 +210,7 @@ def _schemas(limits: DoorLimits) -> Schema:
     return {
         "Hello": object_of(oncelog=TEXT, events=TEXT, ledger=TEXT, deltas=TEXT, chat=TEXT, health=TEXT),
         "Health": object_of(status=TEXT),
-        "Ready": object_of(status={"const": "ok"}, epoch=TEXT, last_committed_id=whole()),
+        "Ready": _ready(),
         "Submission": {
             "type": "object",
             "required": ["events"],
@@ -296,12 +303,15 @@ def _described_error() -> Schema:
         codes.HISTORY_CHANGED,
         codes.RATE_LIMITED,
         codes.SERVER_BUSY,
+        codes.READ_ONLY,
+        codes.QUOTA_EXCEEDED,
         codes.SERVER_ERROR,
     ]
     details = {
         "type": "object",
         "properties": {
             "field": {**TEXT, "description": "What is wrong."},
+            **QUOTA,
             "limit": whole("What it may be at most."),
             "retry_after_ms": whole("When to try again."),
             "epoch": {**TEXT, "description": "The log's, where the reader's is another."},

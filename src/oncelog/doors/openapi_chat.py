@@ -10,6 +10,7 @@ from oncelog.doors.limits import DoorLimits
 from oncelog.doors.openapi_parts import (
     JSON,
     NO_NUL,
+    QUOTA,
     TEXT,
     Schema,
     answer,
@@ -35,6 +36,8 @@ _CODES: Final = (
     codes.FORBIDDEN,
     codes.HISTORY_CHANGED,
     codes.RATE_LIMITED,
+    codes.READ_ONLY,
+    codes.QUOTA_EXCEEDED,
     codes.SERVER_STOPPING,
     "INVALID_REQUEST",
     "BUSY",
@@ -139,7 +142,7 @@ def _send(limits: DoorLimits) -> Schema:
         "written. Another content, content type or sender under the same id is told (`content_mismatch`)."
     )
     told = answer("Sent", "It is known, and this is its answer.")
-    described = _described("sendMessage", "Send a message", about, told, _WRITTEN)
+    described = _described("sendMessage", "Send a message", about, told, (*_WRITTEN, 507))
     described["responses"]["201"] = answer("Sent", "It is in the chat, durably.")
     return {**described, "parameters": [_chat()], "requestBody": _body("NewMessage", limits)}
 
@@ -279,6 +282,7 @@ def _acknowledgement() -> Schema:
 def _error() -> Schema:
     more: dict[str, Any] = {
         "field": {**TEXT, "description": "What is wrong."},
+        **QUOTA,
         "limit": whole("What it may be at most."),
         "last_sequence": whole("The newest of the chat."),
         "epoch": {**TEXT, "description": "The log's, where the reader's is another."},

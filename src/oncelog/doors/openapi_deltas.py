@@ -12,6 +12,7 @@ from oncelog.doors.limits import COMPACT_DELTAS_MAX, DoorLimits
 from oncelog.doors.openapi_parts import (
     JSON,
     NO_NUL,
+    QUOTA,
     TEXT,
     Schema,
     answer,
@@ -45,6 +46,8 @@ _CODES: Final = (
     codes.INVALID,
     codes.RATE_LIMITED,
     codes.SERVER_BUSY,
+    codes.READ_ONLY,
+    codes.QUOTA_EXCEEDED,
     codes.SERVER_ERROR,
 )
 
@@ -88,7 +91,9 @@ def _push(limits: DoorLimits) -> Schema:
         "any failure push everything again that has no answer."
     )
     told = answer("Pushed", "What became of each delta, in the order of the request.")
-    described = operation("pushDeltas", "Push deltas", about, told, (*_WRITTEN, 409, 422), tag="deltas", fault=_ERROR)
+    described = operation(
+        "pushDeltas", "Push deltas", about, told, (*_WRITTEN, 409, 422, 507), tag="deltas", fault=_ERROR
+    )
     return {**described, "parameters": [_gateway()], "requestBody": _body("Push", limits)}
 
 
@@ -257,6 +262,7 @@ def _error() -> Schema:
     more: dict[str, Any] = {
         "index": whole("The delta at fault."),
         "expected": {**_DELTA_ID, "description": "The id that the delta has."},
+        **QUOTA,
         "limit": whole("What it may be at most."),
         "epoch": {**TEXT, "description": "The log's, where the reader's is another."},
         "newest": whole("The newest sequence."),

@@ -99,7 +99,7 @@ def _write(name: str, schema: str, what: str, limits: DoorLimits) -> Schema:
         "content": {JSON: {"schema": ref(schema)}},
     }
     return {
-        **operation(name, f"Commit {what}, once", about, told, (400, 401, 408, 413, 415, 429, 503), tag="ledger"),
+        **operation(name, f"Commit {what}, once", about, told, (400, 401, 408, 413, 415, 429, 503, 507), tag="ledger"),
         "requestBody": body,
     }
 

@@ -22,13 +22,21 @@ _ERRORS: Final[Mapping[int, str]] = {
     422: "A write that is good in form is not what a schema of tables, a limit or the application allows.",
     429: "Too many failed attempts to authenticate, or too many new events. Try again after `Retry-After`.",
     500: "The server is at fault. Whether something was written is not known: send it again, under the same ids.",
-    503: "The server is busy, or is being stopped. Nothing of the request has been decided: send all of it again.",
+    503: "The server is busy, takes no new writes, or is being stopped. Nothing new of the request has been decided: "
+    "send all of it again.",
+    507: "A tenant has as much as it may have. Try again after `Retry-After`: somebody has to make room first.",
 }
-RETRIED: Final = frozenset({429, 500, 503})
+RETRIED: Final = frozenset({429, 500, 503, 507})
 EVERYWHERE: Final = (403, 500)
 
 
 TEXT: Final[Schema] = {"type": "string"}
+QUOTA: Final[dict[str, Schema]] = {
+    "tenant": {**TEXT, "description": "Whose quota it is."},
+    "quota": {**TEXT, "description": "Which of them."},
+    "usage": {"type": "integer", "minimum": 0, "description": "What the tenant has."},
+}
+"""What an error tells of a quota, beside its limit."""
 
 
 def operation(

@@ -25,6 +25,8 @@ STATUS: Final = {
     codes.HISTORY_CHANGED: 409,
     codes.RATE_LIMITED: 429,
     codes.SERVER_BUSY: 503,
+    codes.READ_ONLY: 503,
+    codes.QUOTA_EXCEEDED: 507,
     codes.SERVER_ERROR: 500,
 }
 """The one table from the door's errors to HTTP's."""

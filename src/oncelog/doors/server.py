@@ -7,12 +7,14 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from msgspec.structs import replace
 
 from oncelog import codes
 from oncelog.doors.arrivals import Arrivals
@@ -85,15 +87,27 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
     """`async with Server(settings) as server:` serves until the block is left."""
 
-    def __init__(self, settings: ServerSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: ServerSettings, clock: Clock | None = None, again: Callable[[], ServerSettings] | None = None
+    ) -> None:
         self.settings = settings
+        self._again = again
         self._clock = clock or SystemClock()
         self._schemas = None if settings.deltas_schemas is None else Schemas(settings.deltas_schemas)
         validate = both(
             None if settings.validate is None else validate_of(settings.validate),
             None if self._schemas is None else self._schemas.validate,
         )
-        self.log = open_log(settings.store, validate=validate, limits=settings.engine_limits, clock=clock)
+        self.log = open_log(
+            settings.store,
+            validate=validate,
+            limits=settings.engine_limits,
+            clock=clock,
+            room=settings.disk.room,
+            tenants=settings.tenants,
+        )
+        if settings.read_only:
+            self.log.set_read_only()
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
         self.hub = Hub(self._clock.wall_ms, self.counts, self._cannot_read)
@@ -118,6 +132,7 @@ class Server:
             queue_items=lambda: self.log.queued,
             last_position=lambda: self.hub.position,
             subscribers=lambda: self._readers,
+            guard=self.log.guard,
         )
         self.log.watch_commits(self.metrics.observe_commit)
         self._origins = settings.allowed_origins
@@ -139,6 +154,7 @@ class Server:
         self._renewing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._counting: asyncio.Task[None] | None = None
         self._is_ready = False
         self.urls: list[str] = []
         """Where it listens."""
@@ -224,7 +240,7 @@ class Server:
         if self._listener is not None:
             self._listener.close()
         calls = None if self.rpc is None else asyncio.ensure_future(self.rpc.stop(self.settings.shutdown_ms / 1000))
-        for task in (self._renewing, self._listening):
+        for task in (self._renewing, self._listening, self._counting):
             if task is not None:
                 task.cancel()
         try:
@@ -347,11 +363,12 @@ class Server:
             app.router.add_route(method, path, partial(self._handle_chat, chat_handler))
 
     def reload(self) -> None:
-        """Takes keys, grants and certificates anew, and looks at everybody who is connected.
+        """Takes keys, grants, certificates and what may change of the settings anew, and looks at who is connected.
 
         What is bad is told, and what was there before stays.
         """
         try:
+            settings = self.settings if self._again is None else self._again()
             self._tls_context()  # tried on another one first: a bad key would leave ours with none at all
             pem = self._read_pem()
             schemas = None if self._schemas is None else self._schemas.read()
@@ -365,7 +382,29 @@ class Server:
             logger.error("nothing was reloaded: %s", error)  # noqa: TRY400 - it is no accident of ours
             return
         self._renew()
+        self._change(settings)
         logger.info("keys, grants and certificates were reloaded")
+
+    def _change(self, new: ServerSettings) -> None:
+        """The settings that need no restart: the operator's switch, how full the disk may be, quotas."""
+        guard = self.log.guard
+        guard.set_read_only(is_read_only=new.read_only)
+        if new.disk != self.settings.disk:
+            guard.use(new.disk.room)
+        if new.tenants != self.settings.tenants and self._counting is None:
+            self._counting = asyncio.get_running_loop().create_task(self._set_tenants(new))
+        self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
+
+    async def _set_tenants(self, new: ServerSettings) -> None:
+        try:
+            await self.log.set_tenants(new.tenants)
+        except OncelogError as error:
+            logger.error("the quotas stay as they were: %s", error)  # noqa: TRY400 - as above
+        else:
+            self.settings = replace(self.settings, tenants=new.tenants)
+            logger.info("quotas were reloaded", extra={"tenants": len(new.tenants)})
+        finally:
+            self._counting = None
 
     def _tls_context(self) -> ssl.SSLContext | None:
         if self.settings.tls.certificate is None:
@@ -545,9 +584,15 @@ class Server:
             logger.warning("not ready: %s", error)
             return web.json_response({"status": "the store cannot be read"}, status=503)
         newest = heads[0].position if 0 in heads else 0
-        return web.json_response({"status": "ok", "epoch": self.log.epoch, "last_committed_id": newest})
+        found = {"status": "ok", "epoch": self.log.epoch, "last_committed_id": newest}
+        # Ready all the same: what is known is answered, and all can be read. Who asks can tell the difference.
+        read_only = self.log.read_only
+        return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        if self.settings.tenants:
+            with suppress(OncelogError):  # then it is as it was
+                self.metrics.usage = await self.log.usage()
         return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})
 
     async def _openapi(self, _: web.Request) -> web.Response:

@@ -16,6 +16,7 @@ from typing import Any, Final, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, Struct
 
+from oncelog.core.tenants import Tenant, demand_tenants
 from oncelog.doors import settings_sources as sources
 from oncelog.doors.apikeys import ApiKeys
 from oncelog.doors.identity import Authenticates, Authenticator, DevelopmentAuthenticator
@@ -26,6 +27,7 @@ from oncelog.doors.signing import KeyFile, KeyKind
 from oncelog.doors.tokens import Tokens, TokenSettings
 from oncelog.doors.validating import VALIDATORS_GROUP
 from oncelog.engine.limits import Limits
+from oncelog.engine.room import Room
 from oncelog.errors import SettingsError
 
 GRPC_PORT_ABOVE: Final = 100
@@ -56,6 +58,10 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Web origins whose pages may connect besides our own: `https://app.example.org`."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    read_only: bool = False
+    """Whether no new writes are taken: what is known is answered, and all can be read. SIGHUP takes it anew."""
+    tenants: tuple[Tenant, ...] = ()
+    """Quotas: of each tenant its prefix, and what it may have. They become the log's. SIGHUP takes them anew."""
     shutdown_ms: int = 10_000
     """How long a server that is told to stop waits for what is in flight. 0 does not wait."""
     metrics: bool = True
@@ -74,6 +80,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
             is_validate,
             f"validate must be package.module:callable, or the name of an entry point in {VALIDATORS_GROUP}",
         )
+        demand_tenants(self.tenants)
         _demand_each_origin(self.origins)
         _demand_each_network(self.trusted_proxies)
         is_time = 0 <= self.shutdown_ms <= SETTING_NUMBER_MAX
@@ -106,6 +113,34 @@ class LogSettings(Struct, frozen=True, kw_only=True):
     """A line for people, or a JSON object a line for machines."""
 
 
+class DiskSettings(Struct, frozen=True, kw_only=True):
+    """When no new writes are taken because there is little room for them, and when they are again."""
+
+    free_bytes_min: int = 256 * 2**20
+    """Free bytes of the file system of a log in a file; below it no new writes are taken. 0 does not look."""
+    free_again_bytes_min: int = 0
+    """From so many free bytes on they are taken again. 0 is a tenth more than `disk.free_bytes_min`."""
+    store_bytes_max: int = 0
+    """Bytes of the database, or of the file; above it no new writes are taken. 0 does not look."""
+    store_again_bytes_max: int = 0
+    """Up to so many bytes they are taken again. 0 is a tenth less than `disk.store_bytes_max`."""
+    look_ms: int = 1000
+    """How often the free bytes are looked at, and a disk that was full is tried again."""
+    store_look_ms: int = 10_000
+    """How often the bytes of the store are asked for."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value, lowest = getattr(self, name), 1 if name.endswith("_ms") else 0
+            if value < lowest:
+                raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value}")
+
+    @property
+    def room(self) -> Room:
+        """The same for the log."""
+        return Room(**msgspec.structs.asdict(self))
+
+
 class TlsSettings(Struct, frozen=True, kw_only=True):
     """TLS that the server speaks itself. Both or neither."""
 
@@ -126,6 +161,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
     """All settings, each good by itself and all together. The table `limits` is two structs here: to each its own."""
 
     log: LogSettings = LogSettings()
+    disk: DiskSettings = DiskSettings()
     tls: TlsSettings = TlsSettings()
     tokens: TokenSettings | None = None
     api_keys: ApiKeySettings = ApiKeySettings()
@@ -206,6 +242,7 @@ class _Field(Struct, frozen=True):
 _TABLES: Final[Mapping[str, tuple[type[Struct], ...]]] = {
     "": (GeneralSettings,),
     "log": (LogSettings,),
+    "disk": (DiskSettings,),
     "tls": (TlsSettings,),
     "tokens": (TokenSettings,),
     "api_keys": (ApiKeySettings,),
@@ -248,6 +285,7 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
     return ServerSettings(
         **values[GeneralSettings],
         log=LogSettings(**values[LogSettings]),
+        disk=DiskSettings(**values[DiskSettings]),
         tls=TlsSettings(**values[TlsSettings]),
         tokens=_token_settings(values[TokenSettings]),
         api_keys=ApiKeySettings(**values[ApiKeySettings]),

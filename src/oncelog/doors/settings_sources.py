@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
+from oncelog.core.tenants import Tenant
 from oncelog.doors import files
 from oncelog.doors.limits import SETTING_NUMBER_MAX, SETTINGS_FILE_BYTES_MAX
 from oncelog.doors.signing import KeyFile, KeyKind
@@ -201,6 +202,26 @@ def _key_file(value: object, is_text: bool) -> KeyFile:  # noqa: ARG001
     raise _WrongError(_KEY_FILE_FORM)
 
 
+def _tenant(value: object, is_text: bool) -> Tenant:  # noqa: ARG001
+    """A table; or the prefix, and behind it `name=number` for each of its limits."""
+    if isinstance(value, str):
+        prefix, *limits = value.split()
+        pairs = [one.partition("=") for one in limits]
+        value = {"prefix": prefix, **{name: _limit(number) for name, _, number in pairs}}
+    if isinstance(value, dict) and value.keys() <= set(Tenant.__struct_fields__):
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(value, Tenant)
+    raise _WrongError(_TENANT_FORM)
+
+
+def _limit(text: str) -> int | None:
+    return int(text) if len(text) <= _NUMBER_CHARACTERS_MAX and _NUMBER.fullmatch(text) else None
+
+
+_TENANT_FORM: Final = (
+    f'"prefix name=number …", where the names are {", ".join(Tenant.__struct_fields__[1:])}; or in a file a table '
+    "with prefix and these"
+)
 _KEY_FILE_FORM: Final = (
     f'"kind:path" or "kind#key_id:path", where the kind is {", ".join(one.value for one in KeyKind)}; or in a file '
     "also a table with kind, path and key_id"
@@ -210,5 +231,6 @@ _READERS: Final[Mapping[Any, Callable[[object, bool], object]]] = {
     bool: _flag,
     str: _text,
     KeyFile: _key_file,
+    Tenant: _tenant,
 }
-_PLURALS: Final[Mapping[Any, str]] = {str: "texts", KeyFile: "key files"}
+_PLURALS: Final[Mapping[Any, str]] = {str: "texts", KeyFile: "key files", Tenant: "tenants"}

@@ -162,6 +162,7 @@ def refusal(answer: Answer) -> tuple[int, str]:
     told = answer.json
     assert {"error", "code"} <= set(told) <= {
         "error", "code", "index", "expected", "limit", "epoch", "newest", "serverTime", "retryAfterMs",
+        "tenant", "quota", "usage",
     }  # fmt: skip
     assert isinstance(told["error"], str)
     return answer.status, told["code"]

@@ -38,6 +38,7 @@ STATUS_OF: Final = {
     429: "RESOURCE_EXHAUSTED",
     500: "UNAVAILABLE",
     503: "UNAVAILABLE",
+    507: "RESOURCE_EXHAUSTED",
 }
 _CODES: Final = {
     "bad_request": "INVALID_ARGUMENT",
@@ -78,6 +79,8 @@ class CallError(Exception):
         self.code = code
         """The door's own word for it; empty where the error is gRPC's."""
         self.retry_after_ms = retry_after_ms
+        self.details: Mapping[str, Any] = {}
+        """What else it says, each as a text."""
         self.http_status = 0
         self.retry_after_s = ""
         """Of HTTP: the header."""
@@ -237,13 +240,15 @@ def members_of(message: Message) -> Json:
 def rpc_error(error: grpc.aio.AioRpcError) -> CallError:
     trailing: dict[str, Any] = dict(error.trailing_metadata() or ())
     retry = trailing.get("retry-after-ms")
-    return CallError(
+    told = CallError(
         error.code().name,
         error.details() or "",
         trailing.get("field"),
         trailing.get("oncelog-code", ""),
         None if retry is None else int(retry),
     )
+    told.details = {name.replace("-", "_"): str(value) for name, value in trailing.items()}
+    return told
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------
@@ -339,7 +344,9 @@ async def _answer(response: aiohttp.ClientResponse) -> Json:
 
 def _error(status: str, error: Mapping[str, Any]) -> CallError:
     details = error["details"]
-    return CallError(status, error["message"], details.get("field"), error["code"], details.get("retry_after_ms"))
+    told = CallError(status, error["message"], details.get("field"), error["code"], details.get("retry_after_ms"))
+    told.details = {name: str(value) for name, value in details.items()}
+    return told
 
 
 def _json_bytes(name: str, value: bytes) -> str:

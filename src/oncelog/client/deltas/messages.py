@@ -108,7 +108,7 @@ class Fault(Struct, frozen=True):
     @property
     def is_transient(self) -> bool:
         """Whether the same may be sent again soon."""
-        return self.code in (SERVER_BUSY, SERVER_ERROR, RATE_LIMITED)
+        return self.code.lower() in codes.LATER
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"

@@ -169,7 +169,7 @@ class Wire:
             return ServerRefusedError(code or status.name.lower(), told)
         if status is grpc.StatusCode.RESOURCE_EXHAUSTED and told.startswith("SERVER: Received message larger"):
             return ServerRefusedError(TOO_LARGE, told)
-        if code in (codes.RATE_LIMITED, codes.SERVER_BUSY, codes.SERVER_ERROR):
+        if code in codes.LATER:
             return ServerRefusedError(code, told, _milliseconds(metadata.get("retry-after-ms")))
         return LostError(f"{self.address}: {status.name}: {told}")
 

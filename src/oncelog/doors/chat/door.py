@@ -32,7 +32,7 @@ from oncelog.core.values import (
 )
 from oncelog.doors.chat.reading import Send
 from oncelog.doors.entrance import Entrance
-from oncelog.doors.faults import RETRY_AFTER_MS, DoorError, error_of, telling
+from oncelog.doors.faults import NOT_NOW, RETRY_AFTER_MS, DoorError, error_of, not_now, telling
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
@@ -49,10 +49,8 @@ _CODES: Final = {
     Reason.INVALID: codes.INVALID_MESSAGE,
     Reason.MALFORMED: codes.INVALID_MESSAGE,
     Reason.INVALID_ACKNOWLEDGEMENT: codes.INVALID_ACK,
-    Reason.RATE_LIMITED: codes.RATE_LIMITED,
-    Reason.BUSY: codes.SERVER_BUSY,
 }
-"""The one table from the reasons of a refusal to the words of this wire."""
+"""The one table from the reasons of a refusal to the words of this wire. Others come at a bad moment (`NOT_NOW`)."""
 
 
 class Batch(Struct, frozen=True):
@@ -258,9 +256,9 @@ def refusal(verdict: Verdict) -> DoorError:
         raise TypeError(f"the chat door was answered with {verdict!r}")
     if verdict.reason is Reason.NOT_A_MEMBER:
         return not_a_member()
+    if verdict.reason in NOT_NOW:
+        return not_now(verdict)
     code = _CODES.get(verdict.reason, codes.BAD_REQUEST)
-    if verdict.reason in (Reason.RATE_LIMITED, Reason.BUSY):
-        return DoorError(code, verdict.message, retry_after_ms=verdict.retry_after_ms)
     if verdict.reason is Reason.INVALID_ACKNOWLEDGEMENT:
         return DoorError(code, verdict.message, last_sequence=verdict.current)
     return DoorError(code, verdict.message, field=verdict.field)

@@ -50,7 +50,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.doors.entrance import Entrance
-from oncelog.doors.faults import DoorError, error_of, telling
+from oncelog.doors.faults import NOT_NOW, DoorError, error_of, not_now, telling
 from oncelog.doors.limits import COMPACT_DELTAS_MAX, LONG_FRAME_BYTES, DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
@@ -70,10 +70,9 @@ _CODES: Final = {
     Reason.INVALID: codes.INVALID,
     Reason.TOO_MANY_COLUMNS: codes.INVALID,
     Reason.ROW_TOO_LARGE: codes.INVALID,
-    Reason.RATE_LIMITED: codes.RATE_LIMITED,
-    Reason.BUSY: codes.SERVER_BUSY,
 }
-"""The one table from the reasons of a refusal to the words of this wire. The others are faults of the request."""
+"""The one table from the reasons of a refusal to the words of this wire. Others come at a bad moment (`NOT_NOW`) or
+are faults of the request."""
 T = TypeVar("T")
 
 Result = tuple[str, int, bool]
@@ -359,9 +358,9 @@ def _refused(verdicts: Sequence[Verdict], given: Sequence[DeltaJson], submission
         index = max(range(len(submissions)), key=lambda place: size_of(submissions[place]))
         return DoorError(codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
     reason = refused.reason
+    if reason in NOT_NOW:
+        return not_now(refused)
     code = _CODES.get(reason, codes.BAD_REQUEST)
-    if code in (codes.RATE_LIMITED, codes.SERVER_BUSY):
-        return DoorError(code, refused.message, retry_after_ms=refused.retry_after_ms)
     if reason is Reason.CLOCK_DRIFT:
         ahead_ms = wall_ms(parse_hlc(given[index].hlc)) - refused.current
         return DoorError(

@@ -26,7 +26,10 @@ _TOO_LARGE_STATUS: Final = 413
 _DETAILS: Final = {
     "index": "index",
     "expected": "expected",
+    "tenant": "tenant",
+    "quota": "quota",
     "limit": "limit",
+    "usage": "usage",
     "epoch": "epoch",
     "newest": "newest",
     "server_time_ms": "serverTime",

@@ -41,7 +41,10 @@ from oncelog.stores.protocol import Brief, BriefPage, brief_of
 
 SPELLING: Final = Spelling(msg_id="msgId", version="protocolVersion", has_numbers=False)
 
-_CODE: Final = {codes.VERSION_UNSUPPORTED: "protocolVersion_unsupported", codes.SERVER_BUSY: codes.SERVER_ERROR}
+_CODE: Final = {
+    codes.VERSION_UNSUPPORTED: "protocolVersion_unsupported",
+    **dict.fromkeys((codes.SERVER_BUSY, codes.READ_ONLY, codes.QUOTA_EXCEEDED), codes.SERVER_ERROR),
+}
 """Codes that have another name here, or none. The client knows no busy server, and would wait for its answer for ever;
 after a `server_error` it connects again, and sends again what has no result."""
 

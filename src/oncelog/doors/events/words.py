@@ -10,9 +10,9 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
-from oncelog.codes import AUTH_FAILED, RATE_LIMITED, SERVER_BUSY, SERVER_ERROR, VALIDATION_FAILED, VERSION_UNSUPPORTED
+from oncelog.codes import AUTH_FAILED, RATE_LIMITED, SERVER_ERROR, VALIDATION_FAILED, VERSION_UNSUPPORTED
 from oncelog.core.values import Committed, Reason, Receipt, Record, Refused, Replayed, Verdict
-from oncelog.doors.faults import DoorError
+from oncelog.doors.faults import NOT_NOW, DoorError, not_now
 from oncelog.doors.frames import frame_head, json_text
 from oncelog.stores.protocol import Brief, brief_of
 
@@ -20,12 +20,6 @@ PRIOR_ITEM_FAILED: Final = "prior_item_failed"
 
 CLOSING: Final = frozenset({AUTH_FAILED, VERSION_UNSUPPORTED, RATE_LIMITED, SERVER_ERROR})
 """After one of these errors the connection ends (EV-2)."""
-
-_REQUEST_ERROR: Final = {Reason.BUSY: SERVER_BUSY, Reason.RATE_LIMITED: RATE_LIMITED}
-"""Refusals that are no outcome of an event: nothing was decided about it, and all of the request is to be sent again.
-
-A client takes `rejected` as final. To be told that for an event which only came at a bad moment would lose it.
-"""
 
 _FIELD: Final = {
     "key": "id",
@@ -77,11 +71,13 @@ def event_json(record: Record) -> bytes:
 
 
 def request_error(verdicts: Iterable[Result]) -> DoorError | None:
-    """The error in place of all results, if one of the items was not decided at all."""
+    """The error in place of all results, if one of the items was not decided at all: all of it is to be sent again.
+
+    A client takes `rejected` as final. To be told that for an event which only came at a bad moment would lose it.
+    """
     for verdict in verdicts:
-        if type(verdict) is Refused and verdict.reason in _REQUEST_ERROR:
-            code = _REQUEST_ERROR[verdict.reason]
-            return DoorError(code, verdict.message, retry_after_ms=verdict.retry_after_ms)
+        if type(verdict) is Refused and verdict.reason in NOT_NOW:
+            return not_now(verdict)
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncelog.codes import BAD_REQUEST, FORBIDDEN, HISTORY_CHANGED, NOT_FOUND, RATE_LIMITED, SERVER_BUSY
+from oncelog.codes import BAD_REQUEST, FORBIDDEN, HISTORY_CHANGED, NOT_FOUND
 from oncelog.core.canonical import nfc
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX, SEQUENCE_MAX
 from oncelog.core.operations import Entity
@@ -28,7 +28,7 @@ from oncelog.core.transactions import (
 )
 from oncelog.core.values import Committed, Rate, Reason, Receipt, Record, Refused, Replayed, Submission, Verdict
 from oncelog.doors.entrance import Entrance
-from oncelog.doors.faults import DoorError, error_of, telling
+from oncelog.doors.faults import NOT_NOW, DoorError, error_of, not_now, telling
 from oncelog.doors.ledger.values import (
     ClientState,
     Entities,
@@ -74,7 +74,6 @@ _MESSAGES: Final = {
     Reason.IDENTITY_REUSED: "the idempotency key was used for other operations; nothing was written",
 }
 _UNMET: Final = "a condition is not met; how the entity stands may not be read"
-_CALL_ERRORS: Final = {Reason.BUSY: SERVER_BUSY, Reason.RATE_LIMITED: RATE_LIMITED}
 _FIELDS: Final = {"client_sequence": "sequence", "key": "idempotency_key", "client": "client_id", "body": "operations"}
 
 
@@ -264,8 +263,8 @@ class LedgerDoor:
         reason = refused.reason
         code = _CODES.get(reason)
         if code is None:
-            if reason in _CALL_ERRORS:
-                raise DoorError(_CALL_ERRORS[reason], refused.message, retry_after_ms=refused.retry_after_ms)
+            if reason in NOT_NOW:
+                raise not_now(refused)
             field = _FIELDS.get(refused.field, refused.field)
             raise DoorError(BAD_REQUEST, f"{field}: {refused.message}", field=field)
         self.counts.ledger_writes[code.name.lower()] += 1

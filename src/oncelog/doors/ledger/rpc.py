@@ -39,6 +39,8 @@ STATUS: Final = {
     codes.HISTORY_CHANGED: grpc.StatusCode.FAILED_PRECONDITION,
     codes.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     codes.SERVER_BUSY: grpc.StatusCode.UNAVAILABLE,
+    codes.READ_ONLY: grpc.StatusCode.UNAVAILABLE,
+    codes.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     codes.SERVER_ERROR: grpc.StatusCode.UNAVAILABLE,
 }
 """The one table from the doors' errors to gRPC's."""
@@ -233,7 +235,7 @@ class LedgerRpc:
         """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
         self._door.counts.requests["ledger", "grpc", error.code] += 1
         told = {"oncelog-code": error.code}
-        for name in ("field", "limit", "retry_after_ms", "epoch"):
+        for name in ("field", "tenant", "quota", "limit", "usage", "retry_after_ms", "epoch"):
             if name in error.details:
                 told[name.replace("_", "-")] = _ascii(error.details[name])
         status, message = STATUS[error.code], error.message
