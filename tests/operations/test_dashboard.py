@@ -1,0 +1,139 @@
+"""The dashboard and the alerts ask for what a real server has: every name, every label and its values, every legend."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import promql_parser as promql
+import pytest
+import yaml  # type: ignore[import-untyped]
+from prometheus_client.parser import text_string_to_metric_families
+
+from doors.serving import item, run, serving
+from doors.test_held_back import measured, ways
+from oncelog import codes
+from oncelog.core.tenants import Tenant
+from oncelog.doors.settings import DiskSettings
+
+GRAFANA: Final = Path(__file__).parents[2] / "examples/grafana"
+DASHBOARD: Final = json.loads((GRAFANA / "oncelog.json").read_text(encoding="utf-8"))
+ALERTS: Final = yaml.safe_load((GRAFANA / "alerts.yml").read_text(encoding="utf-8"))
+BY_PROMETHEUS: Final = {"job", "instance"}
+"""What it adds to all that it has scraped."""
+VARIABLES: Final = {"$__rate_interval": "5m", "$job": ".*", "$instance": ".*"}
+
+Labels = dict[str, dict[str, set[str]]]
+"""Of each metric its labels, and the values that they have had."""
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
+    """What a server shows to which everything has happened that a panel asks about."""
+
+    async def main() -> str:
+        tenants = (Tenant("acme", bytes_max=10**9, records_max=10**6),)
+        disk = DiskSettings(store_bytes_max=2**50)
+        async with serving(tmp_path_factory.mktemp("log"), tenants=tenants, disk=disk) as served, ways(served) as doors:
+            for _ in range(2):  # new, and known
+                for number, write in enumerate(doors.values(), 1):
+                    assert await write(number) is None
+            assert (await served.submit({})).status == 400
+            served.server.log.set_read_only()
+            assert (await served.submit(item(99))).status == 503
+            return await measured(served)
+
+    # What else a request may be answered with: not all of it can be made to happen here.
+    found: Labels = {"oncelog_requests_total": {"outcome": {codes.SERVER_ERROR, codes.SERVER_BUSY}}}
+    for family in text_string_to_metric_families(run(main())):
+        for sample in family.samples:
+            labels = found.setdefault(sample.name, {})
+            for name, value in sample.labels.items():
+                labels.setdefault(name, set()).add(value)
+    return found
+
+
+def queries() -> Iterator[tuple[str, str, str]]:
+    """Where it is, the query, and the text that its series are called by."""
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"], target["legendFormat"]
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+            assert asked is not None
+            yield f"variable {variable['name']}", asked[1], f"{{{{{asked[2]}}}}}"
+    for group in ALERTS["groups"]:
+        for rule in group["rules"]:
+            named = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
+            yield rule["alert"], rule["expr"], " ".join(f"{{{{{name}}}}}" for name in named)
+
+
+@pytest.mark.parametrize(
+    ("where", "query", "legend"), [pytest.param(*one, id=f"{one[0]}-{n}") for n, one in enumerate(queries())]
+)
+def test_every_query_asks_for_what_a_server_has(where: str, query: str, legend: str, scraped: Labels) -> None:
+    for variable, value in VARIABLES.items():
+        query = query.replace(variable, value)
+    assert "$" not in query, "a variable that the dashboard has not"
+    parsed = promql.parse(query)
+    selectors = [one for one in parts(parsed) if isinstance(one, promql.VectorSelector)]
+    assert selectors, where
+    known: set[str] = set(BY_PROMETHEUS)
+    for selector in selectors:
+        if selector.name == "up":  # Prometheus' own
+            continue
+        assert selector.name in scraped, f"{where}: no server has the metric {selector.name}"
+        labels = scraped[selector.name]
+        known |= labels.keys()
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in labels.keys() | BY_PROMETHEUS, f"{where}: {selector.name} has no {matcher.name}"
+            if matcher.name in labels:
+                assert any(matches(matcher, value) for value in labels[matcher.name]), f"{where}: {matcher.value}"
+    for aggregate in (one for one in parts(parsed) if isinstance(one, promql.AggregateExpr)):
+        grouped = set(aggregate.modifier.labels) if aggregate.modifier is not None else set()
+        assert grouped <= known, f"{where}: nothing has {grouped - known}"
+    # With `group_right` the other side's labels stay.
+    kept = (
+        None if "group_right" in query else re.search(r"^(?:sum|max|histogram_quantile\(.*?sum) by \(([^)]*)\)", query)
+    )
+    shown = {name.strip() for name in kept[1].split(",")} if kept else known
+    assert set(re.findall(r"{{\s*(\w+)\s*}}", legend)) <= shown, f"{where}: {legend} of {shown}"
+
+
+def test_every_metric_of_a_server_is_on_the_dashboard(scraped: Labels) -> None:
+    """But for what is there in another form, and figures that are for a closer look."""
+    asked = " ".join(query for _, query, _ in queries())
+    left_out = {"oncelog_frames_received_total", "oncelog_sent_bytes_total"}
+    ours = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in scraped if name.startswith("oncelog_")}
+    assert {name for name in ours if name not in asked} == left_out
+
+
+def test_panels_have_titles_of_their_own_and_lie_beside_each_other() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["title"] for panel in panels}) == len({panel["id"] for panel in panels}) == len(panels)
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(places)
+    assert all("${datasource}" in json.dumps(panel["datasource"]) for panel in panels)
+
+
+def parts(expression: Any) -> Iterator[Any]:
+    """All that a query is made of."""
+    yield expression
+    for name in ("lhs", "rhs", "expr", "vector_selector", "vs", "param"):
+        inner = getattr(expression, name, None)
+        if isinstance(inner, promql.Expr):
+            yield from parts(inner)
+    for inner in getattr(expression, "args", None) or ():
+        yield from parts(inner)
+
+
+def matches(matcher: Any, value: str) -> bool:
+    """Whether a series with that value is one of those that are asked for."""
+    if matcher.op == promql.MatchOp.Equal:
+        return bool(matcher.value == value)
+    if matcher.op == promql.MatchOp.NotEqual:
+        return bool(matcher.value != value)
+    is_like = re.fullmatch(matcher.value, value) is not None
+    return is_like if matcher.op == promql.MatchOp.Re else not is_like
