@@ -285,7 +285,7 @@ def test_one_at_a_time_and_in_order_or_more_if_that_is_wanted() -> None:
 
 
 @pytest.mark.rule("CH-12")
-@pytest.mark.parametrize("code", ["RATE_LIMITED", "BUSY", "UNAVAILABLE"])
+@pytest.mark.parametrize("code", ["RATE_LIMITED", "BUSY", "UNAVAILABLE", "READ_ONLY", "QUOTA_EXCEEDED"])
 def test_who_is_sent_away_waits_as_long_as_the_server_says_and_longer_each_time(code: str) -> None:
     talk = Talk(at(0), pause_ms_min=100, pause_ms_max=1000).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1), entry(2)], 0)

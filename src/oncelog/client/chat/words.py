@@ -18,7 +18,9 @@ INVALID_ACK: Final = "INVALID_ACK"
 RATE_LIMITED: Final = "RATE_LIMITED"
 BUSY: Final = "BUSY"
 UNAVAILABLE: Final = "UNAVAILABLE"
-TRANSIENT: Final = frozenset({RATE_LIMITED, BUSY, UNAVAILABLE})
+READ_ONLY: Final = "READ_ONLY"
+QUOTA_EXCEEDED: Final = "QUOTA_EXCEEDED"
+TRANSIENT: Final = frozenset({RATE_LIMITED, BUSY, UNAVAILABLE, READ_ONLY, QUOTA_EXCEEDED})
 """What a server may say to a request that is to be made again later."""
 
 
