@@ -41,6 +41,7 @@ ASYNC_ONLY = {
     "settled",
     "watch_commits",
     "listen",
+    "listen_members",
     "unlisten",
     "guard",
     "submit_nowait",

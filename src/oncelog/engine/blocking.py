@@ -39,7 +39,17 @@ from oncelog.engine.work import Holding, Work, doing, done_here
 from oncelog.engine.working import Works
 from oncelog.errors import ClosedError
 from oncelog.portal import Portal
-from oncelog.stores.protocol import Consumer, EntityPage, RelationshipPage, RelationshipQuery, RowPage, ScopedBlock
+from oncelog.stores.protocol import (
+    Consumer,
+    EntityPage,
+    MemberPage,
+    Membership,
+    MembershipPage,
+    RelationshipPage,
+    RelationshipQuery,
+    RowPage,
+    ScopedBlock,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -336,6 +346,18 @@ class BlockingBooks:
     def relationships(self, query: RelationshipQuery) -> RelationshipPage:
         """As `Books.relationships`."""
         return self._portal.call(self._books.relationships, query)
+
+    def standing_of(self, scope: str, member: str) -> Membership | None:
+        """As `Books.standing_of`."""
+        return self._portal.call(self._books.standing_of, scope, member)
+
+    def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
+        """As `Books.members`."""
+        return self._portal.call(self._books.members, scope, after=after, limit=limit)
+
+    def memberships(self, member: str, *, prefix: str, after: str = "", limit: int = 500) -> MembershipPage:
+        """As `Books.memberships`."""
+        return self._portal.call(self._books.memberships, member, prefix=prefix, after=after, limit=limit)
 
     def record(self, lane: int, position: int) -> Record | None:
         """As `Books.record`."""
