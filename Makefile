@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo test lint format bench peers soak pins stubs conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test lint format bench peers soak pins stubs conformance clean help new-venv node-and-browser
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,6 +31,9 @@ tour: $(VENV)/.run ## A narrated tour: what becomes of a write that is sent twic
 todo: $(VENV)/.dev $(NODE)/.whole ## A shared to-do list in two terminals and a web page; prints what to start
 	@echo "Start these, each in a terminal of its own (examples/todo/README.md):"
 	@sed -n 's/^\$$ /  /p' examples/todo/README.md
+
+cluster: $(VENV)/.dev ## PostgreSQL with two standbys, Patroni and etcd, that fails over; prints how to use and to kill it
+	@exec $(BIN)/python -m oncelog.testing.cluster start
 
 test: $(VENV)/.dev $(NODE)/.whole ## Everything: lint, types, import rules, all tests, the conformance page
 	@$(MAKE) --no-print-directory lint

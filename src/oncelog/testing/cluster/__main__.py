@@ -1,0 +1,189 @@
+"""`python -m oncelog.testing.cluster`: a cluster to try, to look at, and to kill the primary of."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from oncelog.testing.cluster.cluster import Cluster, end_all, is_looked_after, kill_server
+from oncelog.testing.cluster.layout import FILE, ClusterSettings, Layout
+from oncelog.testing.cluster.state import State, state_of
+from oncelog.testing.programs import await_end
+
+REVIVE_S: Final = 5.0
+"""After so long a Patroni or an etcd that has died is started again, as whoever looks after a machine does."""
+FIRST_PORT: Final = 7181
+
+app = typer.Typer(
+    help="PostgreSQL with one primary and two standbys on this machine, under Patroni and etcd; fails over by itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    epilog="Example: python -m oncelog.testing.cluster start; then, in another terminal, state, kill, state, stop.",
+)
+
+Directory = Annotated[
+    Path,
+    typer.Option("--directory", help="Where all of it is kept. It is removed when the cluster is stopped."),
+]
+DEFAULT: Final = Path(tempfile.gettempdir()) / f"oncelog-cluster-{os.getuid()}"
+
+
+@app.command()
+def start(
+    directory: Directory = DEFAULT,
+    port: Annotated[int, typer.Option(help="Of the first server; the others have the next two. 0: any.")] = FIRST_PORT,
+    ttl: Annotated[int, typer.Option(min=20, help="Seconds: a primary not heard of for so long is replaced.")] = 20,
+    loop_wait: Annotated[int, typer.Option(min=1, help="Seconds: how often each Patroni looks.")] = 1,
+    retry_timeout: Annotated[int, typer.Option(min=3, help="Seconds that Patroni tries to reach etcd.")] = 3,
+) -> None:
+    """Starts a cluster, says how to use it, and looks after it until Ctrl-C, SIGTERM or `stop`.
+
+    Example: python -m oncelog.testing.cluster start --port 7500
+    """
+    if loop_wait + 2 * retry_timeout > ttl:
+        _fail("--loop-wait and twice --retry-timeout must fit in --ttl")
+    if not is_free(directory):
+        _fail(f"{directory} is in use, by a cluster or by something else; see `stop`, or choose another --directory")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    settings = ClusterSettings(ttl_s=ttl, loop_wait_s=loop_wait, retry_timeout_s=retry_timeout)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, mode=0o711)
+    try:
+        cluster = Cluster(directory, settings, first_port=port)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        _fail(f"{error}; another --port may be free")
+    try:
+        typer.echo("Starting three etcd, three Patroni and three PostgreSQL, which takes about 20 seconds …")
+        cluster.start(ended.is_set)
+        if not ended.is_set():
+            typer.echo(_told(cluster, directory))
+        while not ended.wait(REVIVE_S):
+            for name in cluster.revive():
+                typer.echo(f"{name} had ended and is started again")
+    finally:
+        cluster.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        typer.echo("Stopped; nothing is left.")
+
+
+@app.command()
+def state(directory: Directory = DEFAULT) -> None:
+    """Shows who is the primary, who follows, and who is waited for at each commit. Exit status 1 if all is not well.
+
+    Example: watch -n1 python -m oncelog.testing.cluster state
+    """
+    found = state_of(_layout(directory))
+    typer.echo(_shown(found))
+    raise typer.Exit(0 if found.is_whole else 1)
+
+
+@app.command()
+def kill(directory: Directory = DEFAULT) -> None:
+    """Kills the primary, all of its processes at once. Another takes over; the killed one comes back as a standby.
+
+    Example: python -m oncelog.testing.cluster kill && watch -n1 python -m oncelog.testing.cluster state
+    """
+    layout = _layout(directory)
+    primary = state_of(layout).primary
+    if primary is None:
+        _fail("there is no primary at the moment")
+    node = next(node for node in layout.nodes if node.name == primary.name)
+    try:
+        kill_server(node)
+    except ProcessLookupError as error:
+        _fail(str(error))
+    typer.echo(f"{node.name} at port {node.port} was killed")
+
+
+@app.command()
+def stop(directory: Directory = DEFAULT) -> None:
+    """Stops a cluster from another terminal, also one whose `start` was killed, and removes its directory.
+
+    Example: python -m oncelog.testing.cluster stop
+    """
+    layout = _layout(directory)
+    if is_looked_after(layout):
+        os.kill(layout.pid, signal.SIGTERM)
+        await_end(layout.pid)
+    else:
+        end_all(layout)
+        shutil.rmtree(directory, ignore_errors=True)
+    typer.echo("stopped")
+
+
+def is_free(directory: Path) -> bool:
+    """Whether a cluster may be made there: there is nothing, or what one left that nobody looks after any more."""
+    if not directory.exists():
+        return True
+    if directory.stat().st_uid != os.getuid():
+        return False
+    try:
+        layout = Layout.load(directory)
+    except FileNotFoundError:
+        return not any(directory.iterdir())
+    if is_looked_after(layout):
+        return False
+    end_all(layout)
+    return True
+
+
+def _told(cluster: Cluster, directory: Path) -> str:
+    here = f"{_python()} -m oncelog.testing.cluster"
+    options = "" if directory == DEFAULT else f" --directory {directory}"
+    return f"""
+{_shown(cluster.state())}
+
+Gateways, each in a terminal of its own:
+  .venv/bin/oncelog serve --development --port 7171 --store {cluster.address}
+  .venv/bin/oncelog serve --development --port 7172 --store {cluster.address}
+Load on both, and a reader:
+  .venv/bin/oncelog load --seconds 60 --url http://127.0.0.1:7171
+  .venv/bin/oncelog tail --partition load/0 --url http://127.0.0.1:7172
+How it stands, and the end of the primary:
+  {here} state{options}
+  {here} kill{options}
+Logs are in {directory}. Ctrl-C stops all of it.
+"""
+
+
+def _python() -> str:
+    try:
+        return str(Path(sys.executable).relative_to(Path.cwd()))
+    except ValueError:
+        return sys.executable
+
+
+def _shown(found: State) -> str:
+    lines = [f"{'server':8} {'port':>6}  {'role':13} {'state':10} {'timeline':>8} {'lag':>8}"]
+    for one in found.members:
+        lag = "" if one.lag_bytes is None else str(one.lag_bytes)
+        role = {"leader": "primary"}.get(one.role, one.role)
+        lines.append(f"{one.name:8} {one.port:>6}  {role:13} {one.state:10} {one.timeline or '':>8} {lag:>8}".rstrip())
+    leader = "nobody" if found.etcd_leader is None else f"etcd{found.etcd_leader}"
+    return "\n".join([*lines, f"etcd is led by {leader}"])
+
+
+def _layout(directory: Path) -> Layout:
+    try:
+        return Layout.load(directory)
+    except FileNotFoundError:
+        _fail(f"no cluster in {directory} (no {FILE}); start one, or name its --directory")
+
+
+def _fail(text: str) -> NoReturn:
+    typer.echo(text, err=True)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m oncelog.testing.cluster")

@@ -1,0 +1,310 @@
+"""Starts a cluster, does to it what machines and networks do, and ends it with all its processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from oncelog.testing.cluster.layout import (
+    MEMBERS,
+    ClusterSettings,
+    Layout,
+    Node,
+    Ports,
+    etcd_arguments,
+    patroni_configuration,
+)
+from oncelog.testing.cluster.state import State, state_of
+from oncelog.testing.cluster.wires import Wires
+from oncelog.testing.programs import (
+    as_nobody_anywhere,
+    await_end,
+    children,
+    etcd_program,
+    give_away,
+    installed_server,
+    kill_family,
+    send,
+)
+
+START_S: Final = 120
+_LOOK_S: Final = 0.1
+_SHOWN_BYTES: Final = 4000
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """Three servers of PostgreSQL under three Patronis, and three members of etcd."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: ClusterSettings | None = None,
+        *,
+        first_port: int = 0,
+        is_wired: bool = False,
+    ) -> None:
+        """In an empty directory. With `is_wired` its nodes can be cut off from the others (`cut`)."""
+        self._directory = directory.resolve()
+        self._settings = settings or ClusterSettings()
+        self._ports = Ports()
+        self._wires = Wires() if is_wired else None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            self.layout = self._laid_out(first_port)
+        except BaseException:
+            self.close()
+            raise
+        self._commands = self._prepared()
+
+    @property
+    def address(self) -> str:
+        """For gateways: all servers, of which they take the one that can be written to."""
+        return self.layout.address
+
+    # --- from its beginning to its end
+
+    def start(self, is_ended: Callable[[], bool] = lambda: False) -> None:
+        """Returns when there is a primary and both others follow it, or when it is to end before that."""
+        for name in self._commands:
+            self._begin(name)
+        self._until(lambda: True if is_ended() or self.state().is_whole else None)
+
+    def close(self) -> None:
+        """Ends all processes and returns when they have ended. Does nothing a second time."""
+        with suppress(AttributeError):  # it was never laid out
+            end_all(self.layout)
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+        if self._wires is not None:
+            self._wires.close()
+            self._wires = None
+        self._ports.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def revive(self) -> list[str]:
+        """Starts those of etcd and Patroni again that have ended, and gives their names."""
+        ended = [name for name, process in self._processes.items() if process.poll() is not None]
+        for name in ended:
+            self._begin(name)
+        return ended
+
+    # --- how it stands
+
+    def state(self) -> State:
+        """As Patroni and etcd tell it."""
+        return state_of(self.layout)
+
+    def primary(self) -> Node:
+        """Waits until there is one."""
+        found = self._until(lambda: self.state().primary)
+        return next(node for node in self.layout.nodes if node.name == found.name)
+
+    def wait_until_whole(self) -> State:
+        """Waits until there is a primary, both others follow it, and it waits for one of them at each commit."""
+
+        def whole() -> State | None:
+            found = self.state()
+            return found if found.is_whole else None
+
+        return self._until(whole)
+
+    # --- what machines and networks do
+
+    def kill(self, node: Node, *, with_patroni: bool = False) -> None:
+        """All processes of its PostgreSQL at once; with its Patroni it is as if the machine had lost its power."""
+        if with_patroni:
+            process = self._processes[node.name]
+            process.kill()
+            process.wait()
+        kill_server(node)
+
+    def freeze(self, node: Node, *, server: bool = True, patroni: bool = True) -> None:
+        """Neither runs any more, and no connection is closed."""
+        self._signal(node, signal.SIGSTOP, server=server, patroni=patroni)
+
+    def thaw(self, node: Node, *, server: bool = True, patroni: bool = True) -> None:
+        """Both run on, as if no time had passed."""
+        self._signal(node, signal.SIGCONT, server=server, patroni=patroni)
+
+    def cut(self, node: Node, *, with_etcd: bool) -> None:
+        """Nothing gets from it to the other nodes and back, nor to etcd; clients still reach it."""
+        for name in self._wire_names(node, with_etcd):
+            self._demand_wires().cut(name)
+
+    def mend(self, node: Node) -> None:
+        """The other way round."""
+        for name in self._wire_names(node, True):
+            self._demand_wires().mend(name)
+
+    def kill_etcd_leader(self) -> str:
+        """Gives its name, for `revive`. Waits until there is one."""
+        name = f"etcd{self._until(lambda: self.state().etcd_leader)}"
+        self._processes[name].kill()
+        self._processes[name].wait()
+        return name
+
+    # --- inside
+
+    def _laid_out(self, first_port: int) -> Layout:
+        take = self._ports.take
+        etcd_ports = tuple((take(), take()) for _ in range(MEMBERS))
+        nodes = []
+        for number in range(MEMBERS):
+            name = f"node{number + 1}"
+            port, rest_port = take(first_port and first_port + number), take()
+            wire_ports, ways = (port, rest_port), tuple(client for client, _ in etcd_ports)
+            if self._wires is not None:
+                wire_ports = (self._wires.lay(name, port), self._wires.lay(name, rest_port))
+                ways = tuple(self._wires.lay(f"{name} etcd", client) for client in ways)
+            data = str(self._directory / name / "data")
+            nodes.append(
+                Node(name=name, data=data, port=port, rest_port=rest_port, wire_ports=wire_ports, etcd_ports=ways)
+            )
+        return Layout(directory=str(self._directory), pid=os.getpid(), nodes=tuple(nodes), etcd_ports=etcd_ports)
+
+    def _prepared(self) -> dict[str, list[str]]:
+        """What to start, by name."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        server, etcd, python = installed_server(), etcd_program(), Path(sys.executable)
+        commands: dict[str, list[str]] = {}
+        for index in range(MEMBERS):
+            name = f"etcd{index}"
+            self._make(name)
+            commands[name] = as_nobody_anywhere([etcd, *etcd_arguments(self.layout, index)], etcd)
+        for node in self.layout.nodes:
+            configuration = self._make(node.name) / "patroni.yml"
+            configuration.write_text(patroni_configuration(node, self._settings, server / "bin"))
+            commands[node.name] = as_nobody_anywhere([python, "-m", "patroni", configuration], python, server)
+        self.layout.save()
+        return commands
+
+    def _make(self, name: str) -> Path:
+        made = self._directory / name
+        made.mkdir()
+        give_away(self._directory, made)
+        return made
+
+    def _begin(self, name: str) -> None:
+        place = self._directory / name
+        kept = {
+            one: value
+            for one, value in os.environ.items()
+            if not one.lower().endswith("_proxy") and not one.startswith(("PATRONI_", "ETCD_", "PG"))
+        }
+        with (self._directory / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(  # noqa: S603
+                self._commands[name],
+                cwd=place,
+                env={**kept, "HOME": str(place), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # what is typed at the terminal is for us
+            )
+
+    def _until(self, condition: Callable[[], T | None]) -> T:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            found = condition()
+            if found is not None:
+                return found
+            time.sleep(_LOOK_S)
+        said = "\n".join(f"{path.name}:\n{_end_of(path)}" for path in sorted(self._directory.glob("*.log")))
+        raise RuntimeError(f"the cluster did not come to it within {START_S} s: {self.state()}\n{said}")
+
+    def _signal(self, node: Node, number: int, *, server: bool, patroni: bool) -> None:
+        if patroni:
+            self._processes[node.name].send_signal(number)
+        pid = server_pid(node)
+        if server and pid is not None:
+            # The one that makes the others comes first: nobody is born who is not found.
+            send(pid, number)
+            for one in children(pid):
+                send(one, number)
+
+    def _wire_names(self, node: Node, with_etcd: bool) -> list[str]:
+        return [node.name, f"{node.name} etcd"] if with_etcd else [node.name]
+
+    def _demand_wires(self) -> Wires:
+        if self._wires is None:
+            raise RuntimeError("only a cluster that was made with is_wired=True can be cut")
+        return self._wires
+
+
+@contextmanager
+def running_cluster(directory: Path, settings: ClusterSettings | None = None, **more: Any) -> Iterator[Cluster]:
+    """In an empty directory; stopped at the end. `more` is what `Cluster` takes."""
+    cluster = Cluster(directory, settings, **more)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def is_looked_after(layout: Layout) -> bool:
+    """Whether the process that started it is still there."""
+    return "oncelog.testing.cluster" in _command_of(layout.pid).replace("/", ".")
+
+
+def server_pid(node: Node) -> int | None:
+    """Of its PostgreSQL, if that runs."""
+    with suppress(OSError, ValueError):
+        pid = int(Path(node.data, "postmaster.pid").read_text().split("\n", 1)[0])
+        if node.data in _command_of(pid):  # and not somebody else, whose number it is by now
+            return pid
+    return None
+
+
+def kill_server(node: Node) -> None:
+    """All of its processes at once. Raises ProcessLookupError where it does not run."""
+    pid = server_pid(node)
+    if pid is None:
+        raise ProcessLookupError(f"PostgreSQL of {node.name} does not run")
+    kill_family(pid)
+
+
+def end_all(layout: Layout) -> None:
+    """Ends all processes of a cluster, also of one whose starter has died."""
+    own = [pid for pid in _pids() if pid not in (os.getpid(), layout.pid) and layout.directory in _command_of(pid)]
+    servers = {pid for pid in map(server_pid, layout.nodes) if pid is not None}
+    # First those who would start servers again; then the servers, at once but so that they leave no memory behind.
+    for pid in own:
+        if pid not in servers:
+            send(pid, signal.SIGKILL)
+    servers |= {pid for pid in map(server_pid, layout.nodes) if pid is not None}
+    for pid in servers:
+        send(pid, signal.SIGQUIT)
+        for one in (pid, *children(pid)):
+            send(one, signal.SIGCONT)
+    for pid in {*own, *servers}:
+        await_end(pid)
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _end_of(path: Path) -> str:
+    return path.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")

