@@ -4,7 +4,7 @@ import asyncio
 import errno
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
@@ -62,14 +62,20 @@ async def connect(address: str, timeouts: Timeouts) -> Connection:
     Each is waited for as long as one may take: one that says nothing must not keep us from the next. Raises
     SettingsError for an address that cannot be read.
     """
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     for one in addresses_of(address):
         try:
             return await _connect(one, timeouts)
         except OF_POSTGRES as error:
             errors.append(error)
-    # Of several the one that says most: that nobody is there says least.
-    raise next((error for error in errors if not is_refused(error)), errors[-1])
+    raise most_telling(errors)
+
+
+def most_telling(errors: Sequence[BaseException]) -> BaseException:
+    """Of what several servers said: that nobody is there says least, that one is a standby a little more."""
+    there = [error for error in errors if not is_refused(error)]
+    other = [error for error in there if not isinstance(error, asyncpg.TargetServerAttributeNotMatched)]
+    return next(iter(other or there), errors[-1])
 
 
 def is_refused(error: BaseException) -> bool:

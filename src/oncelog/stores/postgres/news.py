@@ -17,8 +17,11 @@ from oncelog.stores.postgres.troubles import OF_POSTGRES
 
 logger: Final = logging.getLogger("oncelog.postgres")
 
-LOOK_MS: Final = 10_000
-"""How often a session that only listens is asked whether it is still there, and how long its answer may take."""
+LOOK_MS: Final = 5_000
+"""How often a session that only listens must pass a barrier, and how long that may take.
+
+By that a gateway that only reads notices, too, that its server is not the one any more that others write to.
+"""
 PAUSE_S: Final = 1.0
 """Before a session that was lost is made anew."""
 
@@ -26,8 +29,14 @@ PAUSE_S: Final = 1.0
 class News:
     """One session that listens, and one word for the others at a time."""
 
-    def __init__(self, connected: Callable[[], Awaitable[Connection]], channel: str) -> None:
+    def __init__(
+        self,
+        connected: Callable[[], Awaitable[Connection]],
+        look: Callable[[Connection], Awaitable[None]],
+        channel: str,
+    ) -> None:
         self._connected = connected
+        self._look = look
         self._channel = channel
         self._name = secrets.token_hex(8)
         self._wake: Callable[[], None] | None = None
@@ -118,7 +127,7 @@ class News:
 
     async def _tell_nothing(self, connection: Connection) -> None:
         try:
-            await connection.execute("SELECT 1")
+            await self._look(connection)
         finally:
             self._telling = None
 

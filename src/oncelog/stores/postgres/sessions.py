@@ -1,20 +1,40 @@
 """Sessions that may be believed: with the log that was opened, and behind a barrier.
 
-While the server waits for a standby that is away, no barrier is passed. So only one session at a time is being made,
-and one that stands at its barrier is waited for again rather than left there: sessions that nobody uses any more would
-use up the server's connections.
+While a server waits for a standby that is away, no barrier is passed. So only one session at a time is being made with
+each server, and one that stands at its barrier is waited for again rather than left there: sessions that nobody uses
+any more would use up the server's connections.
+
+Where the address names several servers, the one that served last is asked first, and soon the others beside it: a
+server that says nothing, or whose standbys have left it for another, must not keep us from the one that took over.
+Once a session has passed its barrier on another server than before, all those with the old one are let go. They would
+show what was there when it was left, and wait for answers that do not come.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning, connect, pass_barrier
+from oncelog.stores.postgres.connecting import (
+    Connection,
+    Timeouts,
+    abandoning,
+    addresses_of,
+    connect,
+    most_telling,
+    pass_barrier,
+)
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.troubles import OF_POSTGRES
 
 logger: Final = logging.getLogger("oncelog.postgres")
+
+HEAD_START_S: Final = 0.25
+"""For so long a server is waited for before the next one is asked beside it."""
+
+AGAIN_S: Final = 0.5
+"""While one says nothing, the others are asked again so often."""
 
 
 class Sessions:
@@ -25,13 +45,20 @@ class Sessions:
         self._timeouts = timeouts
         self._demand = demand
         self._turn = asyncio.Lock()
-        self._making: asyncio.Task[Connection] | None = None
-        self._at_barrier: Connection | None = None
+        self._making: dict[str, asyncio.Task[Connection]] = {}
+        """One for each server, by its address."""
+        self._at_barrier: dict[str, Connection] = {}
+        self._last = ""
+        """The address that served last."""
+        self._servers: WeakKeyDictionary[Connection, object] = WeakKeyDictionary()
+        """With which server each session is."""
         self._is_away = False
         """Whether the last one could not be made: it is logged when that begins, and when it is over."""
+        self.waits_for_standbys = False
+        """Whether the server makes its commits wait for standbys, as far as was seen last."""
 
     async def new(self) -> Connection:
-        """One more. Raises TimeoutError where the server does not commit."""
+        """One more. Raises TimeoutError where no server commits."""
         async with self._turn:
             try:
                 made = await self._next()
@@ -45,56 +72,103 @@ class Sessions:
             if self._is_away:
                 logger.warning("sessions can be had again")
                 self._is_away = False
+            self._let_go_of_others(made)
             return made
 
-    async def _next(self) -> Connection:
-        if self._making is None:
-            self._making = asyncio.get_running_loop().create_task(self._made())
-            self._making.add_done_callback(_look_at)
-        await asyncio.wait([self._making], timeout=self._timeouts.commit_ms / 1000)
-        if not self._making.done():
-            if not await self._is_waiting_for_standby():
-                self._abandon()
-            raise TimeoutError("the server does not commit: it may wait for a standby that is away")
-        made, self._making = self._making, None
-        return made.result()
+    async def look(self, connection: Connection) -> None:
+        """Passes a barrier with a session that has been in use for a while: its server may not be the one any more."""
+        await self._look_at_server(connection)
+        await pass_barrier(connection)
 
     def close(self) -> None:
-        """Lets go of one that is being made."""
-        if self._making is not None:
-            if self._making.done() and not self._making.cancelled() and self._making.exception() is None:
-                self._making.result().terminate()
-            self._abandon()
+        """Lets go of those that are being made."""
+        for host, task in list(self._making.items()):
+            if task.done() and not task.cancelled() and task.exception() is None:
+                task.result().terminate()
+            self._abandon(host)
 
-    async def _made(self) -> Connection:
-        connection = await connect(self._address, self._timeouts)
+    # --- one of several servers
+
+    async def _next(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._timeouts.commit_ms / 1000
+        unasked = sorted(addresses_of(self._address), key=lambda host: host != self._last)
+        asked: dict[asyncio.Task[Connection], str] = {}
+        refused: dict[str, BaseException] = {}
+        while unasked or asked:
+            if unasked:
+                host = unasked.pop(0)
+                asked[self._begun(host)] = host
+            pause_s = HEAD_START_S if unasked else AGAIN_S if refused else self._timeouts.commit_ms / 1000
+            limit_s = max(0.0, min(pause_s, deadline_s - loop.time()))
+            done, _ = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                host = asked.pop(task)
+                del self._making[host]
+                error = _error_of(task)
+                if error is None:
+                    self._last = host
+                    self._leave(asked.values())
+                    return task.result()
+                refused[host] = error
+            if loop.time() >= deadline_s:
+                await self._give_up(asked.values())
+                raise TimeoutError("the server does not commit: it may wait for a standby that is away")
+            if not done and not unasked:  # while one says nothing, another may have been made the primary
+                unasked = [host for host in refused if host not in asked.values()]
+        raise most_telling(list(refused.values()))
+
+    def _begun(self, host: str) -> "asyncio.Task[Connection]":
+        """A session that is being made with a server, the one that is waited for already if there is one."""
+        task = self._making.get(host)
+        if task is None or (task.done() and (_error_of(task) is not None or task.result().is_closed())):
+            task = self._making[host] = asyncio.get_running_loop().create_task(self._made(host))
+            task.add_done_callback(_error_of)
+        return task
+
+    async def _made(self, host: str) -> Connection:
+        connection = await connect(host, self._timeouts)
         try:
-            self._at_barrier = connection
+            self._at_barrier[host] = connection
             await pass_barrier(connection)
             with abandoning(connection, self._timeouts.commit_ms):
                 await self._demand(connection)
+                await self._look_at_server(connection)
         except BaseException:
             connection.terminate()
             raise
         finally:
-            self._at_barrier = None
+            self._at_barrier.pop(host, None)
         return connection
 
-    def _abandon(self) -> None:
+    async def _give_up(self, hosts: Iterable[str]) -> None:
+        """For now: those that stand at their barrier are waited for again."""
+        for host in list(hosts):
+            if not await self._is_waiting_for_standby(host):
+                self._abandon(host)
+
+    def _leave(self, hosts: Iterable[str]) -> None:
+        """Another server was quicker. Those that stand at their barrier stay there: it would be one more each time."""
+        for host in hosts:
+            if host not in self._at_barrier:
+                self._abandon(host)
+
+    def _abandon(self, host: str) -> None:
         """Its socket is let go. It is not cancelled at its barrier: asyncpg would ask the server to cancel as well."""
-        making, self._making = self._making, None
-        if self._at_barrier is not None:
-            self._at_barrier.terminate()
+        making, waiting = self._making.pop(host, None), self._at_barrier.get(host)
+        if waiting is not None:
+            waiting.terminate()
         elif making is not None:
             making.cancel()
 
-    async def _is_waiting_for_standby(self) -> bool:
+    async def _is_waiting_for_standby(self, host: str) -> bool:
         """Whether the server has our barrier, and waits; else it is the network that is deaf."""
-        if self._at_barrier is None:
+        waiting = self._at_barrier.get(host)
+        if waiting is None:
             return False
-        pid = self._at_barrier.get_server_pid()
+        pid = waiting.get_server_pid()
         try:
-            connection = await connect(self._address, self._timeouts)
+            connection = await connect(host, self._timeouts)
         except OF_POSTGRES:
             return False
         try:
@@ -105,8 +179,21 @@ class Sessions:
         finally:
             connection.terminate()
 
+    # --- with which server
 
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Who waited for it may have gone."""
-    if not task.cancelled():
-        task.exception()
+    async def _look_at_server(self, connection: Connection) -> None:
+        self._servers[connection], self.waits_for_standbys = await connection.fetchrow(SQL["server"])
+
+    def _let_go_of_others(self, made: Connection) -> None:
+        """It has passed its barrier just now, so its server is the one: nobody follows the others any more."""
+        current = self._servers[made]
+        others = [one for one, server in self._servers.items() if server != current and not one.is_closed()]
+        if others:
+            logger.warning("another server has taken over; %d sessions with the old one are let go", len(others))
+        for one in others:
+            one.terminate()
+
+
+def _error_of(task: "asyncio.Task[Any]") -> BaseException | None:
+    """Looks at it, too: who waited for it may have gone."""
+    return TimeoutError("it was let go") if task.cancelled() else task.exception()

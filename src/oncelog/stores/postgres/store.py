@@ -98,6 +98,8 @@ class PostgresStore:
         self._writing: Writing | None = None
         self._sessions = Sessions(address, self._timeouts, self._demand_this_log)
         self._writer = Writer(self._sessions.new, self._name, self._timeouts)
+        self._durable: dict[int, int] = {}
+        """Up to which position each lane is known to be as durable as the server makes its commits."""
         self._erasing = ""
         """The transaction behind which VACUUM is to come."""
         self._pool: Any = None
@@ -137,7 +139,7 @@ class PostgresStore:
         self._pool = await asyncpg.create_pool(
             connect=self._reader_connected, min_size=0, max_size=READERS, reset=_left_as_it_is
         )
-        self._news = News(self._sessions.new, f"oncelog_{about.epoch}")
+        self._news = News(self._sessions.new, self._sessions.look, f"oncelog_{about.epoch}")
 
     async def _opened(self) -> Writing:
         connection = await connect(self._address, self._timeouts)
@@ -199,6 +201,7 @@ class PostgresStore:
 
         decided = await self._transacted(needs.lanes, work, lambda decided: decided.sealed.blocks)
         writing.confirm()
+        self._note_durable({lane: head.position for lane, head in decided.changes.heads.items()})
         if not decided.changes.is_empty and self._news is not None:
             self._news.tell()
         return decided
@@ -428,7 +431,9 @@ class PostgresStore:
                 async with self._pool.acquire(timeout=self._timeouts.patience_ms / 1000) as connection:
                     # A network that loses all it is given must not stop those who follow.
                     with abandoning(connection, limit_ms or self._timeouts.transaction_ms):
-                        return await function(connection, *arguments)
+                        result = await function(connection, *arguments)
+                        await self._prove(connection)
+                        return result
             except OF_POSTGRES as error:
                 if self._pool is None:
                     raise ClosedError(f"the log {self._name} is closed") from error
@@ -437,6 +442,24 @@ class PostgresStore:
                 await patience.wait_for_another(error)
             except (UnicodeError, msgspec.MsgspecError) as error:
                 raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
+
+    async def _prove(self, connection: Connection) -> None:
+        """Returns when all that was read on the session before is on a standby, if any is waited for.
+
+        A commit whose wait for the standby was broken off, as by a server that is shut down because it was cut off, is
+        shown to all, and may be lost with that server. Whoever has been told of it could not be told that it is gone.
+        So what nobody has acknowledged here yet is told only when a barrier behind it has been passed.
+        """
+        if not self._sessions.waits_for_standbys:
+            return
+        seen: dict[int, int] = dict(await connection.fetch(SQL["positions"]))
+        if any(position > self._durable.get(lane, 0) for lane, position in seen.items()):
+            await pass_barrier(connection)
+            self._note_durable(seen)
+
+    def _note_durable(self, positions: Mapping[int, int]) -> None:
+        for lane, position in positions.items():
+            self._durable[lane] = max(position, self._durable.get(lane, 0))
 
 
 async def _left_as_it_is(_connection: Connection) -> None:

@@ -43,6 +43,13 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 -- log is as durable as the server makes its commits: on the disk, and on the standbys that it waits for.
 SELECT pg_logical_emit_message(true, 'oncelog', '');
 
+-- name: server
+-- With which server a session is, by when that was started, and whether its commits wait for standbys.
+SELECT pg_postmaster_start_time(), current_setting('synchronous_standby_names') <> '';
+
+-- name: positions
+SELECT lane, position FROM oncelog_lanes;
+
 -- name: state
 -- What is to be known once the lanes are locked. It has a snapshot of its own, so it sees all that others committed
 -- before they let go of them; and the clock is read when there is nobody left to wait for.
