@@ -40,6 +40,7 @@ def test_an_open_session_does_not_tell_what_is_on_no_standby(address: str, monke
         async with gateway(address) as log:
             assert place(await answered(log, event(1))) == 1
             assert [record.position for record in await read(log)] == [1]
+            await until(lambda: log._store._news._connection)  # type: ignore[attr-defined]
             async with standby_away(address) as operator:
                 await until(lambda: knows_of_standbys(log))
                 # What is known to be on a standby is told, whether or not there is one at the moment.
