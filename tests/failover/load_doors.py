@@ -1,0 +1,202 @@
+"""The doors that are kept busy while primaries are lost. A new door is a class and a line in `DOORS`.
+
+Of each door one order is written to and read: that of the log for events, else that of one stream.
+"""
+
+import base64
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar
+from uuid import UUID, uuid4
+
+import aiohttp
+
+import oncelog
+from core.delta_faults import id_of
+from doors.serving import EventStream
+from gateways.checker import Seen
+from oncelog.core.identity import scope_of
+from oncelog.core.transactions import place_of
+from oncelog.engine.log import Log
+from oncelog.idempotency.runs import Runs
+
+CONTENT = "first"
+"""Of all that is written: under another content an identity is refused, and other tests have that."""
+CAMPAIGN = 7
+GATEWAY = "shop"
+ORGANIZATION = "acme"
+
+
+class Places:
+    """Where doors are found: servers by their addresses, and the library's logs."""
+
+    def __init__(self, session: aiohttp.ClientSession, urls: Sequence[str], logs: Sequence[Log]) -> None:
+        self.session = session
+        self.urls = urls
+        self.logs = logs
+
+
+class Door(ABC):
+    """Writes are named by a client and a step, and are the same write whenever they are named again."""
+
+    name: ClassVar[str]
+    where: ClassVar[str]
+    """Which records of the database are those of the order (`judging`)."""
+    is_by_lane: ClassVar[bool] = False
+    """Whether it tells positions in a lane; else sequences of the stream."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+
+    @property
+    def gateways(self) -> int:
+        """How many places it has."""
+        return len(self.places.urls)
+
+    def id(self, client: int, step: int) -> str:
+        """As 32 hexadecimal digits: the key that the write has in the log, where it is the caller's to choose."""
+        return f"{client + 1:016x}{step + 1:016x}"
+
+    @abstractmethod
+    async def submit(self, gateway: int, client: int, step: int) -> int:
+        """The position that was told. Raises for everything that is no success."""
+
+    @abstractmethod
+    def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
+        """What is committed after a position, and then what comes."""
+
+    async def post(self, gateway: int, path: str, body: Any) -> Any:
+        async with self.places.session.post(self.places.urls[gateway] + path, json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+    async def stream(self, gateway: int, path: str) -> AsyncIterator[tuple[str, Any]]:
+        """Server-sent events, with their ids."""
+        async with self.places.session.get(self.places.urls[gateway] + path) as response:
+            assert response.status == 200, await response.text()
+            stream = EventStream(response)
+            while (message := await stream._next()) is not None:
+                if message.kind == "message":
+                    yield stream.last_event_id, json.loads(message.data)
+
+
+class Events(Door):
+    name = "events"
+    where = "r.lane = 0"
+    is_by_lane = True
+
+    async def submit(self, gateway: int, client: int, step: int) -> int:
+        id_ = str(UUID(self.id(client, step)))
+        event = {"id": id_, "partitions": ["all"], "event": {"type": "said", "content": CONTENT}}
+        (result,) = (await self.post(gateway, "/v1/events", {"events": [event]}))["results"]
+        assert result["status"] == "committed", result
+        return int(result["committed_id"])
+
+    async def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
+        async for _, event in self.stream(gateway, f"/v1/events/stream?partition=all&since={cursor}"):
+            yield Seen(event["committed_id"], UUID(event["id"]).hex)
+
+
+class Ledger(Door):
+    """Readers are given blocks, and ids of transactions in them; by the block's root it is known what these are."""
+
+    name = "ledger"
+    where = "r.policy = 'ledger'"
+    is_by_lane = True
+
+    async def submit(self, gateway: int, client: int, step: int) -> int:
+        operation = {"set_entity": {"key": f"e{client}/{step % 10}", "value": base64.b64encode(b"%d" % step).decode()}}
+        body = {
+            "organization": ORGANIZATION,
+            "client_id": f"c{client}",
+            "sequence": step + 1,
+            "idempotency_key": str(UUID(self.id(client, step))),
+            "operations": [operation],
+        }
+        answer = await self.post(gateway, "/v1/ledger/write", body)
+        answer = answer.get("error", answer)
+        place = place_of(answer["committed_tx_id"])
+        assert place is not None
+        assert answer["assigned_sequence"] == step + 1, answer
+        return place[1]
+
+    async def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
+        async for _, block in self.stream(gateway, f"/v1/ledger/blocks/stream?organization={ORGANIZATION}"):
+            for tx_id in block["tx_ids"]:
+                place = place_of(tx_id)
+                assert place is not None
+                if place[1] > cursor:  # heights are what one goes on from; to read them again does no harm
+                    yield Seen(place[1], block["header"]["merkle_root"])
+
+
+class Deltas(Door):
+    name = "deltas"
+    where = "r.scope = 'deltas/shop'"
+
+    def delta(self, client: int, step: int) -> dict[str, Any]:
+        """Its clock is a count: a retry must be the same to the last bit, whoever sends it."""
+        columns = [{"column": "n", "value": step}]
+        said = {"clientId": f"c{client}", "columns": columns, "hlc": str(step + 1), "rowId": f"r{step % 20}"}
+        said |= {"table": "t", "op": "UPDATE"}
+        return {"deltaId": id_of(said), **said}
+
+    def id(self, client: int, step: int) -> str:
+        return str(self.delta(client, step)["deltaId"])
+
+    async def submit(self, gateway: int, client: int, step: int) -> int:
+        answer = await self.post(gateway, f"/v1/sync/{GATEWAY}/push", {"deltas": [self.delta(client, step)]})
+        return int(answer["results"][0]["sequence"])
+
+    async def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
+        async for _, delta in self.stream(gateway, f"/v1/sync/{GATEWAY}/live?since={cursor}"):
+            yield Seen(delta["sequence"], delta["deltaId"])
+
+
+class RunsByLibrary(Door):
+    """The tool's result is drawn by chance: who gets an event twice is told the same result."""
+
+    name = "runs"
+    where = "r.policy = 'runs'"
+
+    def __init__(self, places: Places) -> None:
+        super().__init__(places)
+        self._runs = [Runs(log) for log in places.logs]
+        self.outputs: dict[str, str] = {}
+
+    @property
+    def gateways(self) -> int:
+        return len(self.places.logs)
+
+    def fields(self, client: int, step: int) -> dict[str, Any]:
+        return {
+            "plan_id": f"c{client}",
+            "campaign_id": CAMPAIGN,
+            "event_type": "tool.execute",
+            "tool_name": "draw",
+            "ruleset_version": "v1",
+            "args": {"step": step},
+        }
+
+    def id(self, client: int, step: int) -> str:
+        fields = self.fields(client, step)
+        names = ("plan_id", "campaign_id", "event_type", "tool_name", "ruleset_version", "args")
+        return oncelog.run_key(*(fields[name] for name in names)).hex()
+
+    async def submit(self, gateway: int, client: int, step: int) -> int:
+        async def draw(step: int) -> str:
+            return uuid4().hex
+
+        run = await self._runs[gateway].execute(**self.fields(client, step), tool=draw, lease_s=2)
+        if self.outputs.setdefault(run.event.key, run.event.output) != run.event.output:
+            raise SystemExit(f"run {run.event.key} had two results")
+        return run.event.ordinal
+
+    async def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
+        log = self.places.logs[gateway]
+        async with log.follow(stream=scope_of("runs", CAMPAIGN), after=cursor) as records:
+            async for record in records:
+                yield Seen(record.sequence, record.key.hex())
+
+
+DOORS: tuple[type[Door], ...] = (Events, Ledger, Deltas, RunsByLibrary)

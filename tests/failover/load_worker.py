@@ -1,0 +1,165 @@
+"""Keeps all doors busy: python load_worker.py DIRECTORY SEED ADDRESS URL...
+
+Each client writes step after step, tries another gateway when one does not answer in time, and now and then sends
+again what was acknowledged long ago. Readers stay at a gateway, or wander. All of it is recorded, as `checker` says, in
+a directory for each door. On standard input it is asked, a line each: `count` (how much was acknowledged, of the door
+that has least), `stop` (all clients end with an acknowledgement), and then, as JSON, up to where each door's readers
+must come before it ends.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from contextlib import AsyncExitStack, aclosing, suppress
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TextIO
+
+import aiohttp
+
+from failover.load_doors import CONTENT, DOORS, Door, Places, RunsByLibrary
+from failover.replicas import Replicas
+from gateways.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
+from oncelog.engine.log import open_log
+from oncelog.errors import OncelogError
+
+CLIENTS: Final = 4
+"""Of each door."""
+PAUSE_S: Final = 0.03
+CALL_S: Final = 5.0
+"""Then another gateway is tried."""
+AGAIN_RATE: Final = 0.1
+LIBRARIES: Final = 2
+LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyError, ValueError, OncelogError)
+
+
+class Client:
+    """Never gives up: a write without an answer is sent again, the same, to another gateway."""
+
+    def __init__(self, door: Door, number: int, seed: int, calls: TextIO) -> None:
+        self._door = door
+        self._number = number
+        self._chance = Random(f"{seed}/{door.name}/{number}")
+        self._calls = calls
+        self.acknowledged = 0
+        self.is_done = False
+
+    async def run(self) -> None:
+        for step in count():
+            await self._insist(step)
+            self.acknowledged += 1
+            if self._chance.random() < AGAIN_RATE:
+                await self._insist(self._chance.randrange(step + 1))
+            if self.is_done:
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _insist(self, step: int) -> None:
+        while not await self._call(step):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(PAUSE_S)
+
+    async def _call(self, step: int) -> bool:
+        gateway = self._chance.randrange(self._door.gateways)
+        id_ = self._door.id(self._number, step)
+        began = time.monotonic_ns()
+        answer, position = UNKNOWN, 0
+        with suppress(*LOST):
+            async with asyncio.timeout(CALL_S):
+                position = await self._door.submit(gateway, self._number, step)
+            answer = COMMITTED
+        name = f"{self._door.name}/{self._number}"
+        call = Call(name, gateway, id_, CONTENT, began, time.monotonic_ns(), answer, position)
+        self._calls.write(line_of(call))
+        return answer == COMMITTED
+
+
+class Reader:
+    """Goes on where it stood, at the same gateway or, if it wanders, at another."""
+
+    def __init__(self, door: Door, gateway: int | None, seed: int, file: TextIO) -> None:
+        self._door = door
+        self._gateway = gateway
+        self._chance = Random(f"{seed}/{door.name}/reader/{gateway}")
+        self._file = file
+        self.cursor = 0
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            gateway = self._gateway
+            if gateway is None:
+                gateway = self._chance.randrange(self._door.gateways)
+            with suppress(*LOST):
+                await self._read(gateway)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _read(self, gateway: int) -> None:
+        turns = self._chance.randint(50, 500) if self._gateway is None else sys.maxsize
+        following: Any = self._door.follow(gateway, self.cursor)
+        async with aclosing(following):
+            async for seen in following:
+                self._take(seen)
+                turns -= 1
+                if not turns:
+                    return
+
+    def _take(self, seen: Seen) -> None:
+        self._file.write(line_of(seen))
+        self.cursor = max(self.cursor, seen.position)
+
+
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+async def live(directory: Path, seed: int, doors: list[Door], replicas: Replicas) -> None:
+    clients: list[Client] = []
+    readers: dict[str, list[Reader]] = {}
+    for door in doors:
+        place = directory / door.name
+        place.mkdir()
+        calls = (place / "calls-load.jsonl").open("w", buffering=1)
+        clients += [Client(door, number, seed, calls) for number in range(CLIENTS)]
+        readers[door.name] = [Reader(door, None, seed, (place / "readings-wanderer.jsonl").open("w", buffering=1))]
+        for gateway in range(door.gateways):
+            file = (place / f"readings-at-{gateway}.jsonl").open("w", buffering=1)
+            readers[door.name].append(Reader(door, gateway, seed, file))
+    async with asyncio.TaskGroup() as tasks:
+        reading = [tasks.create_task(reader.run()) for some in readers.values() for reader in some]
+        writing = [tasks.create_task(client.run()) for client in clients]
+        writing.append(tasks.create_task(replicas.run()))
+        while (asked := (await asyncio.to_thread(sys.stdin.readline)).strip()) == "count":
+            each = [sum(one.acknowledged for one in clients if one._door is door) for door in doors]
+            say(str(min(each)))
+        assert asked == "stop", asked
+        for client in clients:
+            client.is_done = True
+        replicas.is_done = True
+        await asyncio.gather(*writing)
+        await replicas.demand_agreement()
+        say("stopped")
+        heads = json.loads(await asyncio.to_thread(sys.stdin.readline))
+        while any(reader.cursor < heads[name] for name, some in readers.items() for reader in some):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        for task in reading:
+            task.cancel()
+    outputs = {key: text for door in doors if isinstance(door, RunsByLibrary) for key, text in door.outputs.items()}
+    (directory / "outputs.json").write_text(json.dumps(outputs))
+
+
+async def main(directory: str, seed: str, address: str, *urls: str) -> None:
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        logs = [await stack.enter_async_context(open_log(address)) for _ in range(LIBRARIES)]
+        places = Places(session, urls, logs)
+        say("ready")
+        replicas = await Replicas.open(stack, Path(directory), session, list(urls))
+        await live(Path(directory), int(seed), [door(places) for door in DOORS], replicas)
+    say("end")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""bench/results/failover.md, as the soak writes it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from bench.report import Report, Table, page
+from failover.judging import calls_of
+from failover.load_doors import DOORS
+from failover.rounds import KINDS, MOVES, Round
+from gateways.checker import COMMITTED
+from oncelog.testing.cluster import ClusterSettings
+
+REPORT = Path(__file__).parents[2] / "bench" / "results" / "failover.md"
+COMMAND = "python -m pytest --soak tests/failover/test_failover.py"
+HOW_TO_READ = """\
+A round begins with a cluster that is whole and ends when all doors are written to again. How long writes stood still is
+the longest time without an acknowledgement at a door, of the door that waited longest. What sets it is in
+[docs/failover.md](../../docs/failover.md). A finding is something that the checker of recorded histories says of them:
+an acknowledged write that is lost, one that is there twice, a number that was given twice, a reader that skipped."""
+
+
+def write_report(
+    rounds: Sequence[Round],
+    findings: Sequence[str],
+    settings: ClusterSettings,
+    limits: Mapping[str, int],
+    directory: Path,
+) -> None:
+    """The page, from the rounds and the recorded history."""
+    REPORT.write_text(page("fail-over", COMMAND, report_of(rounds, findings, settings, limits, directory)))
+
+
+def report_of(
+    rounds: Sequence[Round],
+    findings: Sequence[str],
+    settings: ClusterSettings,
+    limits: Mapping[str, int],
+    directory: Path,
+) -> Report:
+    """What was done, how long writes stood still, and by which settings."""
+    return Report(
+        [_by_kind(rounds), _totals(rounds, findings, directory), _settings(settings, limits)], HOW_TO_READ, True
+    )
+
+
+def _by_kind(rounds: Sequence[Round]) -> Table:
+    rows = []
+    for kind in KINDS:
+        times = sorted(one.longest_s for one in rounds if one.kind == kind.__name__)
+        if times:
+            assert kind.__doc__ is not None
+            taken_over = "yes" if MOVES[kind.__name__] else "no"
+            row = (kind.__name__, kind.__doc__, str(len(times)), taken_over, *_shown(times))
+            rows.append(row)
+    moved = sorted(one.longest_s for one in rounds if one.has_moved)
+    rows.append(("all with another primary", "", str(len(moved)), "yes", *_shown(moved)))
+    columns = ("round", "what is done", "rounds", "another primary", "median s", "shortest s", "longest s")
+    return Table(columns, rows)
+
+
+def _shown(times: Sequence[float]) -> tuple[str, str, str]:
+    return f"{median(times):.1f}", f"{times[0]:.1f}", f"{times[-1]:.1f}"
+
+
+def _totals(rounds: Sequence[Round], findings: Sequence[str], directory: Path) -> Table:
+    rows = []
+    for door in DOORS:
+        calls = calls_of(directory, door)
+        answered = sum(call["answer"] == COMMITTED for call in calls)
+        different = len({call["id"] for call in calls})
+        mine = sum(one.startswith(f"{door.name}:") for one in findings)
+        rows.append((door.name, str(len(rounds)), str(different), str(answered), str(len(calls) - answered), str(mine)))
+    return Table(("door", "rounds", "writes", "acknowledgements", "calls without an answer", "findings"), rows)
+
+
+def _settings(settings: ClusterSettings, limits: Mapping[str, int]) -> Table:
+    patroni = {
+        "ttl": f"{settings.ttl_s} s",
+        "loop_wait": f"{settings.loop_wait_s} s",
+        "retry_timeout": f"{settings.retry_timeout_s} s",
+        "primary_start_timeout": "0 s",
+        "synchronous_mode, synchronous_mode_strict": "on",
+        "wal_sender_timeout, wal_receiver_timeout": f"{settings.replication_timeout_s} s",
+        **settings.parameters,
+    }
+    gateway = {f"limits.{name}": f"{value} ms" for name, value in limits.items()}
+    rows = [("Patroni and PostgreSQL", name, value) for name, value in patroni.items()]
+    rows += [("gateways (the defaults)", name, value) for name, value in gateway.items()]
+    return Table(("of", "setting", "value"), rows)
