@@ -75,14 +75,20 @@ def in_the_stream(history: History, kept: Sequence[Kept]) -> History:
 
 
 def stood_still_s(directory: Path, doors: Sequence[type[Door]], began_ns: int, ended_ns: int) -> dict[str, float]:
-    """By door, the longest time without an acknowledgement of those that ended between two moments."""
+    """By door, the longest time without a write that is acknowledged for the first time, around a span of time.
+
+    Acknowledged again does not count: a gateway may have that in its memory, and needs no primary for it.
+    """
     found = {}
     for door in doors:
-        ended = sorted(call["ended"] for call in calls_of(directory, door) if call["answer"] == COMMITTED)
+        first: dict[str, int] = {}
+        for call in calls_of(directory, door):
+            if call["answer"] == COMMITTED:
+                first[call["id"]] = min(call["ended"], first.get(call["id"], call["ended"]))
         gaps = [
             later - earlier
-            for earlier, later in pairwise(ended)
-            if later >= began_ns and earlier >= began_ns - SETTLED_NS and earlier <= ended_ns
+            for earlier, later in pairwise(sorted(first.values()))
+            if later >= began_ns and began_ns - SETTLED_NS <= earlier <= ended_ns
         ]
         found[door.name] = max(gaps, default=0) / 1e9
     return found

@@ -1,0 +1,65 @@
+"""The judge of fail-overs finds what is wrong with a recorded history, at each kind of door."""
+
+from pathlib import Path
+
+import pytest
+
+from failover.judging import Kept, findings, stood_still_s
+from failover.load_doors import CONTENT, Deltas, Door, Ledger
+from gateways.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
+
+S_NS = 1_000_000_000
+
+
+def kept(*numbers: int) -> list[Kept]:
+    """Records whose lane has others between them: where it is their tenth, it is the first of the door."""
+    return [Kept(place, 10 * number, f"id{number}", f"root{number}", b"") for place, number in enumerate(numbers, 1)]
+
+
+def record(directory: Path, door: type[Door], calls: list[Call], seen: list[Seen]) -> None:
+    place = directory / door.name
+    place.mkdir()
+    (place / "calls-load.jsonl").write_text("".join(map(line_of, calls)))
+    for name in ("wanderer", "at-0"):
+        (place / f"readings-{name}.jsonl").write_text("".join(map(line_of, seen)))
+
+
+def call(number: int, position: int, ended: int = 0, answer: str = COMMITTED) -> Call:
+    return Call("c", 0, f"id{number}", CONTENT, 0, ended, answer, position)
+
+
+def told(door: type[Door], number: int) -> int:
+    return 10 * number if door.is_by_lane else number
+
+
+@pytest.mark.parametrize("door", [Ledger, Deltas])
+def test_a_sound_history_has_no_findings(tmp_path: Path, door: type[Door]) -> None:
+    name = "root" if door is Ledger else "id"
+    calls = [call(number, told(door, number)) for number in (1, 2)] + [call(2, 0, answer=UNKNOWN)]
+    record(tmp_path, door, calls, [Seen(told(door, number), f"{name}{number}") for number in (1, 2)])
+    assert findings(door, tmp_path, kept(1, 2)) == []
+
+
+@pytest.mark.parametrize("door", [Ledger, Deltas])
+def test_an_acknowledged_write_that_is_lost_is_found(tmp_path: Path, door: type[Door]) -> None:
+    record(tmp_path, door, [call(number, told(door, number)) for number in (1, 2)], [Seen(told(door, 1), "id1")])
+    (found,) = findings(door, tmp_path, kept(1))
+    assert found.startswith(f"{door.name}: id2 was acknowledged")
+    assert found.endswith("is lost")
+
+
+def test_a_number_that_was_given_twice_is_found(tmp_path: Path) -> None:
+    record(tmp_path, Ledger, [call(1, 10), call(2, 10)], [Seen(10, "root1"), Seen(20, "root2")])
+    assert "ledger: id2 was acknowledged at 1 to c, and is at 2" in findings(Ledger, tmp_path, kept(1, 2))
+
+
+def test_a_block_that_a_reader_was_given_and_that_is_another_now_is_found(tmp_path: Path) -> None:
+    record(tmp_path, Ledger, [call(1, 10)], [Seen(10, "of the old primary")])
+    assert len(findings(Ledger, tmp_path, kept(1))) == 2  # by both readers
+
+
+def test_writes_stand_still_while_only_retries_are_acknowledged(tmp_path: Path) -> None:
+    ends = [(1, 99), (2, 100), (1, 105), (3, 121), (4, 122), (5, 300)]
+    record(tmp_path, Deltas, [call(number, number, end * S_NS) for number, end in ends], [])
+    began, ended = 100 * S_NS + 1, 122 * S_NS - 1
+    assert stood_still_s(tmp_path, [Deltas], began, ended) == {"deltas": 21.0}
