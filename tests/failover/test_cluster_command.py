@@ -78,7 +78,9 @@ def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def until_there_are_some(directory: Path) -> None:
     """Returns when a Patroni is there, which is started last."""
+    deadline = time.monotonic() + WAIT_S
     while not any("patroni" in command for command in processes_of(directory)):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
