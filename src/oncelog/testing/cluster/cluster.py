@@ -19,7 +19,7 @@ from oncelog.testing.cluster.layout import (
     etcd_arguments,
     patroni_configuration,
 )
-from oncelog.testing.cluster.state import State, state_of
+from oncelog.testing.cluster.state import State, is_etcd_ready, state_of
 from oncelog.testing.cluster.wires import Wires
 from oncelog.testing.programs import (
     as_nobody_anywhere,
@@ -73,8 +73,13 @@ class Cluster:
 
     def start(self, is_ended: Callable[[], bool] = lambda: False) -> None:
         """Returns when there is a primary and both others follow it, or when it is to end before that."""
-        for name in self._commands:
+        nodes = [node.name for node in self.layout.nodes]
+        for name in self._commands.keys() - set(nodes):
             self._begin(name)
+        self._until(lambda: True if is_ended() or is_etcd_ready(self.layout) else None)
+        if not is_ended():
+            for name in nodes:
+                self._begin(name)
         self._until(lambda: True if is_ended() or self.state().is_whole else None)
 
     def close(self) -> None:

@@ -80,6 +80,14 @@ def _member(entry: dict[str, Any], ports: dict[str, int]) -> Member:
     )
 
 
+def is_etcd_ready(layout: Layout) -> bool:
+    """Whether all members have agreed on what they are. A Patroni that asks one before that ends with an error."""
+    with suppress(*_FAULTS):
+        said = [_asked("GET", port, "/version")["etcdcluster"] for port, _ in layout.etcd_ports]
+        return "not_decided" not in said
+    return False
+
+
 def _etcd_leader(layout: Layout) -> int | None:
     for index, (port, _) in enumerate(layout.etcd_ports):
         with suppress(*_FAULTS):
