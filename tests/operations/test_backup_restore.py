@@ -16,7 +16,8 @@ import pytest
 
 from cli.served import Served, oncelog, serving
 from doors.serving import item, run
-from oncelog.testing.postgres import QUICK, Server, _programs, postgres_server
+from oncelog.testing.postgres import QUICK, Server, postgres_server
+from oncelog.testing.programs import server_programs
 
 BEFORE = 20
 DEVELOPMENT = ("--development", "--quiet")
@@ -118,7 +119,7 @@ def server(directory: Path) -> Iterator[Server]:
 def test_a_database_is_backed_up_while_a_gateway_writes_to_it_and_restored(
     tmp_path: Path, directory: Path, server: Server, how: str
 ) -> None:
-    copy, bin_ = directory / "backup", _programs(directory)
+    copy, bin_ = directory / "backup", server_programs(directory)
     served = Served(tmp_path, ["--store", server.address, *DEVELOPMENT])
     try:
         command = {
