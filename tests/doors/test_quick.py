@@ -249,6 +249,24 @@ def test_what_a_client_sends_while_it_waits_is_bounded(tmp_path: Path, monkeypat
     on_a_server(test, tmp_path)
 
 
+def test_one_that_does_not_read_is_not_answered_without_end(tmp_path: Path) -> None:
+    async def test(served: Serving, client: Plain) -> None:
+        client.send(post(write(1)))
+        assert await client.written() == 1
+        (connection,) = served.server._quick.connections
+        connection.pause_writing()
+        answered = served.server.counts.requests["ledger", "http", "ok"]
+        for number in range(2, 602):
+            client.send(post(write(number)))
+            await asyncio.sleep(0)
+        await until(lambda: connection._is_paused)
+        assert served.server.counts.requests["ledger", "http", "ok"] == answered
+        connection.resume_writing()
+        assert [await client.written() for _ in range(600)] == list(range(2, 602))
+
+    on_a_server(test, tmp_path)
+
+
 def test_one_that_goes_while_it_waits_is_committed_all_the_same(tmp_path: Path) -> None:
     async def test(served: Serving, client: Plain) -> None:
         client.send(post(write(1)))

@@ -87,3 +87,23 @@ def test_it_ends_when_no_more_come() -> None:
         queue.come(1)  # nobody waits any more, and nobody is told
 
     asyncio.run(main())
+
+
+def test_who_come_one_by_one_are_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("oncelog.engine.gathering.time.perf_counter", lambda: now[0])
+
+    async def main() -> None:
+        queue = Queue()
+        queue.settle(100_000)
+        queue.come(1)
+        waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
+        looks = 0
+        while not waiting.done():
+            queue.come(1)
+            now[0] += 0.001
+            looks += 1
+            await asyncio.sleep(0.001)
+        assert looks < 100
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -182,6 +182,46 @@ def test_large_batches_are_left_to_the_writers_thread(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("written", "is_prepared"), [(0, True), (50, True), (1001, False)])
+def test_what_others_have_written_is_read_by_the_writers_thread_if_it_is_much(
+    tmp_path: Path, watched: Watched, written: int, is_prepared: bool
+) -> None:
+    async def main() -> None:
+        store, other = await opened(tmp_path / "log.db"), await opened(tmp_path / "log.db")
+        await store.commit(batch(1))
+        if written:
+            assert committed(await other.commit(batch(*range(2, written + 2)))) == written
+        watched.seen.clear()
+        assert committed(await store.commit(batch(1, 2, written + 2))) == 1
+        expected = [("prepare", True), ("finish", False)] if is_prepared else [("no prepare", True), ("commit", False)]
+        assert watched.seen == expected
+        await store.commit(batch(written + 3))
+        assert watched.seen[2:] == [("prepare", True), ("finish", False)]
+        await store.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_takes_no_more_work_leaves_no_transaction_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        store = await opened(tmp_path / "log.db")
+
+        def refused(*_: Any) -> None:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "_start", refused)
+            with pytest.raises(RuntimeError):
+                await store.commit(batch(1))
+        assert committed(await store.commit(batch(1))) == 1
+        await store.close()
+
+    asyncio.run(main())
+
+
 def test_an_application_validates_in_the_writers_thread(tmp_path: Path, watched: Watched) -> None:
     async def main() -> None:
         store = await opened(tmp_path / "log.db")

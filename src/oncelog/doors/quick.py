@@ -217,7 +217,7 @@ class _Connection(asyncio.Protocol):
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_busy or self._waiting:
+        if self._is_busy or self._is_full or self._waiting:
             self._waiting += data
             if len(self._waiting) > WAITING_BYTES_MAX and not self._is_paused:
                 self._is_paused = True
@@ -252,10 +252,6 @@ class _Connection(asyncio.Protocol):
         served = self._serve()
         self._transport.set_protocol(served)
         served.connection_made(self._transport)
-        if self._is_paused:
-            self._transport.resume_reading()
-        if self._is_full:
-            served.pause_writing()
         served.data_received(data)
 
     def _answer(self, body: bytes) -> None:

@@ -15,7 +15,9 @@ RETURNING_MIN: Final = 16
 RETURNING_S: Final = 0.01
 """Who comes later after the last commit than this has not come back from it."""
 SILENT_S: Final = 0.001
-"""A wait ends when nobody has come for so long."""
+"""A wait ends when nobody has come for so long,"""
+WAIT_S: Final = 0.01
+"""and so long after that in any case."""
 
 
 class Gathering:
@@ -45,10 +47,15 @@ class Gathering:
         is_first = self._returning >= RETURNING_MIN and queued * 4 < self._returning
         return is_first and time.perf_counter() - self._settled_s <= RETURNING_S
 
+    @property
+    def is_wanted_still(self) -> bool:
+        """Not for ever: those who come one by one may be others."""
+        return time.perf_counter() - self._settled_s <= RETURNING_S + WAIT_S
+
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """Returns when half of them are there, or no more come."""
         seen = 0
-        while seen < self._queued() and self._queued() * 2 < self._returning:
+        while seen < self._queued() and self._queued() * 2 < self._returning and self.is_wanted_still:
             seen = self._queued()
             self._enough = enough = loop.create_future()
             timer = loop.call_later(SILENT_S, _let_go, enough)

@@ -76,6 +76,8 @@ class Lane(NamedTuple):
     sealing_position: int
 
 
+SOON_KEYS: Final = 1000
+"""So many of others' are taken in soon."""
 Places = int | tuple[int, ...]
 Hot = dict[int, Places]
 
@@ -155,6 +157,15 @@ class KeyIndex:
                 self._take_in(connection.execute(SQL["identities"], bounds).fetchall(), lane)
             self._lanes[number] = lane.position
         self._commits = commits
+
+    def is_soon_caught_up(self, lanes: Mapping[int, Lane]) -> bool:
+        """Whether `catch_up` would have little to do."""
+        missing = 0
+        for number, lane in lanes.items():
+            if self._borders.get(number, (0, 0)) != (lane.sealed_position, lane.sealing_position):
+                return False
+            missing += lane.position - self._lanes.get(number, 0)
+        return missing <= SOON_KEYS
 
     def find(self, connection: Any, hashes: Iterable[int]) -> dict[int, list[int]]:
         """The places of those that may be known, and nothing of those that are certainly new."""

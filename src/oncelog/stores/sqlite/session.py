@@ -96,7 +96,7 @@ class Session:
     def prepare(self, batch: Sequence[Request]) -> Decided | None:
         """The same but for the end of it, for who must not wait: `finish` must follow, unless nothing was changed.
 
-        None, and nothing has been done, if another process is writing or the file must be opened first.
+        None, and nothing has been done, if another process is writing or has written much, or the file must be opened.
         """
         if self._connection is None:
             return None
@@ -105,6 +105,9 @@ class Session:
             if not self._has_begun_at_once(connection):
                 return None
             try:
+                if not self.writing.is_soon_caught_up(connection):
+                    connection.execute("ROLLBACK")
+                    return None
                 decided = self._committed(connection, batch, None)
                 if decided.changes.is_empty:
                     self._end(connection)
@@ -113,6 +116,12 @@ class Session:
                     _roll_back(connection)
                 raise
             return decided
+
+    def abandon(self) -> None:
+        """Lets go of what was prepared and will not be finished."""
+        if self._connection is not None and self._connection.in_transaction:
+            self.writing.roll_back()
+            _roll_back(self._connection)
 
     def finish(self) -> None:
         """Makes durable what was prepared. Raises StoreUnavailableError, as `commit` does."""

@@ -148,7 +148,12 @@ class SqliteStore:
             decided = await self._write(self._session.commit, batch, validate)
         elif not decided.changes.is_empty:
             # Whoever waits for it may go. The transaction must come to its end all the same, or nobody could write.
-            await asyncio.shield(self._start(writer, self._session.finish))
+            try:
+                finishing = self._start(writer, self._session.finish)
+            except BaseException:  # the interpreter is about to end
+                self._session.abandon()
+                raise
+            await asyncio.shield(finishing)
         if self._session.unfiltered is not None:
             self._fill_if_needed()
         return decided

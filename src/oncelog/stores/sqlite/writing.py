@@ -179,6 +179,16 @@ class Writing:
             self.index.catch_up(connection, state.commits, state.lanes)
         return self.index
 
+    def is_soon_caught_up(self, connection: Any) -> bool:
+        """Whether little has been written by others since this one has looked."""
+        index = self.index
+        if index is None:
+            return False
+        (commits, *_) = connection.execute(SQL["state"]).fetchone()
+        return bool(commits == index.commits) or (
+            commits > index.commits and index.is_soon_caught_up(self.state(connection).lanes)
+        )
+
     def load(
         self, connection: Any, index: KeyIndex, needs: Footprint, state: State
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
