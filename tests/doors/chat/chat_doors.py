@@ -12,7 +12,7 @@ from uuid import UUID
 import aiohttp
 from aiohttp import WSMsgType
 
-from doors.serving import RUN_S, Answer, Serving, serving, soon
+from doors.serving import RUN_S, Answer, Serving, serving, soon, until
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -212,8 +212,10 @@ class House:
         return self._runner.run(asyncio.wait_for(main, RUN_S))
 
     def end(self) -> None:
-        """Of a test: its devices go."""
+        """Of a test: its devices go, and what they have acknowledged is told, before those of the next one come."""
         self.run(self.door.close())
+        server = self.door.served.server
+        self.run(until(lambda: not server.log.queued and server._chat_hub._delivering is None))
 
     def close(self) -> None:
         self.run(self._opened.__aexit__(None, None, None))
