@@ -3,6 +3,7 @@
 Of each door one order is written to and read: that of the log for events, else that of one stream.
 """
 
+import asyncio
 import base64
 import json
 from abc import ABC, abstractmethod
@@ -26,6 +27,9 @@ CONTENT = "first"
 CAMPAIGN = 7
 GATEWAY = "shop"
 ORGANIZATION = "acme"
+CHAT = "general"
+CHAT_USERS = 10
+CHAT_LOOK_S = 0.1
 
 
 class Places:
@@ -199,4 +203,45 @@ class RunsByLibrary(Door):
                 yield Seen(record.sequence, record.key.hex())
 
 
-DOORS: tuple[type[Door], ...] = (Events, Ledger, Deltas, RunsByLibrary)
+class Chat(Door):
+    """Each client is a user of its own."""
+
+    name = "chat"
+    where = "r.policy = 'chat' AND r.sequence > 0"
+
+    def __init__(self, places: Places) -> None:
+        super().__init__(places)
+        self._is_made = False
+
+    def id(self, client: int, step: int) -> str:
+        """A UUID of version 4, as the door wants them."""
+        return UUID(super().id(client, step), version=4).hex
+
+    async def submit(self, gateway: int, client: int, step: int) -> int:
+        if not self._is_made:  # made again by a member it is the one that is there
+            members = [f"user:c{number}" for number in range(CHAT_USERS)]
+            await self._asked(gateway, 0, "/v1/chats", {"chat_id": CHAT, "members": members})
+            self._is_made = True
+        message = {"client_message_id": str(UUID(self.id(client, step))), "content": CONTENT}
+        answer = await self._asked(gateway, client, f"/v1/chats/{CHAT}/messages", message)
+        return int(answer["sequence"])
+
+    async def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
+        """Page by page, as who has no WebSocket."""
+        while True:
+            page = await self._asked(gateway, 0, f"/v1/chats/{CHAT}/messages?after={cursor}&limit=100")
+            for message in page["messages"]:
+                cursor = message["sequence"]
+                yield Seen(cursor, UUID(message["client_message_id"]).hex)
+            if not page["has_more"]:
+                await asyncio.sleep(CHAT_LOOK_S)
+
+    async def _asked(self, gateway: int, client: int, path: str, body: Any = None) -> Any:
+        method, headers = "GET" if body is None else "POST", {"Authorization": f"Bearer c{client}"}
+        url = self.places.urls[gateway] + path
+        async with self.places.session.request(method, url, json=body, headers=headers) as response:
+            assert response.status in (200, 201), await response.text()
+            return await response.json()
+
+
+DOORS: tuple[type[Door], ...] = (Events, Ledger, Deltas, RunsByLibrary, Chat)
