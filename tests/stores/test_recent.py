@@ -1,6 +1,7 @@
 """What a writer keeps of side state is never older than the file."""
 
 import asyncio
+import itertools
 import random
 import sqlite3
 from pathlib import Path
@@ -9,7 +10,21 @@ from typing import Any
 import pytest
 
 from oncelog import Condition, DeleteEntity, Must, Relate, SetEntity, Settings, Unrelate, transaction
-from oncelog.core.values import Committed, Refused, Request, Snapshot, Submission, Verdict
+from oncelog.core.chat import message, message_body
+from oncelog.core.values import (
+    Acknowledge,
+    Applied,
+    Committed,
+    Item,
+    OpenStream,
+    Reason,
+    Refused,
+    Request,
+    SetMember,
+    Snapshot,
+    Submission,
+    Verdict,
+)
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import Store
 from oncelog.stores.sqlite import SqliteStore, recent
@@ -19,13 +34,20 @@ from oncelog.stores.sqlite.writing import Writing
 from oncelog.testing.clock import ManualClock
 
 SEED = 20_261_116
+CHAT = "chat/a"
+KEYS = itertools.count(1)
+NAMES = ("user:ann", "user:bob", "user:cyd")
+
+
+def said(sender: str, scope: str = CHAT) -> Submission:
+    return message(scope, next(KEYS).to_bytes(16), message_body("hello", "text/plain"), sender=sender)
 
 
 def write(sequence: int, *operations: Any, client: str = "c1", scope: str = "ledger/acme") -> Submission:
     return transaction(scope, client, sequence, operations)
 
 
-async def commit(store: Store, *items: Submission) -> list[Verdict]:
+async def commit(store: Store, *items: Item) -> list[Verdict]:
     return (await store.commit([Request(items)])).verdicts[0]
 
 
@@ -173,10 +195,117 @@ def test_generated_histories_are_decided_as_without_it(
     asyncio.run(main())
 
 
-def test_memory_is_bounded() -> None:
+@pytest.mark.rule("CH-9")
+def test_members_whom_another_process_has_removed_are_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, other = (SqliteStore(tmp_path / "log.db", Settings(1)) for _ in range(2))
+        await one.open()
+        await other.open()
+        await commit(one, OpenStream(CHAT, "user:ann"), SetMember(CHAT, "user:bob"))
+        assert isinstance((await commit(one, said("user:bob")))[0], Committed)
+        assert await commit(other, SetMember(CHAT, "user:bob", present=False)) == [Applied(changed=True)]
+        (refused,) = await commit(one, said("user:bob"))
+        assert isinstance(refused, Refused)
+        assert refused.reason is Reason.NOT_A_MEMBER
+        assert await commit(other, Acknowledge(CHAT, "user:ann", 1)) == [Applied(changed=True)]
+        assert await commit(one, Acknowledge(CHAT, "user:ann", 1)) == [Applied(changed=False)]
+        await one.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.rule("CH-9")
+def test_members_of_a_file_that_was_put_back_are_its_own(tmp_path: Path) -> None:
+    """Members are in no hash; its number of commits becomes the same again, on another way."""
+    path, clock = tmp_path / "log.db", ManualClock()
+
+    async def alone(*items: Item) -> None:
+        store = SqliteStore(path, Settings(1), clock=clock)
+        await store.open()
+        await commit(store, *items)
+        await store.close()
+
+    async def main() -> None:
+        await alone(OpenStream(CHAT, "user:ann"))
+        copy = path.read_bytes()
+        connection = connect(SqliteDriver(), str(path))
+        writing = Writing(look(connection, str(path)), clock, bytes, 600_000)
+
+        def shared(item: Item) -> Verdict:
+            connection.execute("BEGIN IMMEDIATE")
+            (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
+            connection.execute("COMMIT")
+            writing.confirm()
+            return verdict
+
+        shared(SetMember(CHAT, "user:cyd"))
+        shared(SetMember(CHAT, "user:bob"))
+        commits = writing.state(connection).commits
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+        path.write_bytes(copy)
+        clock.advance(1)
+        await alone(SetMember(CHAT, "user:eve"))
+        connection = connect(SqliteDriver(), str(path))
+        assert writing.state(connection).commits == commits
+        refused = shared(said("user:bob"))
+        assert isinstance(refused, Refused), refused
+        assert isinstance(shared(said("user:eve")), Committed)
+        connection.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rows_max", [3, recent.SMALL_ROWS_MAX])
+def test_generated_histories_of_members_are_decided_as_without_it(
+    tmp_path: Path, rows_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent, "SMALL_ROWS_MAX", rows_max)
+    chance = random.Random(SEED)
+    clock = ManualClock()
+
+    def item() -> Item:
+        scope, who, other = chance.choice("abc"), chance.choice(NAMES), chance.choice(NAMES)
+        return chance.choice(
+            (
+                OpenStream(scope, who),
+                SetMember(scope, other, chance.random() < 0.6, who),
+                said(who, scope),
+                said(who, scope),
+                Acknowledge(scope, who, chance.randrange(20)),
+            )
+        )
+
+    async def main() -> None:
+        stores = [SqliteStore(tmp_path / "log.db", Settings(2, 5), clock=clock, draw=bytes) for _ in range(2)]
+        model = MemoryStore(Settings(2, 5), clock=clock, draw=bytes)
+        everyone: list[Store] = [*stores, model]
+        for store in everyone:
+            await store.open()
+        seen: set[type[Verdict]] = set()
+        for _ in range(300):
+            clock.advance(chance.choice((0, 1, 40)))
+            batch = [item() for _ in range(chance.randrange(1, 6))]
+            expected = await commit(model, *batch)
+            assert await commit(chance.choice(stores), *batch) == expected, f"seed {SEED}"
+            seen.update(map(type, expected))
+        assert seen == {Committed, Applied, Refused}
+        assert await stores[0].heads() == await model.heads()
+        for store in everyone:
+            await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("table", "rows_max"), [("streams", recent.ROWS_MAX), *((name, recent.SMALL_ROWS_MAX) for name in recent.SMALL)]
+)
+def test_memory_is_bounded(table: str, rows_max: int) -> None:
     kept = Recent()
     kept.begin(0, {})
-    for number in range(recent.ROWS_MAX + 1):
-        kept.stage({"streams": [f"s{number}"]}, Snapshot())
+    for start in range(0, rows_max + 1, 100):
+        kept.stage({table: [f"s{number}" for number in range(start, start + 100)]}, Snapshot())
         kept.confirm()
-    assert len(kept._rows["streams"]) <= 1
+        assert len(kept._rows[table]) <= rows_max
+    assert len(kept._rows[table]) <= 100

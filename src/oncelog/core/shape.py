@@ -43,7 +43,7 @@ from oncelog.core.values import (
     Submission,
 )
 
-_NAMES: Final = ("scope", "actor", "client")
+_NAMES: Final = ("actor", "client")
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
 
 
@@ -81,7 +81,8 @@ def _malformed_submission(submission: Submission) -> Refused | None:
     partitions = submission.partitions
     if type(partitions) is not tuple:
         return _refused("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
-    refused = _malformed_names(partitions, submission.scope, submission.actor, submission.client)
+    # Of the scope apart: in many streams with many senders there are more pairs than a cache could hold.
+    refused = _malformed_scope(submission.scope) or _malformed_names(partitions, submission.actor, submission.client)
     if refused is None and submission.holder:  # apart: there is another one for every lease
         refused = _malformed_name("holder", submission.holder)
     if refused is None and (policy.client_sequence or submission.client_sequence):
@@ -100,7 +101,12 @@ def _malformed_submission(submission: Submission) -> Refused | None:
     return _malformed_effects(submission, policy)
 
 
-@lru_cache(maxsize=1024)  # the same senders and partitions come again and again
+@lru_cache(maxsize=8192)  # the same streams come again and again
+def _malformed_scope(scope: str) -> Refused | None:
+    return _malformed_name("scope", scope) if scope != "" else None
+
+
+@lru_cache(maxsize=1024)  # and the same senders and partitions
 def _malformed_names(partitions: tuple[str, ...], *names: str) -> Refused | None:
     if len(partitions) > PARTITIONS_MAX:
         return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")

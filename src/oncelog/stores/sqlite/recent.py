@@ -11,10 +11,14 @@ from oncelog.core.operations import Entity
 from oncelog.core.values import Changes, LaneHead, Snapshot
 
 ROWS_MAX: Final = 20_000
-"""Of each table. Beyond it all of them are let go: the next batches ask for what they need."""
+"""Of a table. Beyond it all of them are let go: the next batches ask for what they need."""
+SMALL_ROWS_MAX: Final = 100_000
+"""Of a table of `SMALL`."""
 VALUE_BYTES_MAX: Final = 4096
 """An entity of a larger value is not kept."""
-TABLES: Final = ("streams", "clients", "entities", "relationships", "members", "rates")
+SMALL: Final = ("members", "acknowledged")
+"""Those whose rows are little more than their keys, the parts of which others have too; a stream has many of them."""
+TABLES: Final = ("streams", "clients", "entities", "relationships", "rates", *SMALL)
 """Those whose rows are small, and come again."""
 
 Rows = dict[Any, Any]
@@ -28,6 +32,7 @@ class Recent:
     """Believed only while the log's heads are those that this one knows of: their hashes stand for all that was before.
 
     A number of commits would not do: of a file that was put back to an earlier state it may become the same again.
+    Members are in no hash, but each change of them is in the revision and the log time of its lane's head.
     """
 
     def __init__(self) -> None:
@@ -88,7 +93,7 @@ class Recent:
             if name == "entities":
                 for key in [key for key, value in staged.items() if _is_large(value)]:
                     del rows[key]
-            if len(rows) > ROWS_MAX:
+            if len(rows) > (SMALL_ROWS_MAX if name in SMALL else ROWS_MAX):
                 rows.clear()
         self._known = self._staged_known or self._known
         self.roll_back()

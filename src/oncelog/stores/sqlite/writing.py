@@ -240,6 +240,8 @@ def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[by
     partitions.sort(key=itemgetter(0))
     _insert_partitions(connection, partitions, len(partitions))
     streams = [(one.lane, one.scope, one.sequence, one.position) for one in records if one.sequence]
+    streams.sort(key=itemgetter(1))
+    streams.sort(key=itemgetter(0))
     _insert_streams(connection, streams, len(streams))
 
 
