@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bench import client, core, deltas, embedded, gateways, growth, ledger, once, peers, server
+from bench import chat, client, core, deltas, embedded, gateways, growth, ledger, once, peers, server
 from bench.measure import FULL, QUICK, Effort, Measurement, measure
 from bench.report import Report, page, plain, report_of
 
@@ -40,6 +40,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "gateways": gateways.run,
     "ledger": ledger.run,
     "deltas": deltas.run,
+    "chat": chat.run,
 }
 """Every benchmark, by the name that the command and its results have."""
 ALONE: Final = ("peers", "server")

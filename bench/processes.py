@@ -13,6 +13,7 @@ from typing import Final
 START_S: Final = 30
 STOP_S: Final = 20
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
@@ -76,3 +77,9 @@ def server_cpu_s(pid: int) -> float:
         elif parent == pid:
             ticks += own_user + own_system
     return ticks / TICKS_PER_S
+
+
+def memory_bytes(pid: int) -> int:
+    """Of one process, as far as it is in memory (RSS)."""
+    _, resident, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(resident) * PAGE_BYTES

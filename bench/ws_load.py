@@ -10,7 +10,7 @@ import itertools
 import re
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
@@ -58,9 +58,9 @@ class Answer(msgspec.Struct):
 decoded: Final = msgspec.json.Decoder(Answer).decode
 
 
-def handshake(host: str, port: int) -> bytes:
+def handshake(host: str, port: int, path: str = PATH) -> bytes:
     """The request that makes a WebSocket of a connection."""
-    return HANDSHAKE.format(path=PATH, host=host, port=port).encode()
+    return HANDSHAKE.format(path=path, host=host, port=port).encode()
 
 
 def frame(payload: bytes, opcode: int = TEXT) -> bytes:
@@ -202,17 +202,16 @@ class Connection(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def connected(host: str, port: int, count: int) -> AsyncIterator[list[Connection]]:
-    """Connections that have said who they are."""
+async def opened(host: str, port: int, count: int, path: str = PATH) -> AsyncIterator[list[Connection]]:
+    """WebSockets."""
     connections: list[Connection] = []
     loop = asyncio.get_running_loop()
+    request = handshake(host, port, path)
     try:
-        for number in range(count):
-            _, connection = await loop.create_connection(lambda: Connection(handshake(host, port)), host, port)
+        for _ in range(count):
+            _, connection = await loop.create_connection(lambda: Connection(request), host, port)
             connections.append(connection)
             await connection.opened()
-            answer = await connection.ask("connect", {"token": "", "client_id": f"bench-{number}"})
-            assert answer["type"] == "connected", answer
         yield connections
     finally:
         for connection in connections:
@@ -220,39 +219,55 @@ async def connected(host: str, port: int, count: int) -> AsyncIterator[list[Conn
         await asyncio.sleep(0.01)  # sockets are shut by the loop, and a server that is stopped next would wait for it
 
 
-class Load:
-    """Submissions that are under way on many connections, and what became of them."""
+@asynccontextmanager
+async def connected(host: str, port: int, count: int) -> AsyncIterator[list[Connection]]:
+    """Connections that have said who they are."""
+    async with opened(host, port, count) as connections:
+        for number, connection in enumerate(connections):
+            answer = await connection.ask("connect", {"token": "", "client_id": f"bench-{number}"})
+            assert answer["type"] == "connected", answer
+        yield connections
 
-    def __init__(self, connections: Sequence[Connection], batch: int, partitions: Sequence[str] = PARTITIONS) -> None:
-        self._connections = connections
-        self._batch = batch
-        self._partitions = partitions
-        self._numbers = itertools.count(1)
+
+class Requests:
+    """Requests that are under way on many connections, and what became of them. What they are its kinds say."""
+
+    per_request = 1
+    """What one of them counts for."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self.connections = connections
         self._began: dict[str, float] = {}
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waited: list[float] = []
 
+    def request(self, number: int) -> tuple[str, bytes]:
+        """The next one, on the connection with this number: what its answer will be known by, and its frame."""
+        raise NotImplementedError
+
+    def answer(self, number: int, text: bytes) -> str | None:
+        """Which request a text answers; None if it is none that is waited for. Raises ValueError if it is wrong."""
+        raise NotImplementedError
+
+    async def rest(self) -> None:
+        """Returns when all else has come that belongs to the requests. It is counted with them."""
+
     async def keep_busy(self, server: int, in_flight: int, seconds: float) -> Slice:
         """So many requests in flight on each connection, until the time is over and all have their answers."""
-        events = wire_events(self._partitions)
         watch = Watch(server)
         until = watch.began + seconds
 
-        def submit(connection: Connection) -> None:
-            self._submit(connection, events, time.perf_counter())
-
-        def again(connection: Connection) -> None:
-            if time.perf_counter() < until:
-                submit(connection)
+        def again(number: int) -> None:
+            if (now := time.perf_counter()) < until:
+                self._submit(number, now)
             elif not self._began:
                 self._end()
 
         self._listen(again)
-        for connection in self._connections:
+        for number in range(len(self.connections)):
             for _ in range(in_flight):
-                submit(connection)
-        await self._ended
-        return watch.slice(self._batch * len(self.waited), self.waited)
+                self._submit(number, time.perf_counter())
+        return await self._slice(watch)
 
     async def pace(self, server: int, per_s: float, seconds: float) -> Slice:
         """So many requests a second, however long their answers take.
@@ -260,38 +275,44 @@ class Load:
         What a request waited is counted from the moment when it was due: a client that is late, because the one
         before took long, does not hide that.
         """
-        events = wire_events(self._partitions)
         watch = Watch(server)
         total = max(1, round(per_s * seconds))
         sent = 0
         self._listen(lambda _: self._end() if sent == total and not self._began else None)
         while sent < total and not self._ended.done():
             while sent < total and (due := watch.began + sent / per_s) <= time.perf_counter():
-                self._submit(self._connections[sent % len(self._connections)], events, due)
+                self._submit(sent % len(self.connections), due)
                 sent += 1
             await asyncio.sleep(0.001)
+        return await self._slice(watch)
+
+    async def _slice(self, watch: Watch) -> Slice:
         await self._ended
-        return watch.slice(self._batch * len(self.waited), self.waited)
+        await self.rest()
+        return watch.slice(self.per_request * len(self.waited), self.waited)
 
-    def _submit(self, connection: Connection, events: Iterator[WireEvent], began: float) -> None:
-        number = next(self._numbers)
-        self._began[str(number)] = began
-        connection.send(submission(number, itertools.islice(events, self._batch)))
+    def _submit(self, number: int, began: float) -> None:
+        name, data = self.request(number)
+        self._began[name] = began
+        self.connections[number].send(data)
 
-    def _listen(self, then: Callable[[Connection], None]) -> None:
-        for connection in self._connections:
-            connection.on_text = self._answers(connection, then)
+    def _listen(self, then: Callable[[int], None]) -> None:
+        for number, connection in enumerate(self.connections):
+            connection.on_text = self._answers(number, then)
             connection.on_lost = self._fail
 
-    def _answers(self, connection: Connection, then: Callable[[Connection], None]) -> Callable[[bytes], None]:
+    def _answers(self, number: int, then: Callable[[int], None]) -> Callable[[bytes], None]:
         def answered(text: bytes) -> None:
-            answer = decoded(text)
-            results = answer.payload.results
-            if len(results) != self._batch or any(one.status != "committed" for one in results):
-                self._fail(ValueError(f"new events were answered with {text[:1000]!r}"))
+            try:
+                name = self.answer(number, text)
+                if name is None:
+                    return
+                began = self._began.pop(name)
+            except (ValueError, KeyError) as error:
+                self._fail(error)
                 return
-            self.waited.append(time.perf_counter() - self._began.pop(answer.msg_id))
-            then(connection)
+            self.waited.append(time.perf_counter() - began)
+            then(number)
 
         return answered
 
@@ -302,6 +323,29 @@ class Load:
     def _fail(self, error: Exception) -> None:
         if not self._ended.done():
             self._ended.set_exception(error)
+
+
+class Load(Requests):
+    """Submissions of so many events each."""
+
+    def __init__(self, connections: Sequence[Connection], batch: int, partitions: Sequence[str] = PARTITIONS) -> None:
+        super().__init__(connections)
+        self.per_request = batch
+        self._numbers = itertools.count(1)
+        self._events = wire_events(partitions)
+
+    def request(self, number: int) -> tuple[str, bytes]:  # noqa: ARG002 - all send the same
+        """As `Requests` says."""
+        msg_id = next(self._numbers)
+        return str(msg_id), submission(msg_id, itertools.islice(self._events, self.per_request))
+
+    def answer(self, number: int, text: bytes) -> str:  # noqa: ARG002 - and are answered the same
+        """As `Requests` says."""
+        answer = decoded(text)
+        results = answer.payload.results
+        if len(results) != self.per_request or any(one.status != "committed" for one in results):
+            raise ValueError(f"new events were answered with {text[:1000]!r}")
+        return answer.msg_id
 
 
 async def demand_once(connection: Connection) -> None:

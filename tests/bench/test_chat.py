@@ -1,0 +1,188 @@
+"""The benchmark of the chat door runs, and would notice wrong answers. Nothing here looks at a time."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from bench.__main__ import main
+from bench.chat import EVENTS_DOOR, FOLLOWED, ONE, Figures, Sizes, report_of
+from bench.chat_load import CONTENTS, Dense, Followed, Pairs, Sends, sending
+from bench.server_report import Series
+from bench.wire import Slice
+from bench.ws_load import Connection
+from oncelog.core.chat import message_body
+from oncelog.doors.chat.reading import Send, read_quickly
+
+
+def test_the_chat_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--quick", "--no-save"]) == 0
+    shown = capsys.readouterr().out
+    for name in (EVENTS_DOOR, ONE, "10 chats", FOLLOWED, "100 messages a second", "with 40 connections"):
+        assert name in shown
+    assert "MET" not in shown
+
+
+def test_messages_are_plain_and_as_long_as_events() -> None:
+    for content in CONTENTS:
+        assert 280 <= len(message_body(content, "text/plain")) <= 320
+    found = read_quickly(sending("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:], 4096)
+    assert isinstance(found, Send)
+    assert found.chat_id == "hot"
+
+
+def test_sequences_must_go_on_without_a_gap() -> None:
+    dense = Dense()
+    dense.demand({"a": [2, 1, 3], "b": []})
+    dense.demand({"a": [4], "b": [1]})
+    assert dense.newest == {"a": 4, "b": 1}
+    for wrong in ([4], [6], [5, 5], [5, 7]):
+        with pytest.raises(ValueError, match="after 4 in a"):
+            dense.demand({"a": wrong})
+
+
+# --- answers ------------------------------------------------------------------------------------------
+
+
+def ack(sequence: int, **changed: Any) -> bytes:
+    said = {"client_message_id": f"m{sequence}", "chat_id": "a", "message_id": "msg_1", "sequence": sequence}
+    return msgspec.json.encode({"type": "send_message_ack", **said, "duplicate": False, **changed})
+
+
+def told(sequence: int, chat_id: str = "a", content: str = CONTENTS[0]) -> bytes:
+    said = {"client_message_id": f"m{sequence}", "chat_id": chat_id, "sequence": sequence, "content": content}
+    return msgspec.json.encode({"type": "message", **said})
+
+
+def with_load(check: Callable[[list[Connection]], Any]) -> None:
+    async def main() -> None:
+        waiting = check([Connection(b"") for _ in range(2)])
+        if waiting is not None:
+            await waiting
+
+    asyncio.run(main())
+
+
+def test_a_wrong_answer_is_noticed() -> None:
+    def check(connections: list[Connection]) -> None:
+        sends = Sends(connections, [["a"], ["a"]])
+        assert sends.answer(0, ack(1)) == "m1"
+        assert sends.sequences == {"a": [1]}
+        for wrong in (ack(2, duplicate=True), b'{"type":"error","code":"BUSY"}', told(2)):
+            with pytest.raises(ValueError, match="a new message was answered with"):
+                sends.answer(0, wrong)
+
+    with_load(check)
+
+
+def test_a_message_has_arrived_when_the_other_has_it() -> None:
+    def check(connections: list[Connection]) -> None:
+        pairs = Pairs(connections, ["a"])
+        assert pairs.answer(0, ack(1)) is None
+        assert pairs.answer(1, told(1)) == "m1"
+        for wrong in (told(1, chat_id="b"), told(1, content="another")):
+            with pytest.raises(ValueError, match="a member of a got"):
+                pairs.answer(1, wrong)
+
+    with_load(check)
+
+
+@pytest.mark.parametrize(
+    ("seen", "complaint"),
+    [
+        ([1, 3], None),
+        ([3, 1], "in another order"),
+        ([1, 4], "of 3 messages there were"),
+        ([1, 3, 3], "of 3 messages there were"),
+    ],
+)
+def test_followers_must_have_all_that_others_sent(seen: list[int], complaint: str | None) -> None:
+    async def check(connections: list[Connection]) -> None:
+        followed = Followed(connections, "a")
+        for number, sequence in ((1, 1), (0, 2), (1, 3)):
+            followed.answer(number, ack(sequence))
+            followed.waited.append(0.001)
+        followed.answer(1, told(2))
+        for sequence in seen:
+            followed.answer(0, told(sequence))
+        if complaint is None:
+            await followed.rest()
+            assert followed.deliveries == 3
+        else:
+            with pytest.raises(ValueError, match=complaint):
+                await followed.rest()
+
+    with_load(check)
+
+
+# --- the report ---------------------------------------------------------------------------------------
+
+
+def series(*per_s: float) -> Series:
+    return Series([Slice(round(one), 1.0, [0.001, 0.002], 0.5, 1.5) for one in per_s])
+
+
+def seen(**changed: Any) -> Figures:
+    """Figures that meet every target."""
+    figures = Figures(
+        sends={
+            EVENTS_DOOR: series(20_000, 18_000),
+            ONE: series(12_000, 12_000),
+            "1000 chats": series(12_000, 12_000),
+            FOLLOWED: series(5000, 5000),
+        },
+        deliveries=[Slice(315_000, 1.0, [0.001, 0.002], 0.9, 0.9)],
+        paced=[Slice(1000, 1.0, [0.002] * 100, 0.1, 0.5)],
+        memory=[("with nobody connected", 90.0), ("with 5000 connections", 1023.0)],
+        held_s=0.2,
+    )
+    return replace(figures, **changed)
+
+
+def results_of(figures: Figures) -> dict[str, tuple[str, str]]:
+    *_, findings = report_of(figures, Sizes(), judged=True).tables
+    return {name: (value, result) for name, value, _, result in findings.rows}
+
+
+def test_the_report_of_the_chat() -> None:
+    report = report_of(seen(), Sizes(), judged=True)
+    assert report.is_met
+    assert "{" not in report.how_to_read
+    single, deliveries, paced, memory, _ = report.tables
+    assert [row[0] for row in single.rows] == [ONE, EVENTS_DOOR, "1000 chats", FOLLOWED]
+    assert deliveries.rows[0][1] == "315000"
+    assert paced.rows[0][:5] == ("1000 messages a second", "1000", "1000", "2.00", "2.00")
+    assert memory.rows == [("with nobody connected", "90"), ("with 5000 connections", "1023")]
+    assert results_of(seen()) == {
+        "one chat / events door": ("0.60×", "met"),
+        "one chat / events door, median of rounds": ("0.63×", ""),
+        "1000 chats / one chat": ("1.00×", "met"),
+        "1000 chats / one chat, median of rounds": ("1.00×", ""),
+        "from one to another at 1000 a second, p50, median of rounds": ("2.00 ms", "met"),
+        "from one to another at 1000 a second, p99, median of rounds": ("2.00 ms", "met"),
+        "memory with 5000 connections": ("1023 MiB", "met"),
+        "until a message had reached all who are held": ("0.20 s", ""),
+    }
+
+
+SLOW = Slice(1000, 1.0, [0.009] * 90 + [0.06] * 10, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "is_met"),
+    [
+        ({"sends": {**seen().sends, EVENTS_DOOR: series(20_100, 1)}}, "one chat / events door", False),
+        ({"sends": {**seen().sends, "1000 chats": series(11_900, 11_900)}}, "1000 chats / one chat", False),
+        # What depends on the machine is only shown.
+        ({"paced": [SLOW, SLOW]}, "from one to another at 1000 a second, p99", True),
+        ({"memory": [("with 5000 connections", 1024.0)]}, "memory with 5000 connections", True),
+    ],
+)
+def test_only_ratios_fail_a_run_of_the_chat(changed: dict[str, Any], name: str, is_met: bool) -> None:
+    figures = seen(**changed)
+    (missed,) = [one for one, (_, result) in results_of(figures).items() if result == "NOT MET"]
+    assert missed.startswith(name)
+    assert report_of(figures, Sizes(), judged=True).is_met is is_met
