@@ -1,20 +1,22 @@
 """Changes of members reach those who follow them: at once from here, soon from elsewhere, and after an outage too."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from core.writes import message
 from databases import BOTH_STORES, log_at
-from engine.watched import TIMEOUT_SECONDS
-from oncelog.core.values import Acknowledge, OpenStream, SetMember
-from oncelog.engine import member_tailer
+from engine.watched import TIMEOUT_SECONDS, until
+from oncelog.core.identity import lane_of
+from oncelog.core.values import Acknowledge, LaneHead, OpenStream, Record, SetMember
+from oncelog.engine import member_tailer, tailer
+from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import ClosedError, StoreUnavailableError
 from oncelog.stores.protocol import MemberChange, MemberPlace
 from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
+from oncelog.testing.contract.writes import CHANNEL, committed, message
 
 pytestmark = BOTH_STORES
 
@@ -41,8 +43,52 @@ class Heard:
                 await self._arrived.wait()
 
 
+class Journal:
+    """What a listener to a lane's records and members was told, one after the other."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, object]] = []
+
+    def changed(self, changes: Sequence[MemberChange]) -> None:
+        self.lines += [(one.member, one.present) for one in changes]
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        self.lines += [("message", record.sequence) for record in records]
+
+    def fail(self, error: Exception) -> None:
+        self.lines.append(("failed", error))
+
+    def close(self) -> None:
+        """Nothing is told of it."""
+
+
+class HeldMembers:
+    """Changes of members are read only when the lanes have been looked at so often after they were asked for."""
+
+    def __init__(self, log: Log, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._log = log
+        self._looks = looks
+        self._looked = asyncio.Event()
+        self._heads, self._read = log._store.heads, log._store.member_changes
+        self.is_asked = False
+        monkeypatch.setattr(log._store, "heads", self.heads)
+        monkeypatch.setattr(log._store, "member_changes", self.member_changes)
+
+    async def heads(self) -> Mapping[int, LaneHead]:
+        if self.is_asked:
+            self._looks -= 1
+            if self._looks <= 0:
+                self._looked.set()
+        return await self._heads()
+
+    async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+        self.is_asked = True
+        await self._looked.wait()
+        return await self._read(lane, after, limit)
+
+
 def opened(path: Path) -> Log:
-    return open_log(log_at(path / "log.db"))
+    return open_log(log_at(path / "log.db"), limits=Limits(poll_ms=1))
 
 
 @pytest.mark.rule("CH-7", "CH-8")
@@ -108,6 +154,60 @@ def test_a_store_that_cannot_be_read_for_a_while_leaves_nothing_out(
             assert failures == 3
 
     asyncio.run(main())
+
+
+@pytest.mark.rule("CH-9", "CO-22")
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_who_has_gone_is_told_before_what_was_committed_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
+    """However long it takes to read it, and also where this process could hand on the record that it has committed."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as log, opened(tmp_path) as other:
+            lane = lane_of(CHANNEL, log.settings.lanes)
+            await log.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
+            committed(await log.submit(message(1)))
+            journal = Journal()
+            await log.listen_members(journal)
+            await log.listen(journal, lane)
+            held = HeldMembers(log, 10, monkeypatch)
+            if not is_elsewhere:
+                await log._store.erase(lane, [1])  # the lane's revision goes up, and no commit says so
+            writer = other if is_elsewhere else log
+            await writer.submit(SetMember(CHANNEL, "user:bob", present=False))
+            committed(await writer.submit(message(2)))
+            await until(lambda: held.is_asked)
+            committed(await log.submit(message(3)))
+            await until(lambda: len(journal.lines) >= 3)
+            assert journal.lines == [("user:bob", False), ("message", 2), ("message", 3)]
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_SECONDS))
+
+
+@pytest.mark.rule("CH-9", "CO-22")
+def test_records_wait_while_changes_of_members_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told too much, and those who follow are told in the end that the store cannot be read."""
+    monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 5)
+
+    async def main() -> None:
+        async with opened(tmp_path) as log, opened(tmp_path) as other:
+            await other.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
+            journal = Journal()
+            await log.listen_members(journal)
+            await log.listen(journal, lane_of(CHANNEL, log.settings.lanes))
+            away = StoreUnavailableError("away")
+
+            async def failing(*_: object) -> list[MemberChange]:
+                raise away
+
+            monkeypatch.setattr(log._store, "member_changes", failing)
+            await other.submit(SetMember(CHANNEL, "user:bob", present=False))
+            committed(await other.submit(message(1)))
+            await until(lambda: bool(journal.lines))
+            assert journal.lines == [("failed", away)]
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_SECONDS))
 
 
 def test_a_log_that_is_closed_tells_nothing(tmp_path: Path) -> None:

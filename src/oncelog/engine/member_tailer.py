@@ -37,12 +37,27 @@ class MemberTailer:
         self._newest = revision
         self._listener = listener
         self._running: asyncio.Task[None] | None = None
-        self._has_failed = False
+        self._error: Exception | None = None
+        """Of the newest reading."""
+
+    def is_behind(self, revision: int) -> bool:
+        """Whether something of this revision, or before it, has not been told yet."""
+        return self._revision < revision
+
+    async def reach(self, revision: int) -> None:
+        """Waits until all up to the revision has been told. Raises what keeps it from being read."""
+        while self.is_behind(revision):
+            self.look(revision)
+            if self._running is not None:
+                await asyncio.wait([self._running])
+            if self._error is not None and self.is_behind(revision):
+                raise self._error
 
     def committed(self, changes: Changes, head: LaneHead) -> None:
         """These were made durable here. They are told as they are if nothing else has come in between."""
         if self._running is None and head.revision == self._revision + 1:
-            self._revision = self._newest = head.revision
+            self._revision = head.revision
+            self._newest = max(self._newest, head.revision)
             if changes.members or changes.acknowledged:
                 self._tell(changes)
         else:
@@ -75,16 +90,16 @@ class MemberTailer:
         try:
             while self._revision < self._newest:
                 await self._catch_up(self._newest)
-                self._has_failed = False
+                self._error = None
         except Exception as error:  # the next look tries again
-            if not self._has_failed:
+            if self._error is None:
                 logger.warning(
                     "changes of members in lane %d could not be read: %s",
                     self.lane,
                     error,
                     exc_info=not isinstance(error, StoreError),
                 )
-            self._has_failed = True
+            self._error = error
         finally:
             self._running = None
 

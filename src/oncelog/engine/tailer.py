@@ -7,7 +7,7 @@ lost is delivered all the same, once, and a retry is not delivered again.
 
 import asyncio
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from oncelog.core.identity import lane_of
-from oncelog.core.values import Changes, Record
+from oncelog.core.values import Changes, LaneHead, Record
 from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener, MemberTailer
@@ -144,20 +144,30 @@ class Listener(Protocol):
 
 
 class Tailer:
-    """The one reader of a lane. Runs while there are subscriptions."""
+    """The one reader of a lane. Runs while there are subscriptions.
 
-    def __init__(self, store: Store, lane: int, position: int, limits: Limits) -> None:
+    Where changes of members are listened to, they come first: no record is delivered before everything has been told
+    that was changed up to it, so that whoever was removed gets nothing that was committed after that.
+    """
+
+    def __init__(
+        self, store: Store, lane: int, position: int, limits: Limits, members: Sequence[MemberTailer] = ()
+    ) -> None:
         self.lane = lane
         self.position = position
         """Everything up to here has been delivered."""
         self._store = store
         self._limits = limits
+        self._members = members
+        """Of the same lane. Others put more into it."""
         self._subscriptions: set[Subscription] = set()
         self._by_partition: dict[str, set[Subscription]] = {}
         self._by_stream: dict[str, set[Subscription]] = {}
         self._of_everything: set[Subscription] = set()
         self._listeners: list[Listener] = []
         self._newest = position
+        self._revision = 0
+        """As of the newest position: members must be known up to here before it is delivered."""
         self._running: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         """Of the newest reading, until the next look."""
@@ -203,24 +213,29 @@ class Tailer:
         if subscription.stream is not None and not self._by_stream[subscription.stream]:
             del self._by_stream[subscription.stream]
 
-    def wake(self, newest: int) -> None:
-        """The lane has records up to `newest`."""
+    def wake(self, newest: int, revision: int = 0) -> None:
+        """The lane has records up to `newest`, and is at this revision."""
         self._newest = max(self._newest, newest)
+        self._revision = max(self._revision, revision)
         if self._running is None and len(self) and self.position < self._newest:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
-    def committed(self, records: Sequence[Record], newest: int) -> None:
-        """These were made durable here, up to `newest`.
+    def committed(self, records: Sequence[Record], head: LaneHead) -> None:
+        """These were made durable here, up to the head.
 
         They are delivered as they are, and not read again, if they come right after what has been delivered. If
         another process has committed in between, or a reading is under way, all of it comes from the store.
         """
-        if self._running is None and len(self) and records and records[0].position == self.position + 1:
-            self._newest = max(self._newest, newest)
+        is_next = bool(records) and records[0].position == self.position + 1
+        if is_next and self._running is None and len(self) and not self._members_are_behind(head.revision):
+            self._newest = max(self._newest, head.position)
             self._deliver(records)
-        self.wake(newest)
+        self.wake(head.position, head.revision)
 
-    def look(self, newest: int) -> None:
+    def _members_are_behind(self, revision: int) -> bool:
+        return any(members.is_behind(revision) for members in self._members)
+
+    def look(self, newest: int, revision: int = 0) -> None:
         """As `wake`, and now and then whether or not anything was committed: readings that failed are counted here.
 
         Not where they fail: many commits a second would use up all patience with a store in an instant.
@@ -229,7 +244,7 @@ class Tailer:
             self.looked_in_vain(self._error)
         elif self._running is None:
             self._looks_in_vain = 0
-        self.wake(newest)
+        self.wake(newest, revision)
 
     def looked_in_vain(self, error: Exception) -> None:
         """The store could not be read, again. After many times in a row the subscribers are told."""
@@ -258,7 +273,10 @@ class Tailer:
     async def _run(self) -> None:
         try:
             while len(self) and self.position < self._newest:
-                query = Query(lane=self.lane, after=self.position, limit=PAGE_RECORDS)
+                # Not beyond: what is committed while this is read may come behind a change of members.
+                query = Query(lane=self.lane, after=self.position, upto=self._newest, limit=PAGE_RECORDS)
+                for members in list(self._members):
+                    await members.reach(self._revision)
                 page = await self._store.read(query)
                 self._deliver(page.records)
                 self.position = max(self.position, page.next)
@@ -311,7 +329,7 @@ class Tailers:
         self._store = store
         self._limits = limits
         self._tailers: dict[int, Tailer] = {}
-        self._member_tailers: dict[int, list[MemberTailer]] = {}
+        self._member_tailers: defaultdict[int, list[MemberTailer]] = defaultdict(list)
         self._watching: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         """Another process says that it has committed something."""
@@ -346,7 +364,7 @@ class Tailers:
             raise ClosedError("the log is closed")
         for lane in range(1, self._store.settings.lanes + 1):
             revision = heads[lane].revision if lane in heads else 0
-            self._member_tailers.setdefault(lane, []).append(MemberTailer(self._store, lane, revision, listener))
+            self._member_tailers[lane].append(MemberTailer(self._store, lane, revision, listener))
         self._watch_soon()
 
     async def _tailer(self, lane: int) -> Tailer:
@@ -360,7 +378,8 @@ class Tailers:
                 raise ClosedError("the log is closed")
             position = heads[lane].position if lane in heads else 0
             # Another caller may have made it while this one waited.
-            tailer = self._tailers.setdefault(lane, Tailer(self._store, lane, position, self._limits))
+            made = Tailer(self._store, lane, position, self._limits, self._member_tailers[lane])
+            tailer = self._tailers.setdefault(lane, made)
             if not len(tailer):
                 tailer.position = max(tailer.position, position)
         return tailer
@@ -416,11 +435,11 @@ class Tailers:
         """A batch has been made durable here."""
         for lane, head in changes.heads.items():
             # Members first: whoever has been removed gets nothing more, also of what came with the removal.
-            for members in self._member_tailers.get(lane, ()):
+            for members in self._member_tailers[lane]:
                 members.committed(changes, head)
             tailer = self._tailers.get(lane)
             if tailer is not None and len(tailer):
-                tailer.committed([record for record in changes.records if record.lane == lane], head.position)
+                tailer.committed([record for record in changes.records if record.lane == lane], head)
 
     async def close(self) -> None:
         """Ends all subscriptions."""
@@ -434,7 +453,7 @@ class Tailers:
 
     async def _watch(self) -> None:
         is_in_vain = False
-        while self._member_tailers or any(map(len, self._tailers.values())):
+        while any(self._member_tailers.values()) or any(map(len, self._tailers.values())):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), self._limits.poll_ms / 1000)
             self._woken.clear()
@@ -452,11 +471,12 @@ class Tailers:
                     tailer.looked_in_vain(error)
                 continue
             is_in_vain = False
-            for lane, tailer in self._tailers.items():
-                tailer.look(heads[lane].position if lane in heads else 0)
             for lane, several in self._member_tailers.items():
                 for members in several if lane in heads else ():
                     members.look(heads[lane].revision)
+            for lane, tailer in self._tailers.items():
+                head = heads.get(lane) or LaneHead()
+                tailer.look(head.position, head.revision)
         self._watching = None
 
 

@@ -88,6 +88,25 @@ def test_whoever_is_removed_at_the_other_gateway_is_told_and_gets_nothing_more(t
     run(main())
 
 
+@pytest.mark.rule("CH-9", "CO-22")
+def test_what_is_sent_after_a_removal_at_the_other_gateway_never_reaches_the_removed_one(tmp_path: Path) -> None:
+    """Sent at once: the gateway that he is connected to hears of both together."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            await one.create("c", "ann", "bob", "cyn")
+            ann, bob, cyn = await one.device("ann"), await other.device("bob"), await other.device("cyn")
+            for number in range(1, 11):
+                await one.set_member("c", "ann", "bob", present=False)
+                await ann.sent("c", number, "secret")
+                assert (await cyn.take(type="message"))["sequence"] == number
+                assert [(frame["type"], frame["present"]) for frame in await bob.quiet()] == [("membership", False)]
+                await one.set_member("c", "ann", "bob")
+                await bob.take(type="membership", present=True)
+
+    run(main())
+
+
 @pytest.mark.rule("CH-8")
 def test_acks_at_the_other_gateway_become_delivery_frames(tmp_path: Path) -> None:
     async def main() -> None:
