@@ -257,6 +257,26 @@ def test_if_the_log_cannot_be_read_for_long_all_are_told_and_come_back(tmp_path:
     run(main())
 
 
+@pytest.mark.rule("CO-30")
+def test_nothing_is_kept_of_what_senders_have_sent_where_nobody_listens(tmp_path: Path) -> None:
+    """A server of importers alone follows no lane: what it waits for there would never come."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            await door.create("c", "ann")
+            senders = door.served.server._chat_hub._senders
+            importer = await door.device("ann", live=False)
+            for number in range(1, 21):
+                await importer.sent("c", number)
+            assert not senders
+            ann = await door.device("ann")
+            for number in range(21, 41):
+                await ann.sent("c", number)
+            await until(lambda: not senders)  # the lane may be read a little later than the answer is given
+
+    run(main())
+
+
 @pytest.mark.rule("CH-9", "CO-22", "CO-23")
 def test_a_key_that_is_revoked_ends_its_connection(tmp_path: Path) -> None:
     async def main() -> None:
