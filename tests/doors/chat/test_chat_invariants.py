@@ -152,6 +152,8 @@ def test_what_an_older_log_has_of_members_is_taken_along(tmp_path: Path) -> None
 
 def _as_before(path: Path) -> None:
     statements = [
+        "DROP TABLE oncelog_usage",
+        "ALTER TABLE oncelog_state DROP COLUMN tenants",
         "DROP TABLE oncelog_member_changes",
         "DROP INDEX oncelog_members_member",
         "DELETE FROM oncelog_streams",
