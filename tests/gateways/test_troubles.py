@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 from asyncpg.exceptions import _base
 
-from oncelog.errors import CorruptError, StoreUnavailableError
+from oncelog.errors import CorruptError, DiskFullError, StoreUnavailableError
 from oncelog.stores.postgres.troubles import is_lost, translated
 
 
@@ -24,7 +24,7 @@ def test_a_parameter_that_cannot_be_sent_is_the_fault_of_its_batch() -> None:
         (asyncpg.IdleInTransactionSessionTimeoutError("too long"), StoreUnavailableError, True),
         (asyncpg.CannotConnectNowError("the database system is starting up"), StoreUnavailableError, True),
         (TimeoutError(), StoreUnavailableError, True),
-        (asyncpg.DiskFullError("full"), StoreUnavailableError, False),
+        (asyncpg.DiskFullError("full"), DiskFullError, False),
         (asyncpg.LockNotAvailableError("held"), StoreUnavailableError, False),
         (asyncpg.DeadlockDetectedError("deadlock"), StoreUnavailableError, False),
         (asyncpg.DataCorruptedError("torn"), CorruptError, False),
