@@ -97,7 +97,7 @@ def _add(item: Item, needs: Footprint) -> None:
             needs.streams.add(item.scope)
             if isinstance(item, SetMember) and item.actor:
                 needs.members.add((item.scope, item.actor))
-            if isinstance(item, Acknowledge):
+            if isinstance(item, Acknowledge) or (isinstance(item, SetMember) and item.present):
                 needs.acknowledged.add((item.scope, item.member))
         case SetCursor():
             needs.consumers.add((item.scope, item.consumer))

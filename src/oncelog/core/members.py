@@ -28,6 +28,10 @@ def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
     if bool(desk.members.get(identity)) == item.present:
         return Applied(changed=False)
     desk.members.put(identity, True if item.present else None)
+    acknowledged = desk.acknowledged.get(identity) if item.present else None
+    if acknowledged:
+        # Whoever comes back has received what he had. It is put again so that those who follow members hear of it.
+        desk.acknowledged.put(identity, acknowledged)
     if desk.streams.get(item.scope) is None:
         # It stays when the last member has gone: nobody else can make it anew and read what is in it.
         desk.streams.put(item.scope, 0)

@@ -319,9 +319,10 @@ class MemberChange(Struct, frozen=True, gc=False):
     scope: str
     member: str
     kind: int
-    """`side_state.MEMBERSHIP` or `ACKNOWLEDGEMENT`: of the other nothing is said."""
+    """`side_state.MEMBERSHIP` or `ACKNOWLEDGEMENT`: what has changed."""
     present: bool
     acknowledged: int
+    """Of one who is present; who comes back has what he had."""
 
     @property
     def place(self) -> "MemberPlace":

@@ -17,10 +17,13 @@ class ModelChat:
         self.log: list[Frame] = []
         self.last = 0
         self.members: dict[str, int] = {}
+        self.gone: dict[str, int] = {}
+        """How far those had come who have been members."""
 
     def copy(self) -> "ModelChat":
         copied = ModelChat()
-        copied.log, copied.last, copied.members = list(self.log), self.last, dict(self.members)
+        copied.log, copied.last = list(self.log), self.last
+        copied.members, copied.gone = dict(self.members), dict(self.gone)
         return copied
 
     def known(self, client_message_id: str) -> Frame | None:
@@ -54,11 +57,12 @@ class ModelServer:
         if (user in chat.members) == present:
             return
         told = {*chat.members, user}
+        frame = {"type": "membership", "chat_id": chat_id, "user_id": user, "present": present}
         if present:
-            chat.members[user] = 0
+            frame["last_acked_sequence"] = chat.members[user] = chat.gone.pop(user, 0)
         else:
-            del chat.members[user]
-        self._tell(told, {"type": "membership", "chat_id": chat_id, "user_id": user, "present": present})
+            chat.gone[user] = chat.members.pop(user)
+        self._tell(told, frame)
 
     def listed(self, user: str) -> list[Frame]:
         return [

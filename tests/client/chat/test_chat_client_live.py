@@ -141,6 +141,11 @@ def test_a_message_is_marked_as_delivered_when_all_have_it(tmp_path: Path) -> No
                 await heard(told, Delivery("tea", other.status().user_id, 1))
             await soon(delivered)
             assert [one.mark for one in await ann.lines("tea")] == [Mark.DELIVERED]
+            for present, change in ((False, ann.remove_member), (True, ann.add_member)):  # carl goes, and comes back
+                await change("tea", "user:carl")
+                await heard(told, Membership("tea", "user:carl", present=present))
+            assert (await ann.watermarks("tea"))["user:carl"] == 1
+            assert [one.mark for one in await ann.lines("tea")] == [Mark.DELIVERED]
 
     run(main())
 

@@ -430,6 +430,14 @@ def test_chats_come_and_go() -> None:
         Membership("tea", ME, present=False),
     ]
     assert changes.watermarks == [("tea", "user:bob", 0), ("tea", "user:bob", 1)]
+
+
+@pytest.mark.rule("CH-8")
+def test_whoever_comes_back_has_received_what_he_had() -> None:
+    talk = Talk(at(3)).begin(Listed("tea", 3))
+    talk.hear("membership", chat_id="tea", user_id="user:bob", present=False)
+    talk.hear("membership", chat_id="tea", user_id="user:bob", present=True, last_acked_sequence=2)
+    assert talk.changes.watermarks == [("tea", "user:bob", None), ("tea", "user:bob", 2)]
     talk.protocol.counted("tea", (Member(ME, 3),))
     assert talk.changes.members == {"tea": (Member(ME, 3),)}
 

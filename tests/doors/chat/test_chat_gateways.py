@@ -127,6 +127,30 @@ def test_acks_at_the_other_gateway_become_delivery_frames(tmp_path: Path) -> Non
     run(main())
 
 
+@pytest.mark.rule("CH-8")
+def test_whoever_comes_back_has_received_what_he_had(tmp_path: Path) -> None:
+    """Those at the gateway where it happens are told the same as those at the other."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            await one.create("c", "ann", "bob", "cyn")
+            here, there = await one.device("ann"), await other.device("cyn")
+            for number in (1, 2):
+                await here.sent("c", number)
+            bob = await one.device("bob")
+            await bob.acknowledge("c", 2)
+            await one.watermark("c", "bob", 2)
+            await one.set_member("c", "ann", "bob", present=False)
+            for device in (here, there):
+                await device.take(type="membership", present=False)
+            await one.set_member("c", "ann", "bob")
+            for device in (here, there):
+                assert (await device.take(type="membership", user_id="user:bob"))["last_acked_sequence"] == 2
+            assert (await one.watermarks("c", "ann"))["user:bob"] == 2
+
+    run(main())
+
+
 @pytest.mark.rule("CH-9", "CO-14")
 def test_two_who_make_a_chat_at_two_gateways(tmp_path: Path) -> None:
     async def main() -> None:

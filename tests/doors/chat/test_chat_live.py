@@ -198,7 +198,7 @@ def test_a_new_member_is_told_and_gets_what_is_sent_from_then_on(house: House) -
         await ann.sent(chat, 1, "before")
         assert await bob.quiet() == []
         await house.door.set_member(chat, "ann", "bob")
-        told = {"type": "membership", "chat_id": chat, "user_id": "user:bob", "present": True}
+        told = {"type": "membership", "chat_id": chat, "user_id": "user:bob", "present": True, "last_acked_sequence": 0}
         assert await ann.take(type="membership") == await bob.take(type="membership") == told
         await ann.sent(chat, 2, "after")
         assert (await bob.take(type="message"))["sequence"] == 2

@@ -404,7 +404,7 @@ class Protocol:
             if not is_new:
                 return
         elif said.present:
-            self._changes.watermarks.append((said.chat_id, said.user_id, 0))
+            self._changes.watermarks.append((said.chat_id, said.user_id, said.last_acked_sequence))
         else:
             self._changes.watermarks.append((said.chat_id, said.user_id, None))
         self._changes.updates.append(Membership(said.chat_id, said.user_id, said.present))

@@ -75,6 +75,8 @@ class MembershipFrame(Struct, frozen=True, gc=False):
     chat_id: str
     user_id: str
     present: bool
+    last_acked_sequence: int = 0
+    """Of one who is present: who comes back has received what he had."""
 
 
 class ServerError(Struct, frozen=True):

@@ -240,7 +240,8 @@ class ChatHub:
                 (self._follow if change.present else self._unfollow)(reader, scope)
         readers = self._live.get(scope, set()) | concerned
         if readers:
-            self.flusher.put(words.membership_frame(chat_of(scope), change.member, present=change.present), readers)
+            acknowledged = change.acknowledged if change.present else None
+            self.flusher.put(words.membership_frame(chat_of(scope), change.member, acknowledged), readers)
 
     def _tell_deliveries(self) -> None:
         """One frame for each member that has acknowledged something, all of a chat's together."""

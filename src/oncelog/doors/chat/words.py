@@ -161,9 +161,11 @@ def delivery_frame(chat_id: str, user_id: str, sequence: int) -> bytes:
     )
 
 
-def membership_frame(chat_id: str, user_id: str, *, present: bool) -> bytes:
-    """Somebody has come or gone."""
-    return frame(orjson.dumps({"type": "membership", "chat_id": chat_id, "user_id": user_id, "present": present}))
+def membership_frame(chat_id: str, user_id: str, last_acked_sequence: int | None) -> bytes:
+    """Somebody has come, and how far he had received the chat if he was there before; or has gone (None)."""
+    present = last_acked_sequence is not None
+    told = {"type": "membership", "chat_id": chat_id, "user_id": user_id, "present": present}
+    return frame(orjson.dumps({**told, "last_acked_sequence": last_acked_sequence} if present else told))
 
 
 def closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
