@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import oncelog
 from databases import BOTH_STORES, log_at
@@ -26,7 +27,7 @@ from oncelog import (
     Submission,
 )
 from oncelog.core.identity import lane_of
-from oncelog.core.values import Request
+from oncelog.core.values import Changes, Request
 from oncelog.engine import tailer
 from oncelog.engine.follower import Follower
 from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX, PAGE_RECORDS, Subscription
@@ -810,6 +811,36 @@ def test_a_history_that_changed_underneath_is_told_at_once() -> None:
             await log.submit(event(2))
             with pytest.raises(HistoryChangedError):
                 await waiting
+
+    run(main())
+
+
+def test_a_batch_is_gone_through_once_however_many_lanes_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(list[Record]):
+        times = 0
+
+        def __iter__(self) -> Iterator[Record]:
+            self.times += 1
+            return super().__iter__()
+
+    async def main() -> None:
+        async with WatchedLog(settings=Settings(lanes=8), poll_ms=600_000) as log:
+            followed = [await log.subscribe(lane=lane) for lane in range(1, 9)]
+            batches: list[Counted] = []
+
+            hand_on = log._tailers.committed
+
+            def counted(changes: Changes) -> None:
+                batches.append(Counted(changes.records))
+                hand_on(replace(changes, records=batches[-1]))
+
+            scopes = [f"chat/{number}" for number in range(40)]
+            await log.submit_many([SetMember(scope, "user:ann") for scope in scopes])
+            monkeypatch.setattr(log._tailers, "committed", counted)
+            await log.submit_many([message(1, scope=scope) for scope in scopes])
+            arrived = [record.scope for one in followed for record in await one.next()]
+            assert sorted(arrived) == sorted(scopes)
+            assert [batch.times for batch in batches] == [1]
 
     run(main())
 

@@ -433,13 +433,16 @@ class Tailers:
 
     def committed(self, changes: Changes) -> None:
         """A batch has been made durable here."""
+        by_lane: defaultdict[int, list[Record]] = defaultdict(list)
+        for record in changes.records:
+            by_lane[record.lane].append(record)
         for lane, head in changes.heads.items():
             # Members first: whoever has been removed gets nothing more, also of what came with the removal.
             for members in self._member_tailers[lane]:
                 members.committed(changes, head)
             tailer = self._tailers.get(lane)
             if tailer is not None and len(tailer):
-                tailer.committed([record for record in changes.records if record.lane == lane], head)
+                tailer.committed(by_lane[lane], head)
 
     async def close(self) -> None:
         """Ends all subscriptions."""
