@@ -10,6 +10,7 @@ from aiohttp import WSMsgType
 from databases import BOTH_STORES
 from doors.chat.chat_doors import Door, message_uuid, opened, sequences
 from doors.serving import api_key, run, soon, until
+from oncelog.doors.chat import words
 from oncelog.doors.limits import DoorLimits
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.testing.clock import ManualClock
@@ -273,6 +274,26 @@ def test_nothing_is_kept_of_what_senders_have_sent_where_nobody_listens(tmp_path
             for number in range(21, 41):
                 await ann.sent("c", number)
             await until(lambda: not senders)  # the lane may be read a little later than the answer is given
+
+    run(main())
+
+
+@pytest.mark.rule("CO-30")
+def test_a_message_whose_answer_cannot_be_written_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            await door.create("c", "ann")
+            ann = await door.device("ann")
+            (session,) = door.served.server.chat_sockets._sessions
+            with monkeypatch.context() as broken:
+                broken.setattr(words, "sent_json", None)
+                assert (await ann.send("c", 1))["code"] == "UNAVAILABLE"
+            assert session._in_flight == 0
+            assert (await ann.send("c", 1))["duplicate"] is True
+            assert (await ann.send("elsewhere", 2))["code"] == "NOT_A_MEMBER"
+            assert session._in_flight == 0
 
     run(main())
 

@@ -259,19 +259,19 @@ class ChatSession:
 
     def decided(self, send: Send, verdict: Verdict) -> None:
         """What became of a message. Never raises: the committer tells it, and has others to tell."""
+        self._in_flight -= 1
         try:
             if isinstance(verdict, Committed | Replayed):
                 self._answer(send, verdict)
             else:
-                self.failed(send, refusal(verdict))
+                self._not_sent(send, refusal(verdict))
         except Exception:
             logger.exception("an answer could not be written", extra=self._described())
-            self.failed(send, DoorError(codes.SERVER_ERROR, "the server is at fault; send it again"))
+            self._not_sent(send, DoorError(codes.SERVER_ERROR, "the server is at fault; send it again"))
 
     def _answer(self, send: Send, verdict: Committed | Replayed) -> None:
         receipt = verdict.receipt
         assert receipt is not None  # noqa: S101 - a key that is remembered has a place
-        self._in_flight -= 1
         self.door.count(verdict)
         self._count("ok")
         is_known = isinstance(verdict, Replayed)
@@ -288,8 +288,11 @@ class ChatSession:
         self._put(words.reply("send_message_ack", members, send.request_id))
 
     def failed(self, send: Send, error: DoorError) -> None:
-        """Nobody can tell what became of it, or it was refused."""
+        """Nobody can tell what became of it."""
         self._in_flight -= 1
+        self._not_sent(send, error)
+
+    def _not_sent(self, send: Send, error: DoorError) -> None:
         self.hub.unexpect(send.scope, send.key, self)
         self._refuse(error, _about(send))
 
