@@ -10,7 +10,9 @@ from aiohttp import WSMsgType
 from databases import BOTH_STORES
 from doors.chat.chat_doors import Door, message_uuid, opened, sequences
 from doors.serving import api_key, run, soon, until
+from oncelog import codes
 from oncelog.doors.chat import words
+from oncelog.doors.faults import DoorError
 from oncelog.doors.limits import DoorLimits
 from oncelog.errors import SettingsError, StoreUnavailableError
 from oncelog.testing.clock import ManualClock
@@ -204,6 +206,8 @@ def test_what_was_accepted_is_answered_before_the_server_goes(tmp_path: Path, mo
         async with opened(tmp_path) as door:
             await door.create("c", "ann")
             ann = await door.device("ann")
+            (session,) = door.served.server.chat_sockets._sessions
+            assert session.principal is not None
             gate = door.served.hold_commits(monkeypatch)
             said = {"client_message_id": message_uuid(1), "chat_id": "c", "content": "x"}
             await ann.tell("send_message", **said)
@@ -212,6 +216,9 @@ def test_what_was_accepted_is_answered_before_the_server_goes(tmp_path: Path, mo
             await until(lambda: door.served.server._chat_door.is_closing)
             error = await ann.send("c", 2)
             assert (error["code"], error["retry_after_ms"]) == ("SERVER_STOPPING", 1000)
+            with pytest.raises(DoorError) as refused:  # of one whose request came before the listener was closed
+                await door.served.server._chat_door.create("chat/d", [], session.principal)
+            assert refused.value.code == codes.SERVER_STOPPING
             gate.open()
             assert (await ann.take(type="send_message_ack"))["sequence"] == 1
             assert await ann.closed() == 1001

@@ -197,6 +197,7 @@ class ChatDoor:
         """Makes a chat, or gives members to one of which the caller is one; and whether it was made."""
         scope = scope or f"{CHAT_PREFIX}chat_{secrets.token_hex(_CHAT_ID_BYTES)}"
         self.demand_writable(scope, principal)
+        self.demand_going_on()
         actor = principal.actor
         others = [SetMember(scope, one, actor=actor) for one in dict.fromkeys(members) if one != actor]
         with telling():
