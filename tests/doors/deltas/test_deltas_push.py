@@ -204,7 +204,12 @@ def test_every_fault_refuses_the_whole_push_by_its_index_and_path(house: House) 
 @pytest.mark.rule("DE-6", "CO-30")
 def test_limits_of_the_log_that_are_lower_than_the_doors_name_what_is_too_large(tmp_path: Path) -> None:
     async def main() -> None:
-        lower = {"request_items_max": 10, "request_events_max": 10, "request_members_max": 9, "body_bytes_max": 1000}
+        lower: dict[str, Any] = {
+            "request_items_max": 10,
+            "request_events_max": 10,
+            "request_members_max": 9,
+            "body_bytes_max": 1000,
+        }
         async with opened(tmp_path, **lower) as door:
             gateway = door.gateway()
             deltas = [change(number, f"r{number}", a=1) for number in range(1, 12)]
