@@ -217,7 +217,7 @@ def test_what_was_accepted_is_answered_before_the_server_goes(tmp_path: Path, mo
             error = await ann.send("c", 2)
             assert (error["code"], error["retry_after_ms"]) == ("SERVER_STOPPING", 1000)
             with pytest.raises(DoorError) as refused:  # of one whose request came before the listener was closed
-                await door.served.server._chat_door.create("chat/d", [], session.principal)
+                await soon(door.served.server._chat_door.create("chat/d", [], session.principal))
             assert refused.value.code == codes.SERVER_STOPPING
             gate.open()
             assert (await ann.take(type="send_message_ack"))["sequence"] == 1

@@ -135,6 +135,29 @@ def test_an_ack_moves_forward_only_and_members_see_it(house: House) -> None:
     house.run(main())
 
 
+@pytest.mark.rule("CH-8", "CO-30")
+@pytest.mark.parametrize("valid", [0, 150])
+def test_of_many_acks_at_once_each_that_is_refused_is_told(house: House, valid: int) -> None:
+    """More than may wait for one commit: the connection is read on when there is room."""
+    chat = house.chat(valid)
+
+    async def main() -> None:
+        await house.door.create(chat, "ann", "bob")
+        ann, bob = await house.door.device("ann"), await house.door.device("bob")
+        for number in range(valid):
+            await ann.sent(chat, valid * 1000 + number)
+        numbers = range(300, 0, -1)
+        for number in numbers:
+            await bob.tell("ack", chat_id=chat, last_acked_sequence=number, request_id=f"a{number}")
+        for number in numbers:
+            if number > valid:
+                assert (await bob.take(request_id=f"a{number}"))["code"] == "INVALID_ACK"
+        await house.door.watermark(chat, "bob", valid)
+        assert not [frame for frame in await bob.quiet() if frame["type"] == "error"]
+
+    house.run(main())
+
+
 @pytest.mark.rule("CH-8")
 def test_an_ack_beyond_the_end_is_refused_and_the_others_beside_it_hold(house: House) -> None:
     chat = house.chat()

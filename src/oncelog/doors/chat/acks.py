@@ -3,7 +3,8 @@
 A client acknowledges what it gets, message by message. Of ten that come while a commit is under way nine say nothing.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from msgspec import Struct
@@ -15,7 +16,8 @@ from oncelog.engine.log import Log
 from oncelog.errors import OncelogError
 
 WAITING_MAX: Final = 64
-"""For one user and chat. Each may turn out to be beyond the chat's end, and then those below it still hold."""
+"""For one user and chat. Each may turn out to be beyond the chat's end, and then those below it still hold. When there
+are so many, their connections are read on when these are on their way."""
 
 
 class Waiting(Struct, eq=False, gc=False):
@@ -32,20 +34,26 @@ class Acks:
         self._log = log
         self._flights: dict[tuple[str, str], _Flight] = {}
 
-    def take(self, scope: str, user_id: str, waiting: Waiting) -> None:
-        """Acknowledges all up to a sequence, now or together with what comes until it is its turn."""
+    def take(self, scope: str, user_id: str, waiting: Waiting) -> Awaitable[None] | None:
+        """Acknowledges all up to a sequence, now or together with what comes until it is its turn.
+
+        What it gives is to be awaited before its connection brings another.
+        """
         flight = self._flights.get((scope, user_id))
         if flight is not None:
-            flight.wait(waiting)
-        else:
-            flight = self._flights[scope, user_id] = _Flight(self, scope, user_id)
-            flight.wait(waiting)
-            self.go_on(flight)
+            flight.waiting.append(waiting)
+            return flight.until_going_on() if len(flight.waiting) >= WAITING_MAX else None
+        flight = self._flights[scope, user_id] = _Flight(self, scope, user_id)
+        flight.waiting.append(waiting)
+        self.go_on(flight)
+        return None
 
     def go_on(self, flight: "_Flight") -> None:
         """Sends the highest of those that wait, or ends the flight."""
         while flight.waiting:
             flight.asked, flight.waiting = flight.waiting, []
+            flight.going_on.set()
+            flight.going_on = asyncio.Event()
             highest = max(one.sequence for one in flight.asked)
             try:
                 verdict = self._log.submit_nowait(Acknowledge(flight.scope, flight.user_id, highest), flight)
@@ -61,7 +69,7 @@ class Acks:
 class _Flight:
     """Of one user in one chat. It is a `Receiver` of the committer's."""
 
-    __slots__ = ("_acks", "asked", "scope", "user_id", "waiting")
+    __slots__ = ("_acks", "asked", "going_on", "scope", "user_id", "waiting")
 
     def __init__(self, acks: Acks, scope: str, user_id: str) -> None:
         self._acks = acks
@@ -69,12 +77,11 @@ class _Flight:
         self.user_id = user_id
         self.asked: list[Waiting] = []
         self.waiting: list[Waiting] = []
+        self.going_on = asyncio.Event()
+        """Set when those that wait are sent; then it is another one."""
 
-    def wait(self, waiting: Waiting) -> None:
-        self.waiting.append(waiting)
-        if len(self.waiting) > WAITING_MAX:
-            # The lowest says least. Whoever sends so many that are beyond the end can do without it.
-            self.waiting.remove(min(self.waiting, key=lambda one: one.sequence))
+    async def until_going_on(self) -> None:
+        await self.going_on.wait()
 
     def done(self) -> bool:
         return False

@@ -148,9 +148,8 @@ class ChatSession:
         if isinstance(found, SyncRequest):
             return self._sync(found)
         if isinstance(found, Ack):
-            self._acknowledge(found, principal)
-        else:
-            self._put(words.reply("pong", b'"time_ms":%d' % self.door.clock.wall_ms(), found.request_id))
+            return self._acknowledge(found, principal)
+        self._put(words.reply("pong", b'"time_ms":%d' % self.door.clock.wall_ms(), found.request_id))
         return None
 
     def _current(self) -> Principal:
@@ -212,11 +211,12 @@ class ChatSession:
         self._put(words.reply("message_batch", members, asked.request_id))
         self._count("ok")
 
-    def _acknowledge(self, asked: Ack, principal: Principal) -> None:
+    def _acknowledge(self, asked: Ack, principal: Principal) -> Awaitable[None] | None:
         self.door.demand_going_on()
         self.door.demand_readable(asked.scope, principal)
-        self.acks.take(asked.scope, principal.actor, Waiting(asked.sequence, partial(self._not_acknowledged, asked)))
         self._count("ok")
+        waiting = Waiting(asked.sequence, partial(self._not_acknowledged, asked))
+        return self.acks.take(asked.scope, principal.actor, waiting)
 
     def _not_acknowledged(self, asked: Ack, error: DoorError) -> None:
         self._refuse(error, _about(asked))
