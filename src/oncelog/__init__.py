@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from oncelog.engine.log import Log, open_log
     from oncelog.engine.outcome import Outcome, Status
     from oncelog.engine.room import Room
-    from oncelog.engine.tailer import Subscription
+    from oncelog.engine.subscription import Subscription
     from oncelog.engine.work import Work
     from oncelog.idempotency.asgi import IdempotencyMiddleware
     from oncelog.idempotency.decorator import once, work_of
@@ -137,7 +137,7 @@ _LATER: Final = {
     "Status": ("oncelog.engine.outcome", "Status"),
     "SharedLog": ("oncelog.idempotency.sharing", "SharedLog"),
     "share": ("oncelog.idempotency.sharing", "share"),
-    "Subscription": ("oncelog.engine.tailer", "Subscription"),
+    "Subscription": ("oncelog.engine.subscription", "Subscription"),
     "Work": ("oncelog.engine.work", "Work"),
     "once": ("oncelog.idempotency.decorator", "once"),
     "open": ("oncelog.engine.log", "open_log"),

@@ -30,7 +30,8 @@ from oncelog.core.identity import lane_of
 from oncelog.core.values import Changes, Request
 from oncelog.engine import tailer
 from oncelog.engine.follower import Follower
-from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX, PAGE_RECORDS, Subscription
+from oncelog.engine.subscription import Subscription
+from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX, PAGE_RECORDS
 from oncelog.testing.contract.writes import CHANNEL, committed, event, message, result
 
 ONE_LANE = Settings(lanes=1)

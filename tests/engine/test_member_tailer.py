@@ -13,7 +13,7 @@ from oncelog.core.values import Acknowledge, LaneHead, OpenStream, Record, SetMe
 from oncelog.engine import member_tailer, tailer
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
-from oncelog.errors import ClosedError, StoreUnavailableError
+from oncelog.errors import ClosedError, HistoryChangedError, StoreUnavailableError
 from oncelog.stores.protocol import MemberChange, MemberPlace
 from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.testing.contract.writes import CHANNEL, committed, message
@@ -206,6 +206,33 @@ def test_records_wait_while_changes_of_members_cannot_be_read(tmp_path: Path, mo
             committed(await other.submit(message(1)))
             await until(lambda: bool(journal.lines))
             assert journal.lines == [("failed", away)]
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_SECONDS))
+
+
+@pytest.mark.rule("CO-40")
+def test_a_history_that_has_gone_back_is_told_and_followed_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members only had changed, so that no cursor of a record is ahead of what is left."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as log, open_log(log_at(tmp_path / "other.db")) as other:
+            lane = lane_of(CHANNEL, log.settings.lanes)
+            for name in ("user:ann", "user:bob", "user:cyn"):
+                await log.submit(SetMember(CHANNEL, name))
+            await other.submit(SetMember(CHANNEL, "user:ann"))
+            journal = Journal()
+            await log.listen_members(journal)
+            await log.listen(journal, lane)
+            # From now on the log is what another is, that has lost the last two.
+            monkeypatch.setattr(log._store, "heads", other._store.heads)
+            monkeypatch.setattr(log._store, "member_changes", other._store.member_changes)
+            await until(lambda: bool(journal.lines))
+            assert isinstance(journal.lines.pop()[1], HistoryChangedError)
+            await other.submit(SetMember(CHANNEL, "user:dan"))
+            await until(lambda: bool(journal.lines))
+            assert journal.lines == [("user:dan", True)]
 
     asyncio.run(asyncio.wait_for(main(), TIMEOUT_SECONDS))
 

@@ -35,7 +35,7 @@ from oncelog.core.values import (
 from oncelog.engine.cursors import Reading
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
-from oncelog.engine.tailer import Subscription
+from oncelog.engine.subscription import Subscription
 from oncelog.errors import OncelogError
 
 ZERO = "a\0b"

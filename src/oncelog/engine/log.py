@@ -49,7 +49,8 @@ from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, outcome_of
 from oncelog.engine.results import Result, ResultCache
 from oncelog.engine.room import Guard, Room
-from oncelog.engine.tailer import Listener, Subscription, Tailers
+from oncelog.engine.subscription import Subscription
+from oncelog.engine.tailer import Listener, Tailers
 from oncelog.engine.working import Works
 from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, StoreUnavailableError
 from oncelog.stores.address import POSTGRES_TIMEOUTS, is_address, postgres_store

@@ -33,7 +33,6 @@ class MemberTailer:
         self.lane = lane
         self._store = store
         self._revision = revision
-        """All that was changed up to here has been told."""
         self._newest = revision
         self._listener = listener
         self._running: asyncio.Task[None] | None = None
@@ -43,6 +42,15 @@ class MemberTailer:
     def is_behind(self, revision: int) -> bool:
         """Whether something of this revision, or before it, has not been told yet."""
         return self._revision < revision
+
+    @property
+    def revision(self) -> int:
+        """All that was changed up to here has been told."""
+        return self._revision
+
+    def begin_again(self, revision: int) -> None:
+        """The lane is back at this revision: what comes after it has not been told."""
+        self._revision = self._newest = revision
 
     async def reach(self, revision: int) -> None:
         """Waits until all up to the revision has been told. Raises what keeps it from being read."""
@@ -105,7 +113,8 @@ class MemberTailer:
 
     async def _catch_up(self, newest: int) -> None:
         # Names are not empty, so that this stands before all of the next revision.
-        place: MemberPlace = (self._revision + 1, "", "", 0)
+        begun_at = self._revision
+        place: MemberPlace = (begun_at + 1, "", "", 0)
         while True:
             changes = await self._store.member_changes(self.lane, place, PAGE_CHANGES)
             if changes:
@@ -114,4 +123,5 @@ class MemberTailer:
             if len(changes) < PAGE_CHANGES:
                 break
         # After a full page there may be another of its revision; after the last nothing is left of any that it has.
-        self._revision = max(newest, place[0] - (0 if changes else 1))
+        if self._revision == begun_at:  # it has not begun again meanwhile
+            self._revision = max(newest, place[0] - (0 if changes else 1))

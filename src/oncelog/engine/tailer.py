@@ -7,7 +7,7 @@ lost is delivered all the same, once, and a retry is not delivered again.
 
 import asyncio
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -20,6 +20,7 @@ from oncelog.core.values import Changes, LaneHead, Record
 from oncelog.engine.cursors import Cursor, order_of
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener, MemberTailer
+from oncelog.engine.subscription import Subscription
 from oncelog.errors import ClosedError, HistoryChangedError, LimitExceededError, SlowReaderError, StoreError
 from oncelog.stores.protocol import Query, Store
 
@@ -28,106 +29,6 @@ logger: Final = logging.getLogger("oncelog.engine")
 PAGE_RECORDS: Final = 500
 LOOKS_IN_VAIN_MAX: Final = 100
 """So many looks in a row at a store that cannot be read are only logged; then those who follow are told."""
-
-
-class Subscription:
-    """Records from `start` on, as they come, for one reader. Its queue is bounded: who is too slow is closed."""
-
-    def __init__(self, tailer: "Tailer", partitions: frozenset[str], stream: str | None, limits: Limits) -> None:
-        self.start = tailer.cursor
-        """Everything after this is delivered. It is a cursor of the lane, whatever is read there."""
-        self.partitions = partitions
-        self.stream = stream
-        self.is_slow = False
-        """The queue is half full: a reader that cares can be warned."""
-        self._tailer = tailer
-        self._limits = limits
-        self._queue: deque[Record] = deque()
-        self._bytes = 0
-        self._overrun_at: Cursor | None = None
-        """Where a reader that was closed can resume, in the order that it reads."""
-        self._error: Exception | None = None
-        self._is_closed = False
-        self._is_awaited = False
-        self._arrived: asyncio.Future[None] | None = None
-
-    async def next(self) -> list[Record]:
-        """All that has arrived, at least one.
-
-        Raises SlowReaderError; ClosedError when the log is closed; the store's error when it could not be read for
-        long. One task at a time may wait here: who comes second gets RuntimeError.
-        """
-        if self._is_awaited:
-            raise RuntimeError("another task is waiting for this subscription; each reader needs one of its own")
-        self._is_awaited = True
-        try:
-            while not self._queue:
-                self._demand_going_on()
-                self._arrived = asyncio.get_running_loop().create_future()
-                await self._arrived
-        finally:
-            self._is_awaited = False
-        records = list(self._queue)
-        self._queue.clear()
-        self._bytes = 0
-        self.is_slow = False
-        return records
-
-    def _demand_going_on(self) -> None:
-        if self._overrun_at is not None:
-            raise SlowReaderError(self._overrun_at)
-        if self._error is not None:
-            raise self._error
-        if self._is_closed:
-            raise ClosedError("the subscription is closed")
-
-    def fail(self, error: Exception) -> None:
-        """Nothing more arrives, and that is why."""
-        self._error = error
-        self._tailer.remove(self)
-        self._wake()
-
-    def close(self) -> None:
-        """Nothing more arrives."""
-        self._is_closed = True
-        self._tailer.remove(self)
-        self._wake()
-
-    def wants(self, record: Record) -> bool:
-        """Whether the record is in its scope."""
-        if self.stream is not None:
-            return bool(record.sequence) and record.scope == self.stream
-        return not self.partitions or not self.partitions.isdisjoint(record.partitions)
-
-    def deliver(self, record: Record) -> None:
-        """Puts a record into the queue, or closes a reader that has too many there."""
-        if self._overrun_at is not None or record.position <= self.start.position:
-            return
-        self._queue.append(record)
-        self._bytes += len(record.body)
-        limits = self._limits
-        if len(self._queue) > limits.subscription_records_max or self._bytes > limits.subscription_bytes_max:
-            if len(self._queue) > 1:  # one large record alone is what there is to read
-                self._overrun()
-        elif 2 * len(self._queue) > limits.subscription_records_max or 2 * self._bytes > limits.subscription_bytes_max:
-            if not self.is_slow:
-                logger.warning("a reader of lane %d is slow: %d records wait", self._tailer.lane, len(self._queue))
-            self.is_slow = True
-        self._wake()
-
-    def _overrun(self) -> None:
-        """What waits is let go: it is in the store, behind the cursor that the reader is given."""
-        first = self._queue[0]
-        number = (first.position if self.stream is None else first.sequence) - 1
-        self._overrun_at = Cursor(number, self.start.epoch, order_of(self.stream, self._tailer.lane))
-        logger.warning("a reader of lane %d was closed: it is behind %d", self._tailer.lane, number)
-        self._queue.clear()
-        self._bytes = 0
-        self._tailer.remove(self)
-
-    def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
 
 
 class Listener(Protocol):
@@ -252,6 +153,13 @@ class Tailer:
         self._looks_in_vain += 1
         if self._looks_in_vain >= LOOKS_IN_VAIN_MAX:
             self._fail(error)
+
+    def gone_back(self, head: LaneHead) -> None:
+        """The lane has less than it had: those who follow have read what is no more, and must begin anew."""
+        message = f"lane {self.lane} is back at revision {head.revision}: it has lost what was read from it"
+        self._fail(HistoryChangedError(message, self._store.epoch, head.position))
+        self.position = self._newest = head.position
+        self._revision = head.revision
 
     def _fail(self, error: Exception) -> None:
         for subscription in list(self._subscriptions):
@@ -460,6 +368,10 @@ class Tailers:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), self._limits.poll_ms / 1000)
             self._woken.clear()
+            # From before the look: what is committed here meanwhile may be newer than what it finds.
+            told = {
+                lane: max(one.revision for one in several) for lane, several in self._member_tailers.items() if several
+            }
             try:
                 heads = await self._store.heads()
             except Exception as error:  # the store may be back at the next look
@@ -475,12 +387,21 @@ class Tailers:
                 continue
             is_in_vain = False
             for lane, several in self._member_tailers.items():
-                for members in several if lane in heads else ():
-                    members.look(heads[lane].revision)
+                head = heads.get(lane) or LaneHead()
+                if head.revision < told.get(lane, 0):
+                    self._gone_back(lane, head)
+                for members in several:
+                    members.look(head.revision)
             for lane, tailer in self._tailers.items():
                 head = heads.get(lane) or LaneHead()
                 tailer.look(head.position, head.revision)
         self._watching = None
+
+    def _gone_back(self, lane: int, head: LaneHead) -> None:
+        for members in self._member_tailers[lane]:
+            members.begin_again(head.revision)
+        if lane in self._tailers:
+            self._tailers[lane].gone_back(head)
 
 
 def _number(record: Record, query: Query) -> int:
