@@ -127,9 +127,30 @@ def test_history_is_read_backwards_over_http_without_a_gap(house: House) -> None
         ):
             answer = await house.door.http("GET", path + query, "bob")
             assert sequences(answer.json["messages"]) == expected, query
+            if expected:
+                assert answer.json["next_sequence"] == expected[-1], query
         for query in ("?after=1&before=2", "?limit=x", "?after=-1", "?page=1"):
             answer = await house.door.http("GET", path + query, "bob")
             assert (answer.status, answer.json["error"]["code"]) == (400, "INVALID_REQUEST"), query
+
+    house.run(main())
+
+
+@pytest.mark.rule("CH-6")
+def test_whoever_goes_on_after_an_empty_page_misses_nothing(house: House) -> None:
+    chat = house.chat()
+
+    async def main() -> None:
+        await house.door.create(chat, "ann")
+        path = f"/v1/chats/{chat}/messages"
+        queries = ("", "?before=0", "?before=1", "?before=9", "?after=0")
+        pages = [(await house.door.http("GET", path + query, "ann")).json for query in queries]
+        await (await house.door.device("ann")).sent(chat, 1)
+        pages += [(await house.door.http("GET", path + query, "ann")).json for query in ("?before=0", "?before=1")]
+        for page in pages:
+            assert (page["messages"], page["has_more"], page["next_sequence"]) == ([], False, 0)
+            found = await house.door.http("GET", f"{path}?after={page['next_sequence']}", "ann")
+            assert sequences(found.json["messages"]) == [1]
 
     house.run(main())
 

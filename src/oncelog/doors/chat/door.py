@@ -59,8 +59,11 @@ class Batch(Struct, frozen=True):
     records: list[Record]
     has_more: bool
     following: int
+    """After which to read on."""
     newest: int
     is_ahead: bool = False
+    beginning: int = 1
+    """Before which to read on, backwards."""
 
 
 class Chats(Struct, frozen=True):
@@ -168,9 +171,9 @@ class ChatDoor:
         return Batch(self._messages(page.records), page.has_more, page.cursor.position, page.newest)
 
     async def before(self, scope: str, principal: Principal, before: int | None, limit: int | None) -> Batch:
-        """The messages right before a sequence, or the newest, in order too. `following` is what to ask for next."""
+        """The messages right before a sequence, or the newest, in order too."""
         standing = await self.standing(scope, principal)
-        upto = standing.newest if before is None else min(before - 1, standing.newest)
+        upto = standing.newest if before is None else max(0, min(before - 1, standing.newest))
         begin = max(0, upto - self.page_size(limit))
         records: list[Record] = []
         after, has_more = begin, upto > begin
@@ -179,7 +182,7 @@ class ChatDoor:
                 page = await self.log.read(stream=scope, after=after, upto=upto, limit=upto - after)
                 records += page.records
                 after, has_more = page.cursor.position, page.has_more
-        return Batch(self._messages(records), begin > 0, begin + 1, standing.newest)
+        return Batch(self._messages(records), begin > 0, upto, standing.newest, beginning=begin + 1)
 
     def _messages(self, records: Sequence[Record]) -> list[Record]:
         found = [record for record in records if record.policy == CHAT.name]

@@ -123,11 +123,11 @@ class ChatHttp:
             chat_id,
             batch.records,
             has_more=batch.has_more,
-            following=batch.records[-1].sequence if is_backwards and batch.records else batch.following,
+            following=batch.following,
             newest=batch.newest,
             is_ahead=batch.is_ahead,
         )
-        before = b',"next_before":%d' % batch.following if is_backwards and batch.has_more else b""
+        before = b',"next_before":%d' % batch.beginning if is_backwards and batch.has_more else b""
         return self._answered(b"{%b%b}" % (members, before))
 
     async def _send(self, request: web.Request, address: str) -> web.Response:
