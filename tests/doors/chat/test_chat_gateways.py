@@ -56,6 +56,32 @@ def test_a_message_is_sent_again_at_the_other_gateway(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.rule("CH-4", "CH-7")
+@pytest.mark.parametrize("name", ["ann", "bob"])
+def test_whoever_comes_second_with_an_id_at_the_other_gateway_is_sent_what_the_first_said(
+    tmp_path: Path, name: str
+) -> None:
+    """Of two people, and of two devices of one: he has an answer, but not to what he wrote."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (one, other):
+            await one.create("c", "ann", "bob")
+            devices = (await one.device("ann"), await other.device(name))
+            for number in range(1, 21):  # whether the answer or the message comes first is a matter of chance
+                texts = ("here", "there")
+                sends = (device.send("c", number, text) for device, text in zip(devices, texts, strict=True))
+                answers = await asyncio.gather(*sends)
+                [winner] = (place for place in (0, 1) if not answers[place]["duplicate"])
+                loser = 1 - winner
+                assert answers[loser]["content_mismatch"] is True
+                message = await devices[loser].take(type="message")
+                said = (message["sequence"], message["content"], message["sender_id"])
+                assert said == (number, texts[winner], f"user:{devices[winner].name}")
+                assert await devices[winner].quiet() == []
+
+    run(main())
+
+
 @pytest.mark.rule("CH-7", "CH-9")
 def test_whoever_is_made_a_member_at_the_other_gateway_starts_to_receive(tmp_path: Path) -> None:
     async def main() -> None:

@@ -86,8 +86,8 @@ class ChatHub:
         self._users: dict[str, _User] = {}
         self._live: dict[str, set[Reader]] = {}
         """Whom a message of a chat reaches."""
-        self._senders: dict[tuple[str, bytes], Reader] = {}
-        """Of messages that are on their way."""
+        self._senders: dict[tuple[str, bytes], tuple[Reader, bytes]] = {}
+        """Of messages that are on their way, with what they say."""
         self._deliveries: dict[str, dict[str, int]] = {}
         """What members have acknowledged and others have not been told yet, by chat."""
         self._delivering: asyncio.TimerHandle | None = None
@@ -189,13 +189,14 @@ class ChatHub:
 
     # --- messages
 
-    def expect(self, scope: str, key: bytes, reader: Reader) -> None:
+    def expect(self, scope: str, key: bytes, body: bytes, reader: Reader) -> None:
         """The reader sends this message, and gets an answer: it need not be told what it says."""
-        self._senders.setdefault((scope, key), reader)
+        self._senders.setdefault((scope, key), (reader, body))
 
     def unexpect(self, scope: str, key: bytes, reader: Reader) -> None:
         """It was not committed for this reader."""
-        if self._senders.get((scope, key)) is reader:
+        sender = self._senders.get((scope, key))
+        if sender is not None and sender[0] is reader:
             del self._senders[scope, key]
 
     def deliver(self, records: Sequence[Record]) -> None:
@@ -205,10 +206,10 @@ class ChatHub:
         for record in records:
             if record.policy != CHAT.name:
                 continue
-            sender = senders.pop((record.scope, record.key), None) if senders else None
+            sent = senders.pop((record.scope, record.key), None) if senders else None
             readers = live.get(record.scope)
             if readers:
-                but = () if sender is None or sender not in readers else (sender,)
+                but = () if sent is None or sent[0] not in readers or not _is_of(record, *sent) else (sent[0],)
                 if len(readers) > len(but):
                     deliveries += put(words.message_frame(record), readers, but)
         self._counts.deliveries += deliveries
@@ -253,3 +254,8 @@ class ChatHub:
                 chat_id = chat_of(scope)
                 frames = [words.delivery_frame(chat_id, name, number) for name, number in acknowledged.items()]
                 self.flusher.put(b"".join(frames), readers)
+
+
+def _is_of(record: Record, reader: Reader, body: bytes) -> bool:
+    """Whether it is what the reader has sent: another gateway may have committed something else under that id."""
+    return record.actor == reader.user_id and record.body == body

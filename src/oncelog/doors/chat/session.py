@@ -237,7 +237,7 @@ class ChatSession:
             return
         self._in_flight += 1
         if self._is_live:  # nobody else is sent messages, and where nobody is, no lane is read that would bring it
-            self.hub.expect(send.scope, send.key, self)
+            self.hub.expect(send.scope, send.key, send.body, self)
         try:
             outcome = door.log.submit_nowait(door.submission(send, principal), _Pending(self, send))
         except OncelogError as error:
