@@ -295,6 +295,12 @@ WIDE: Final = """
   .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5)
   .map((one) => `${one.tagName} ${one.id} ${one.className} in ${one.parentElement.id} ${one.parentElement.className}`)
 """
+CHATS: Final = ("tea", "cake-on-monday", "z")
+CUT_NAMES: Final = """
+[...document.querySelectorAll(".chat-name")]
+  .filter((one) => one.clientWidth < 1 || one.scrollWidth > one.clientWidth)
+  .map((one) => `${one.textContent} has ${one.clientWidth} of ${one.scrollWidth}`)
+"""
 
 
 def test_it_fits_a_phone_and_has_light_and_dark(tmp_path: Path) -> None:
@@ -312,6 +318,14 @@ def test_it_fits_a_phone_and_has_light_and_dark(tmp_path: Path) -> None:
                     assert await ann.tab.run("document.documentElement.scrollWidth") == PHONE[0]
                     assert await ann.tab.run(WIDE) == []
                     await ann.click("#panel-toggle")
+
+                for chat in CHATS:
+                    await ann.tab.run(f"document.getElementById('new-chat').value = {json.dumps(chat)}")
+                    await ann.click("#create button")
+                    await ann.until("document.querySelector('#chat-list [aria-current] .chat-name').textContent", chat)
+                assert await ann.tab.run(CUT_NAMES) == []
+                assert await ann.tab.run("document.documentElement.scrollWidth") == PHONE[0]
+                assert await ann.tab.run(WIDE) == []
 
                 light = await ann.tab.run(COLOURS)
                 dark_system = [{"name": "prefers-color-scheme", "value": "dark"}]

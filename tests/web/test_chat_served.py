@@ -33,8 +33,11 @@ def test_the_page_and_its_files_have_a_strict_policy(tmp_path: Path) -> None:
                 assert answer.status == 200
                 assert answer.content_type in ("text/javascript", "text/css", "image/svg+xml")
                 assert answer.headers["Content-Security-Policy"] == page.headers["Content-Security-Policy"]
-            for name in ("http.py", "..%2fhttp.py", "%2e%2e/http.py", "nothing.mjs", ""):
+            for name in ("http.py", "..%2fhttp.py", "%2e%2e/http.py", "nothing.mjs"):
                 assert (await served.get(f"/chat/{name}")).status == 404
+            for query in ("", "?name=ann&chat=tea%20time"):
+                answer = await served.get(f"/chat/{query}")
+                assert (answer.status, answer.headers["Location"]) == (308, f"/chat{query}")
 
     run(main())
 
@@ -43,6 +46,7 @@ def test_it_is_there_in_development_mode_only(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, tokens=True) as served:
             assert (await served.get("/chat")).status == 404
+            assert (await served.get("/chat/")).status == 404
             assert (await served.get("/chat/main.mjs")).status == 404
 
     run(main())

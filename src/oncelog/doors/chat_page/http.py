@@ -46,10 +46,16 @@ class ChatPage:
     def route(self, app: web.Application) -> None:
         """Adds the page to a server."""
         app.router.add_get(PATH, self._page)
+        app.router.add_get(f"{PATH}/", self._redirect)
         app.router.add_get(f"{PATH}/{{name}}", self._file)
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
         return _response(self._files[PAGE])
+
+    async def _redirect(self, request: web.Request) -> web.StreamResponse:
+        """What somebody typed with a slash. Without it the page's own addresses hold."""
+        where = f"{PATH}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else PATH
+        return web.Response(status=308, headers={**_HEADERS, "Location": where})
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
