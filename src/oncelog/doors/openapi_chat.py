@@ -48,7 +48,7 @@ _CHAT_ID: Final[Schema] = {
     "type": "string",
     "minLength": 1,
     "maxLength": CHAT_ID_CHARACTERS_MAX,
-    "pattern": "^[^/\\u0000-\\u001f\\u007f-\\u009f]*$",
+    "pattern": "^(?!\\.{1,2}$)[^/\\u0000-\\u001f\\u007f-\\u009f]*$",
 }
 _USER_ID: Final[Schema] = {
     "type": "string",

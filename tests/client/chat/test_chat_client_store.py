@@ -136,6 +136,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     [
         ("", "x", {}, "chat_id"),
         ("a/b", "x", {}, "chat_id"),
+        ("..", "x", {}, "chat_id"),
         ("a\nb", "x", {}, "chat_id"),
         ("e\u0301", "x", {}, "chat_id"),
         ("x" * 129, "x", {}, "chat_id"),

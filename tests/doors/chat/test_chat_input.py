@@ -34,6 +34,8 @@ from oncelog.doors.chat.reading import BadFrameError, Send, read_frame, read_qui
         ({"content_type": "text/é"}, "INVALID_MESSAGE", "$.content_type"),
         ({"chat_id": ""}, "INVALID_MESSAGE", "$.chat_id"),
         ({"chat_id": "a/b"}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"chat_id": "."}, "INVALID_MESSAGE", "$.chat_id"),
+        ({"chat_id": ".."}, "INVALID_MESSAGE", "$.chat_id"),
         ({"chat_id": "a\n"}, "INVALID_MESSAGE", "$.chat_id"),
         ({"chat_id": "e\u0301"}, "INVALID_MESSAGE", "$.chat_id"),
         ({"chat_id": "a" * 129}, "INVALID_MESSAGE", "$.chat_id"),
@@ -116,6 +118,8 @@ def test_what_is_no_sync_is_told(house: House, members: dict[str, Any]) -> None:
     [
         ({"chat_id": ""}, "$.chat_id"),
         ({"chat_id": "a/b"}, "$.chat_id"),
+        ({"chat_id": "."}, "$.chat_id"),
+        ({"chat_id": ".."}, "$.chat_id"),
         ({"chat_id": "a\x7f"}, "$.chat_id"),
         ({"chat_id": "a" * 129}, "$.chat_id"),
         ({"chat_id": 7}, "$.chat_id"),

@@ -22,6 +22,8 @@ def demand_chat_id(chat_id: str) -> None:
         raise CanonicalError("chat_id", f"must be a text of 1 to {CHAT_ID_CHARACTERS_MAX} characters")
     if "/" in chat_id or _CONTROL.search(chat_id) or not _is_utf8(chat_id):
         raise CanonicalError("chat_id", 'must have no "/" and no control characters')
+    if chat_id in (".", ".."):  # no part of an address can be called so
+        raise CanonicalError("chat_id", "must not be . or ..")
     if not chat_id.isascii() and nfc(chat_id) != chat_id:
         raise CanonicalError("chat_id", "must be in NFC")  # two spellings would be two chats
 

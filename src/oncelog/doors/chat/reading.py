@@ -234,6 +234,8 @@ def read_chat(chat_id: str, path: str = "$.chat_id") -> str:
         raise bad(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
     if "/" in chat_id or _CONTROL.search(chat_id) or not _is_text(chat_id):
         raise bad(path, "must have no slash and no control characters")
+    if chat_id in (".", ".."):  # a client makes another address of a path with one of them in it
+        raise bad(path, "must not be . or ..")
     if not chat_id.isascii() and nfc(chat_id) != chat_id:
         # Grants are compared in NFC: two spellings of a name would be two chats with the same rights.
         raise bad(path, "must be in NFC")
