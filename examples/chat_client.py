@@ -1,8 +1,8 @@
 """Clients of a chat: Ann writes offline, is killed, and comes back; Bob gets every message once, in order.
 
 Start a server (`.venv/bin/oncelog serve --development`), then run `.venv/bin/python examples/chat_client.py`, with
-another address than http://127.0.0.1:7171 as an argument. It leaves ann.db and bob.db behind, made anew by every run;
-each run has a chat of its own.
+another address than http://127.0.0.1:7171 as an argument. Their files are in a temporary directory, and each
+run has a chat of its own.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,34 +20,34 @@ URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:7171"
 NOWHERE = "http://127.0.0.1:9"
 
 
-def client(name: str, url: str = URL) -> ChatClient:
+def client(name: str, files: Path, url: str = URL) -> ChatClient:
     """Somebody, with all that he knows in a file of his own. In development mode a name is a token."""
-    return ChatClient(url, path=f"{name}.db", token=name)
+    return ChatClient(url, path=files / f"{name}.db", token=name)
 
 
-async def write_and_die(chat: str) -> None:
+async def write_and_die(chat: str, files: Path) -> None:
     """Writes without a network, and does not live to send it."""
-    async with client("ann", NOWHERE) as ann:
+    async with client("ann", files, NOWHERE) as ann:
         await ann.send(chat, "Is there tea?")
         await ann.send(chat, "I bring cake.")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(chat: str) -> None:
+def killed(chat: str, files: Path) -> None:
     """The process of Ann."""
-    asyncio.run(write_and_die(chat))
+    asyncio.run(write_and_die(chat, files))
 
 
-async def begin(chat: str) -> None:
+async def begin(chat: str, files: Path) -> None:
     """Bob makes the chat."""
-    async with client("bob") as bob:
+    async with client("bob", files) as bob:
         await bob.create(chat, members=["user:ann"])
         await (await bob.send(chat, "Tea at five.")).sent()
 
 
-async def go_on(chat: str) -> None:
+async def go_on(chat: str, files: Path) -> None:
     """Ann again, from her file, and Bob."""
-    async with client("ann") as ann, client("bob") as bob:
+    async with client("ann", files) as ann, client("bob", files) as bob:
         print(f"the file has {len(ann.pending())} messages that no server knows of")
         messages = bob.messages(chat)
         for _ in range(3):
@@ -61,16 +62,15 @@ async def go_on(chat: str) -> None:
 
 def main() -> None:
     """Tells the story."""
-    for name in ("ann.db", "bob.db"):
-        for path in (name, f"{name}-wal", f"{name}-shm", f"{name}-lock"):
-            Path(path).unlink(missing_ok=True)
     chat = f"tea-{uuid4().hex[:8]}"
-    asyncio.run(begin(chat))
-    process = multiprocessing.get_context("spawn").Process(target=killed, args=(chat,))
-    process.start()
-    process.join()
-    print(f"Ann was killed by signal {-(process.exitcode or 0)}")
-    asyncio.run(go_on(chat))
+    with tempfile.TemporaryDirectory() as directory:
+        files = Path(directory)
+        asyncio.run(begin(chat, files))
+        process = multiprocessing.get_context("spawn").Process(target=killed, args=(chat, files))
+        process.start()
+        process.join()
+        print(f"Ann was killed by signal {-(process.exitcode or 0)}")
+        asyncio.run(go_on(chat, files))
 
 
 if __name__ == "__main__":
