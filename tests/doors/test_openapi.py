@@ -184,7 +184,7 @@ def test_also_to_somebody_who_may_do_nothing(tmp_path: Path) -> None:
 
 def test_every_route_is_described_and_nothing_else(tmp_path: Path) -> None:
     async def main() -> set[tuple[str, str]]:
-        async with serving(tmp_path) as served:
+        async with serving(tmp_path, tokens=True) as served:  # in development mode there is a page too
             runner = served.server._runner
             assert runner is not None
             routes = runner.app.router.routes()
