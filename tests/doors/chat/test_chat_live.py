@@ -9,7 +9,7 @@ import pytest
 from databases import BOTH_STORES
 from doors.chat.chat_doors import House, message_uuid, opened, sequences
 from doors.serving import run
-from oncelog.doors.chat import words
+from oncelog.doors.chat import acks, words
 
 pytestmark = BOTH_STORES
 
@@ -138,7 +138,6 @@ def test_an_ack_moves_forward_only_and_members_see_it(house: House) -> None:
 @pytest.mark.rule("CH-8", "CO-30")
 @pytest.mark.parametrize("valid", [0, 150])
 def test_of_many_acks_at_once_each_that_is_refused_is_told(house: House, valid: int) -> None:
-    """More than may wait for one commit: the connection is read on when there is room."""
     chat = house.chat(valid)
 
     async def main() -> None:
@@ -203,6 +202,32 @@ def test_many_acks_become_few_commits(tmp_path: Path, monkeypatch: pytest.Monkey
             await door.watermark("c", "bob", 100)
             deliveries = [frame for frame in await ann.quiet() if frame["type"] == "delivery"]
             assert len(deliveries) <= 2
+
+    run(main())
+
+
+@pytest.mark.rule("CH-8", "CO-30")
+def test_of_more_acks_than_may_wait_the_lowest_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acks, "WAITING_MAX", 3)
+
+    async def main() -> None:
+        async with opened(tmp_path) as door:
+            await door.create("c", "ann", "bob")
+            ann, bob = await door.device("ann"), await door.device("bob")
+            for number in range(1, 9):
+                await ann.sent("c", number)
+            gate = door.served.hold_commits(monkeypatch)
+            for number in (1, 4, 8, 3, 9, 2, 7):  # the first is on its way
+                await bob.tell("ack", chat_id="c", last_acked_sequence=number, request_id=f"a{number}")
+            await bob.ask("ping")  # nobody's connection stands still meanwhile
+            for number in (3, 2, 4):
+                error = await bob.take(type="error")
+                assert (error["request_id"], error["code"]) == (f"a{number}", "BUSY")
+                assert error["retry_after_ms"] == 100
+            gate.open()
+            error = await bob.take(type="error")
+            assert (error["request_id"], error["code"]) == ("a9", "INVALID_ACK")
+            await door.watermark("c", "bob", 8)
 
     run(main())
 

@@ -3,21 +3,21 @@
 A client acknowledges what it gets, message by message. Of ten that come while a commit is under way nine say nothing.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
 
+from oncelog import codes
 from oncelog.core.values import Acknowledge, Reason, Refused, Verdict
 from oncelog.doors.chat.door import refusal
 from oncelog.doors.faults import DoorError, error_of
 from oncelog.engine.log import Log
 from oncelog.errors import OncelogError
 
-WAITING_MAX: Final = 64
-"""For one user and chat. Each may turn out to be beyond the chat's end, and then those below it still hold. When there
-are so many, their connections are read on when these are on their way."""
+WAITING_MAX: Final = 1000
+"""For one user and chat. Each may turn out to be beyond the chat's end, and then those below it still hold."""
+BUSY_RETRY_AFTER_MS: Final = 100
 
 
 class Waiting(Struct, eq=False, gc=False):
@@ -34,26 +34,20 @@ class Acks:
         self._log = log
         self._flights: dict[tuple[str, str], _Flight] = {}
 
-    def take(self, scope: str, user_id: str, waiting: Waiting) -> Awaitable[None] | None:
-        """Acknowledges all up to a sequence, now or together with what comes until it is its turn.
-
-        What it gives is to be awaited before its connection brings another.
-        """
+    def take(self, scope: str, user_id: str, waiting: Waiting) -> None:
+        """Acknowledges all up to a sequence, now or together with what comes until it is its turn."""
         flight = self._flights.get((scope, user_id))
         if flight is not None:
-            flight.waiting.append(waiting)
-            return flight.until_going_on() if len(flight.waiting) >= WAITING_MAX else None
-        flight = self._flights[scope, user_id] = _Flight(self, scope, user_id)
-        flight.waiting.append(waiting)
-        self.go_on(flight)
-        return None
+            flight.wait(waiting)
+        else:
+            flight = self._flights[scope, user_id] = _Flight(self, scope, user_id)
+            flight.wait(waiting)
+            self.go_on(flight)
 
     def go_on(self, flight: "_Flight") -> None:
         """Sends the highest of those that wait, or ends the flight."""
         while flight.waiting:
             flight.asked, flight.waiting = flight.waiting, []
-            flight.going_on.set()
-            flight.going_on = asyncio.Event()
             highest = max(one.sequence for one in flight.asked)
             try:
                 verdict = self._log.submit_nowait(Acknowledge(flight.scope, flight.user_id, highest), flight)
@@ -69,7 +63,7 @@ class Acks:
 class _Flight:
     """Of one user in one chat. It is a `Receiver` of the committer's."""
 
-    __slots__ = ("_acks", "asked", "going_on", "scope", "user_id", "waiting")
+    __slots__ = ("_acks", "asked", "scope", "user_id", "waiting")
 
     def __init__(self, acks: Acks, scope: str, user_id: str) -> None:
         self._acks = acks
@@ -77,11 +71,15 @@ class _Flight:
         self.user_id = user_id
         self.asked: list[Waiting] = []
         self.waiting: list[Waiting] = []
-        self.going_on = asyncio.Event()
-        """Set when those that wait are sent; then it is another one."""
 
-    async def until_going_on(self) -> None:
-        await self.going_on.wait()
+    def wait(self, waiting: Waiting) -> None:
+        self.waiting.append(waiting)
+        if len(self.waiting) > WAITING_MAX:
+            # The lowest says least. It may be covered by another; but nobody could tell its sender later if it is not.
+            lowest = min(self.waiting, key=lambda one: one.sequence)
+            self.waiting.remove(lowest)
+            message = f"more than {WAITING_MAX} acknowledgements of this chat wait to be kept"
+            lowest.refused(DoorError(codes.SERVER_BUSY, message, retry_after_ms=BUSY_RETRY_AFTER_MS))
 
     def done(self) -> bool:
         return False

@@ -10,7 +10,7 @@ from oncelog import codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Replayed, Verdict
 from oncelog.doors.chat import words
-from oncelog.doors.chat.acks import Acks, Waiting
+from oncelog.doors.chat.acks import BUSY_RETRY_AFTER_MS, Acks, Waiting
 from oncelog.doors.chat.door import ChatDoor, refusal
 from oncelog.doors.chat.hub import ChatHub
 from oncelog.doors.chat.reading import (
@@ -34,7 +34,6 @@ from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.doors")
 
-BUSY_RETRY_AFTER_MS: Final = 100
 RECONNECT_DELAY_MS: Final = 1000
 """What a client is told that is sent away and may come back."""
 KNOWN_CHATS_MAX: Final = 1000
@@ -148,8 +147,9 @@ class ChatSession:
         if isinstance(found, SyncRequest):
             return self._sync(found)
         if isinstance(found, Ack):
-            return self._acknowledge(found, principal)
-        self._put(words.reply("pong", b'"time_ms":%d' % self.door.clock.wall_ms(), found.request_id))
+            self._acknowledge(found, principal)
+        else:
+            self._put(words.reply("pong", b'"time_ms":%d' % self.door.clock.wall_ms(), found.request_id))
         return None
 
     def _current(self) -> Principal:
@@ -211,12 +211,11 @@ class ChatSession:
         self._put(words.reply("message_batch", members, asked.request_id))
         self._count("ok")
 
-    def _acknowledge(self, asked: Ack, principal: Principal) -> Awaitable[None] | None:
+    def _acknowledge(self, asked: Ack, principal: Principal) -> None:
         self.door.demand_going_on()
         self.door.demand_readable(asked.scope, principal)
         self._count("ok")
-        waiting = Waiting(asked.sequence, partial(self._not_acknowledged, asked))
-        return self.acks.take(asked.scope, principal.actor, waiting)
+        self.acks.take(asked.scope, principal.actor, Waiting(asked.sequence, partial(self._not_acknowledged, asked)))
 
     def _not_acknowledged(self, asked: Ack, error: DoorError) -> None:
         self._refuse(error, _about(asked))
