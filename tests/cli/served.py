@@ -78,7 +78,8 @@ class Served:
     def start(self) -> None:
         """At the same place as before."""
         port = self._port.getsockname()[1]
-        command = ["serve", "--port", str(port), "--store", self.store, *self._arguments]
+        # Without gRPC unless it is asked for: its port is another one, and nobody holds that.
+        command = ["serve", "--port", str(port), "--store", self.store, "--set", "grpc=false", *self._arguments]
         self.process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "oncelog", *command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
         )

@@ -364,7 +364,7 @@ def test_how_it_stands_is_told_as_it_changes(tmp_path: Path) -> None:
         assert State.OFFLINE in states[states.index(State.LIVE) :]
         assert State.LIVE not in states[len(states) - states[::-1].index(State.OFFLINE) :]
         assert all(one != other for one, other in pairwise(told)), "it is told when it changes, and not else"
-        assert told[-1].last_error is not None
+        assert any(one.last_error is not None for one in told)  # the next attempt, which it may be in, has none yet
 
     run(main())
 
