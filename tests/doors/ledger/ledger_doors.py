@@ -128,7 +128,7 @@ class Gateway(Served):
         self._rpc_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._rpc_port.bind(("127.0.0.1", 0))
         self.rpc_port: int = self._rpc_port.getsockname()[1]
-        ours = ("--development", "--quiet", f"--set=grpc_port={self.rpc_port}")
+        ours = ("--development", "--quiet", "--set=grpc=true", f"--set=grpc_port={self.rpc_port}")
         super().__init__(directory, [*ours, *arguments])
 
     def ways(self, kind: str) -> Ways:
