@@ -32,6 +32,7 @@ from oncelog.engine import tailer
 from oncelog.engine.follower import Follower
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX, PAGE_RECORDS
+from oncelog.stores.protocol import Query
 from oncelog.testing.contract.writes import CHANNEL, committed, event, message, result
 
 ONE_LANE = Settings(lanes=1)
@@ -286,6 +287,98 @@ def test_an_erased_record_is_delivered_as_erased() -> None:
                     (True, b""),
                     (False, b"not secret"),
                 ]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-13")
+def test_a_tailer_that_has_to_read_keeps_what_is_committed_meanwhile() -> None:
+    """A look at what others have done finds commits of this process too, and begins to read: once, not for ever."""
+
+    async def main() -> None:
+        async with WatchedLog() as log:
+            subscription = await log.subscribe()
+            (tailer,) = log._tailers._tailers.values()
+            number = 0
+
+            async def commit(_: object) -> None:
+                nonlocal number
+                if number < 50:
+                    number += 1
+                    await log.submit(event(100 + number))
+
+            log.store.after_read = commit  # there is never a reading during which nothing is committed
+            tailer.committed = lambda *_: None  # type: ignore[method-assign]
+            await log.submit(event(1))
+            del tailer.committed
+            tailer.wake(1)
+            await until(lambda: number > 0 and tailer._running is None)
+            seen: list[Record] = []
+            while len(seen) < number + 1:
+                seen += await subscription.next()
+            assert positions(seen) == list(range(1, number + 2))
+            assert number == 1, "what came meanwhile was read as well, and so was what came during that"
+
+    run(main())
+
+
+@pytest.mark.rule("CO-13")
+@pytest.mark.parametrize("limit", ["KEPT_RECORDS_MAX", "KEPT_BYTES_MAX"])
+def test_too_much_that_is_committed_during_a_reading_is_read(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tailer, limit, 3)
+
+    async def main() -> None:
+        async with WatchedLog() as log:
+            subscription = await log.subscribe()
+            (one,) = log._tailers._tailers.values()
+            held = asyncio.Event()
+
+            async def hold(_: object) -> None:
+                await held.wait()
+
+            log.store.before_read = hold
+            one.committed = lambda *_: None  # type: ignore[method-assign]
+            await log.submit(event(1))
+            del one.committed
+            one.wake(1)
+            for number in range(2, 12):
+                await log.submit(event(number, "x"))
+                assert len(one._kept) <= 3
+            held.set()
+            seen: list[Record] = []
+            while len(seen) < 11:
+                seen += await subscription.next()
+            assert positions(seen) == list(range(1, 12))
+            assert not one._kept
+
+    run(main())
+
+
+@pytest.mark.rule("CO-41")
+def test_what_is_erased_during_a_reading_is_delivered_as_erased() -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            subscription = await log.subscribe()
+            (one,) = log._tailers._tailers.values()
+            held = asyncio.Event()
+
+            async def hold(query: Query) -> None:
+                if query.upto == 1:
+                    await held.wait()
+
+            log.store.after_read = hold
+            one.committed = lambda *_: None  # type: ignore[method-assign]
+            await log.submit(event(1))
+            del one.committed
+            one.wake(1)
+            await turns()
+            await log.submit(event(2, "secret"))
+            assert await log.erase(key=event(2).key) == 1
+            held.set()
+            seen: list[Record] = []
+            while len(seen) < 2:
+                seen += await subscription.next()
+            assert [(record.erased, record.body) for record in seen] == [(False, seen[0].body), (True, b"")]
 
     run(main())
 

@@ -630,6 +630,7 @@ class Log:
     def _forget_answers(self) -> None:
         self._cache.clear()
         self._results.clear()
+        self._tailers.erased()
 
     def _look_soon(self) -> None:
         if self._looking is None:

@@ -27,6 +27,9 @@ from oncelog.stores.protocol import Query, Store
 logger: Final = logging.getLogger("oncelog.engine")
 
 PAGE_RECORDS: Final = 500
+KEPT_RECORDS_MAX: Final = 5_000
+KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
+"""What is committed while the store is read is kept up to here, and read as well if it is more."""
 LOOKS_IN_VAIN_MAX: Final = 100
 """So many looks in a row at a store that cannot be read are only logged; then those who follow are told."""
 
@@ -70,6 +73,10 @@ class Tailer:
         self._revision = 0
         """As of the newest position: members must be known up to here before it is delivered."""
         self._running: asyncio.Task[None] | None = None
+        self._kept: list[tuple[Sequence[Record], LaneHead]] = []
+        """What was committed here during a reading."""
+        self._kept_records = 0
+        self._kept_bytes = 0
         self._error: Exception | None = None
         """Of the newest reading, until the next look."""
         self._looks_in_vain = 0
@@ -125,13 +132,41 @@ class Tailer:
         """These were made durable here, up to the head.
 
         They are delivered as they are, and not read again, if they come right after what has been delivered. If
-        another process has committed in between, or a reading is under way, all of it comes from the store.
+        another process has committed in between, all of it comes from the store. If a reading is under way they wait
+        for its end: under a steady load a tailer that reads would never find that it has read everything.
         """
+        if self._running is not None:
+            self._keep(records, head)
+        elif len(self):
+            self._deliver_next(records, head)
+        self.wake(head.position, head.revision)
+
+    def _keep(self, records: Sequence[Record], head: LaneHead) -> None:
+        self._kept.append((records, head))
+        self._kept_records += len(records)
+        self._kept_bytes += sum([len(record.body) for record in records])
+        if self._kept_records > KEPT_RECORDS_MAX or self._kept_bytes > KEPT_BYTES_MAX:
+            self.let_go_of_kept()
+
+    def _deliver_kept(self) -> None:
+        """What was read may have some of it already."""
+        for records, head in self.let_go_of_kept():
+            if records and records[0].position <= self.position:
+                records = [record for record in records if record.position > self.position]  # noqa: PLW2901
+            self._deliver_next(records, head)
+
+    def let_go_of_kept(self) -> list[tuple[Sequence[Record], LaneHead]]:
+        """It will be read: there may be too much of it, or something of it has been erased."""
+        kept, self._kept = self._kept, []
+        self._kept_records = self._kept_bytes = 0
+        return kept
+
+    def _deliver_next(self, records: Sequence[Record], head: LaneHead) -> None:
+        """If they are the next ones."""
         is_next = bool(records) and records[0].position == self.position + 1
-        if is_next and self._running is None and len(self) and not self._members_are_behind(head.revision):
+        if is_next and not self._members_are_behind(head.revision):
             self._newest = max(self._newest, head.position)
             self._deliver(records)
-        self.wake(head.position, head.revision)
 
     def _members_are_behind(self, revision: int) -> bool:
         return any(members.is_behind(revision) for members in self._members)
@@ -160,6 +195,7 @@ class Tailer:
         self._fail(HistoryChangedError(message, self._store.epoch, head.position))
         self.position = self._newest = head.position
         self._revision = head.revision
+        self.let_go_of_kept()
 
     def _fail(self, error: Exception) -> None:
         for subscription in list(self._subscriptions):
@@ -188,6 +224,7 @@ class Tailer:
                 page = await self._store.read(query)
                 self._deliver(page.records)
                 self.position = max(self.position, page.next)
+                self._deliver_kept()
                 self._error, self._looks_in_vain = None, 0
         except HistoryChangedError as error:  # no later reading would be better
             self._fail(error)
@@ -202,6 +239,7 @@ class Tailer:
             self._error = error
         finally:
             self._running = None
+            self.let_go_of_kept()
 
     def _deliver(self, records: Sequence[Record]) -> None:
         for listener in self._listeners:
@@ -351,6 +389,11 @@ class Tailers:
             tailer = self._tailers.get(lane)
             if tailer is not None and len(tailer):
                 tailer.committed(by_lane[lane], head)
+
+    def erased(self) -> None:
+        """The content of some records is gone: what has not been delivered yet comes without it."""
+        for tailer in self._tailers.values():
+            tailer.let_go_of_kept()
 
     async def close(self) -> None:
         """Ends all subscriptions."""
