@@ -9,7 +9,7 @@ from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relat
 from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIdentity, RowIdentity, Submission
 
 
-class Effects(Struct):
+class Effects(Struct, gc=False):
     """What a write comes to, not yet applied."""
 
     entities: dict[EntityIdentity, Entity | None] = field(default_factory=dict)

@@ -39,7 +39,7 @@ _DELETE: Final = Op.DELETE  # as in `desk`: Python 3.11 takes long to find an en
 _utf16_order: Final = lru_cache(maxsize=4096)(utf16_order)  # the same clients come again and again
 
 
-class RowDelta(Struct, frozen=True):
+class RowDelta(Struct, frozen=True, gc=False):
     """One change of one row, with the values in canonical form."""
 
     op: Op
@@ -56,7 +56,7 @@ class RowDelta(Struct, frozen=True):
         return (self.hlc, _utf16_order(self.client_id), self.delta_id)
 
 
-class Row(Struct, frozen=True):
+class Row(Struct, frozen=True, gc=False):
     """What is left of all deltas of a row."""
 
     columns: Mapping[str, tuple[bytes, Stamp]] = {}

@@ -53,7 +53,7 @@ def _lease_identity(columns: tuple[Any, ...]) -> Any:
     return (policy, scope, client, bytes.fromhex(key_hex))
 
 
-class _Packed(msgspec.Struct, frozen=True, array_like=True):
+class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A row as it is kept: a column has a stamp of its own only where it is not that of the newest write."""
 
     columns: dict[str, bytes | tuple[bytes, Stamp]]

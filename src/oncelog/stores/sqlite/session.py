@@ -108,7 +108,7 @@ class Session:
                 if not self.writing.is_soon_caught_up(connection):
                     connection.execute("ROLLBACK")
                     return None
-                decided = self._committed(connection, batch, None)
+                decided = self._committed(connection, batch, None, is_alone=True)
                 if decided.changes.is_empty:
                     self._end(connection)
             except BaseException:
@@ -154,9 +154,11 @@ class Session:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS if is_patient else 0}")
             self._is_patient = is_patient
 
-    def _committed(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
+    def _committed(
+        self, connection: Any, batch: Sequence[Request], validate: Validate | None, *, is_alone: bool = False
+    ) -> Decided:
         try:
-            return self.writing.commit(connection, batch, validate)
+            return self.writing.commit(connection, batch, validate, is_alone=is_alone)
         except BaseException:
             # Whatever it was, and if it was not SQLite: what the index had prepared must not be confirmed later.
             self.writing.roll_back()

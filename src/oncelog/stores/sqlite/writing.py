@@ -94,10 +94,13 @@ class Writing:
         self._sweep = Sweep()
         self._recent = Recent()
 
-    def commit(self, connection: Any, batch: Sequence[Request], validate: Validate | None) -> Decided:
+    def commit(
+        self, connection: Any, batch: Sequence[Request], validate: Validate | None, *, is_alone: bool = False
+    ) -> Decided:
         """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`.
 
-        If it raises, or the transaction comes to nothing, the caller calls `roll_back`.
+        `is_alone` says that no other thread wants the interpreter for long (`tables.save`). If it raises, or the
+        transaction comes to nothing, the caller calls `roll_back`.
         """
         self.roll_back()
         state = self.state(connection)
@@ -118,7 +121,7 @@ class Writing:
             return decided
         if jumped is not None:
             raise jumped
-        self._save(connection, decided)
+        self._save(connection, decided, snapshot if is_alone else None)
         self._sweep(connection, state.commits, state.heads, decided.changes)
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
@@ -209,14 +212,14 @@ class Writing:
             snapshot.keys, snapshot.sequences = _remembered(connection, places, needs)
         return snapshot, hashes
 
-    def _save(self, connection: Any, decided: Decided) -> None:
+    def _save(self, connection: Any, decided: Decided, there: Snapshot | None) -> None:
         changes = decided.changes
         _save_records(connection, changes.records, decided.salts)
         blocks = [msgspec.structs.astuple(block) for block in decided.sealed.blocks]
         connection.executemany(SQL["save_block"], blocks)
         heads = [(lane, *msgspec.structs.astuple(head)) for lane, head in changes.heads.items()]
         connection.executemany(SQL["save_lane"], heads)
-        tables.save(connection, changes, self.file.settings.lanes)
+        tables.save(connection, changes, self.file.settings.lanes, there)
 
 
 def fill_filter(connection: Any, keys: int) -> Filter:
