@@ -127,7 +127,9 @@ def save(connection: Any, changes: Changes, lanes: int, there: Snapshot | None =
         if not changed:
             continue
         known: Mapping[Any, Any] = getattr(there, table.name) if there is not None and table.name in _UPDATE else {}
-        saved, updated, deleted = [], [], []
+        saved: list[Any] = []
+        updated: list[Any] = []
+        deleted = []
         for key, value in changed.items():
             columns = (lane_of_scope(table.scope(key), lanes), *table.columns_of_key(key))
             if value is None:
