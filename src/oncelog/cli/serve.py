@@ -1,7 +1,6 @@
 """`oncelog serve`: the server."""
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -14,6 +13,7 @@ from uuid import uuid4
 
 import typer
 
+from oncelog.cli.garbage import collect_for_ever
 from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
 from oncelog.cli.terminal import INTERRUPTED, ending_well
 from oncelog.errors import OncelogError, SettingsError
@@ -31,9 +31,6 @@ FILES_RESERVE: Final = 1000
 SWITCH_S: Final = 0.0005
 """How long a thread waits for another before it asks for the interpreter. With Python's own 5 ms a commit that is
 durable, and every row that a reader reads, would wait that long while the event loop is busy."""
-GARBAGE_OBJECTS: Final = 10_000
-"""New objects between two looks for cycles. With Python's own 700 a profile showed 9 % of the time there; with 50,000 a
-look held up everybody for 25 ms, and the p99 at half load was twice as long."""
 logger: Final = logging.getLogger("oncelog.doors")
 
 
@@ -110,10 +107,9 @@ def _run(settings: "ServerSettings", again: "Callable[[], ServerSettings]", *, s
             if says_more:
                 with suppress(OSError):  # whoever reads it has gone, and the server has not
                     typer.echo(_what_to_try(server.urls[0], shown(settings.store), server.grpc_address))
-            # What is there by now stays. A server makes and drops many objects, few of them in cycles.
-            gc.freeze()
-            gc.set_threshold(GARBAGE_OBJECTS)
+            collecting = loop.create_task(collect_for_ever())
             await stopped.wait()
+            collecting.cancel()
 
     sys.setswitchinterval(SWITCH_S)
     _allow_files(settings.door_limits.connections_max)

@@ -1,0 +1,34 @@
+"""When a server looks for objects in cycles: often and shortly, in place of seldom and for long.
+
+Python counts objects that were made against those that were dropped. A server that keeps the newest answers drops an
+old one for each new one: the count hardly moves while a hundred thousand young objects come together, and the look
+that comes at last holds everybody up for 50 ms. With Python's own 700 it would take 9 % of the time.
+"""
+
+import asyncio
+import gc
+from itertools import count
+from typing import Final
+
+OBJECTS: Final = 50_000
+"""By which Python itself looks, should the event loop be kept from it."""
+YOUNG_S: Final = 0.1
+OLDER_EVERY: Final = 20
+OLDEST_EVERY: Final = 6000
+"""Of the looks at the young: those that take in what is older, and everything."""
+
+
+async def collect_for_ever(pause_s: float = YOUNG_S) -> None:
+    """Looks again and again, until it is cancelled. What is there by now is not looked at."""
+    gc.freeze()
+    gc.set_threshold(OBJECTS)
+    for number in count(1):
+        await asyncio.sleep(pause_s)
+        gc.collect(generation(number))
+
+
+def generation(number: int) -> int:
+    """Up to which generation of objects this look goes."""
+    if number % OLDEST_EVERY == 0:
+        return 2
+    return 1 if number % OLDER_EVERY == 0 else 0
