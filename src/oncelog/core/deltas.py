@@ -84,11 +84,11 @@ class Pushed(Struct, frozen=True):
     bodies: list[bytes]
 
 
-class _PushJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class _PushJson(Struct, frozen=True, gc=False):
     deltas: list[DeltaJson]
 
 
-class _PartsJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class _PartsJson(Struct, frozen=True, gc=False):
     deltas: list[Raw]
 
 

@@ -201,7 +201,7 @@ def schemas(limits: DoorLimits) -> Schema:
         deleted=stamped,
     )
     return {
-        "Push": {**object_of(deltas=deltas), "additionalProperties": False},
+        "Push": object_of(deltas=deltas),
         "NewDelta": _delta(limits),
         "Pushed": object_of(
             committed=whole(),

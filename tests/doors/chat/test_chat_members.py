@@ -142,7 +142,7 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
     return found
 
 
-@pytest.mark.rule("CH-9", "CO-22")
+@pytest.mark.rule("CH-9", "CO-18", "CO-22")
 def test_a_stranger_learns_nothing(house: House) -> None:
     """A chat that is full, one that he was removed from, and one that is not there: byte by byte the same."""
 

@@ -1,5 +1,6 @@
 """Who may do what at the deltas door, and what everybody else learns: nothing."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +62,22 @@ def test_without_a_good_credential_nothing_is_to_be_had_or_learned(tmp_path: Pat
     run(main())
 
 
-@pytest.mark.rule("CO-22")
+@pytest.mark.rule("CO-20")
+def test_the_server_says_who_wrote_a_delta_whatever_comes_with_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, tokens=True) as door:
+            gateway = door.gateway(credential=token(read=[SHOP], write=[SHOP], sub="ada", **ADA))
+            body = {"deltas": [{**mine(1), "actor": "user:eve"}], "actor": "user:eve"}
+            assert (await gateway.push_body(json.dumps(body).encode())).json["committed"] == 1
+            (record,) = (await door.served.server.log.read(stream=SHOP)).records
+            assert record.actor == "user:ada"
+            assert b"eve" not in record.body
+            assert "eve" not in json.dumps(await gateway.pull())
+
+    run(main())
+
+
+@pytest.mark.rule("CO-18", "CO-22")
 def test_a_stranger_learns_nothing_of_what_is_known(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path, tokens=True) as door:
