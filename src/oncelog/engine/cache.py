@@ -7,6 +7,7 @@ from is kept beside it, block by block; the proof is made when it is asked for.
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from msgspec import Struct
 
@@ -14,6 +15,9 @@ from oncelog.core.policy import Forget, Policy
 from oncelog.core.proof import Block, Proof, Tree, prove_in
 from oncelog.core.values import KeyIdentity, Receipt, Remembered
 from oncelog.stores.protocol import Decided
+
+SPARE: Final = 64
+"""By this part of all it is made smaller at a time."""
 
 
 class Attested(Struct, frozen=True):
@@ -103,10 +107,16 @@ class AnswerCache:
 
     def _shrink(self) -> None:
         too_many = len(self._answers) - self._entries_max
-        for identity in list(islice(self._answers, too_many)) if too_many > 0 else ():
-            del self._answers[identity]
-        while self._leaves > self._entries_max and len(self._blocks) > 1:
-            self._leaves -= self._blocks.pop(next(iter(self._blocks))).block.count
+        if too_many > 0:
+            # Some more, so that it is seldom: to find the oldest a dict goes over all that have been taken before.
+            for identity in list(islice(self._answers, too_many + self._entries_max // SPARE)):
+                del self._answers[identity]
+        if self._leaves > self._entries_max:
+            wanted = self._entries_max - self._entries_max // SPARE
+            for place in list(islice(self._blocks, len(self._blocks) - 1)):
+                if self._leaves <= wanted:
+                    break
+                self._leaves -= self._blocks.pop(place).block.count
 
 
 def _attestations(decided: Decided) -> Iterator[tuple[Block, Sequence[bytes], Sequence[str]]]:
