@@ -137,6 +137,18 @@ def test_a_clock_that_was_set_back_does_not_stop_a_tenant() -> None:
     committed(log(event(3, partitions=("t",))))
 
 
+@given(st.lists(st.integers(-8, 9), max_size=200))
+def test_processes_whose_times_are_a_little_apart_let_no_more_through(steps: list[int]) -> None:
+    log = log_with(Tenant("t", new_writes_per_second_max=5))
+    start_ms = newest_ms = log.now_ms
+    taken = 0
+    for number, step_ms in enumerate(steps, 1):
+        log.now_ms += step_ms
+        newest_ms = max(newest_ms, log.now_ms)
+        taken += isinstance(log(event(number, partitions=("t",))), Committed)
+        assert taken <= 5 + (newest_ms - start_ms) * 5 / 1000
+
+
 @given(st.integers(1, 40), st.integers(1, 10), st.lists(st.integers(0, 700), max_size=60))
 def test_never_more_come_through_than_a_rate_allows(per_second: int, at_once: int, pauses: list[int]) -> None:
     log = log_with(Tenant("t", new_writes_per_second_max=per_second, new_writes_at_once_max=at_once))

@@ -2,13 +2,14 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.served import WAIT_S, Served, oncelog
@@ -346,3 +347,30 @@ def metric(text: str, name: str, **labels: str) -> float:
         if one.name == name and one.labels == labels
     ]
     return found
+
+
+def test_quotas_that_are_changed_while_the_log_is_counted_are_those_wanted_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        first = (Tenant("a", bytes_max=10),)
+        async with serving(tmp_path, tenants=first) as served:
+            server, log = served.server, served.server.log
+            counted, set_tenants = asyncio.Event(), log.set_tenants
+
+            async def slow(tenants: Sequence[Tenant]) -> None:
+                await counted.wait()
+                await set_tenants(tenants)
+
+            monkeypatch.setattr(log, "set_tenants", slow)
+            for bytes_max in (20, 30):
+                server._change(replace(server.settings, tenants=(Tenant("a", bytes_max=bytes_max),)))
+            counted.set()
+            await until(lambda: server._counting is None)
+            assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30]
+            assert metric(await measured(served), "oncelog_tenant_bytes_max", tenant="a") == 30
+            server._change(replace(server.settings, tenants=()))
+            await until(lambda: server._counting is None)
+            assert "oncelog_tenant_bytes_max" not in await measured(served)
+
+    run(main())

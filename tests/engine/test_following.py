@@ -27,7 +27,7 @@ from oncelog import (
     Submission,
 )
 from oncelog.core.identity import lane_of
-from oncelog.core.values import Changes, Request
+from oncelog.core.values import Changes, LaneHead, Request
 from oncelog.engine import tailer
 from oncelog.engine.follower import Follower
 from oncelog.engine.subscription import Subscription
@@ -379,6 +379,59 @@ def test_what_is_erased_during_a_reading_is_delivered_as_erased() -> None:
             while len(seen) < 2:
                 seen += await subscription.next()
             assert [(record.erased, record.body) for record in seen] == [(False, seen[0].body), (True, b"")]
+
+    run(main())
+
+
+@pytest.mark.rule("CO-40", "CO-13")
+def test_what_was_read_of_a_history_that_is_no_more_is_delivered_to_nobody() -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            old = await log.subscribe()
+            (one,) = log._tailers._tailers.values()
+            held = asyncio.Event()
+
+            async def hold(_: Query) -> None:
+                await held.wait()
+
+            log.store.after_read = hold
+            one.committed = lambda *_: None  # type: ignore[method-assign]
+            for number in (1, 2, 3):
+                await log.submit(event(number))
+            del one.committed
+            one.wake(3)
+            await turns()
+            one.gone_back(LaneHead(position=2, revision=2))
+            with pytest.raises(HistoryChangedError):
+                await old.next()
+            new = one.subscribe(frozenset(), None)
+            held.set()
+            await until(lambda: one._running is None)
+            one.wake(3)
+            assert positions(await new.next()) == [3]
+
+    run(main())
+
+
+def test_commits_without_records_are_not_kept_during_a_reading() -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            await log.subscribe()
+            (one,) = log._tailers._tailers.values()
+            held = asyncio.Event()
+
+            async def hold(_: Query) -> None:
+                await held.wait()
+
+            log.store.before_read = hold
+            one.wake(1)
+            await turns()
+            for revision in range(10):
+                one.committed([], LaneHead(position=1, revision=revision))
+            assert one._kept == []
+            held.set()
+            await until(lambda: one._running is None)  # there is no record, and it does not ask for ever
+            assert len(log.store.queries) == 1
 
     run(main())
 

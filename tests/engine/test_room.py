@@ -38,8 +38,10 @@ class Disks(MemoryStore):
 
     free: int | None = None
     size: int | None = None
+    looks = 0
 
     def free_bytes(self) -> int | None:
+        self.looks += 1
         return self.free
 
     async def size_bytes(self) -> int | None:
@@ -180,6 +182,25 @@ def test_limits_can_be_changed_while_it_runs() -> None:
             log.guard.use(None)
             store.free = 0
             committed(await log.submit(event(2)))
+
+    run(main())
+
+
+@pytest.mark.parametrize("limit", ["free_bytes_min", "store_bytes_max"])
+def test_a_limit_that_is_taken_away_holds_nothing_back_any_more(limit: str) -> None:
+    """Neither at once nor by a look that had begun before."""
+
+    async def main() -> None:
+        store = Disks()
+        store.free, store.size = 10, 1000
+        async with Log(store, room=Room(**{"free_bytes_min": 0, limit: 20}, **QUICK)) as log:
+            assert log.read_only
+            log.guard.use(Room(free_bytes_min=0, **QUICK))
+            await until(lambda: not log.read_only)
+            looked = store.looks
+            await until(lambda: store.looks > looked + 5)
+            assert not log.read_only
+            committed(await log.submit(event(1)))
 
     run(main())
 

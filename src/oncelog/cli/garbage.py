@@ -20,6 +20,7 @@ OLDEST_EVERY: Final = 6000
 
 async def collect_for_ever(pause_s: float = YOUNG_S) -> None:
     """Looks again and again, until it is cancelled. What is there by now is not looked at."""
+    gc.collect()  # or the garbage of the start would stay for ever
     gc.freeze()
     gc.set_threshold(OBJECTS)
     for number in count(1):

@@ -136,8 +136,9 @@ def _full_at_us(tenant: Tenant, usage: Usage, now_ms: int) -> int:
 def _after_one(tenant: Tenant, usage: Usage, now_ms: int) -> tuple[int, int]:
     """As `rates.after_one`, by the time of the batch: a tenant has streams in several lanes, each with its own time.
 
-    That time may go back. Then the bucket seems further from full than it can be, and counts as full: a clock that was
-    set back gives a tenant once more what it may do at once, and does not make it wait until the clock has caught up.
+    That of another process may be behind by a little, and then there is less in the bucket. Where it is far behind, as
+    on a machine whose clock was set back before it came, the bucket seems much further from full than it can be, and
+    counts as full: the tenant does not wait until that clock has caught up.
     """
     per_second = tenant.new_writes_per_second_max
     burst = tenant.new_writes_at_once_max or per_second

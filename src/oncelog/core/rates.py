@@ -23,6 +23,8 @@ from oncelog.core.values import (
 
 _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
+BACK_US_MAX: Final = 60 * _SECOND_US
+"""A time that is behind another by less is that of a process that was slower, or whose clock is not quite the same."""
 FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 """How far a bucket can be from being full: by the slowest rate with the largest burst."""
 
@@ -70,11 +72,11 @@ def after_one(
 ) -> tuple[int, int]:
     """When a bucket would be full after one more token, and how long to wait until that one is there (0 or less: none).
 
-    With `is_bounded` one that seems further from full than it can be counts as full, for times that may go back.
+    With `is_bounded` one that seems much further from full than it can be counts as full, for times that may go back.
     """
     token_us = -(-_SECOND_US // per_second)
     before_us = max(full_at_us, now_us)
-    if is_bounded and before_us - now_us > burst * token_us:
+    if is_bounded and before_us - now_us > burst * token_us + BACK_US_MAX:
         before_us = now_us
     after_us = before_us + token_us
     return after_us, after_us - now_us - burst * token_us

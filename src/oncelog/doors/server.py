@@ -155,6 +155,7 @@ class Server:
         self._listening: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
+        self._wanted_tenants = settings.tenants
         self._is_ready = False
         self.urls: list[str] = []
         """Where it listens."""
@@ -391,18 +392,20 @@ class Server:
         guard.set_read_only(is_read_only=new.read_only)
         if new.disk != self.settings.disk:
             guard.use(new.disk.room)
+        self._wanted_tenants = new.tenants
         if new.tenants != self.settings.tenants and self._counting is None:
-            self._counting = asyncio.get_running_loop().create_task(self._set_tenants(new))
+            self._counting = asyncio.get_running_loop().create_task(self._set_tenants())
         self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
 
-    async def _set_tenants(self, new: ServerSettings) -> None:
+    async def _set_tenants(self) -> None:
+        """Until they are those that were wanted last: to count takes long, and others may be wanted meanwhile."""
         try:
-            await self.log.set_tenants(new.tenants)
+            while (wanted := self._wanted_tenants) != self.settings.tenants:
+                await self.log.set_tenants(wanted)
+                self.settings = replace(self.settings, tenants=wanted)
+                logger.info("quotas were reloaded", extra={"tenants": len(wanted)})
         except OncelogError as error:
             logger.error("the quotas stay as they were: %s", error)  # noqa: TRY400 - as above
-        else:
-            self.settings = replace(self.settings, tenants=new.tenants)
-            logger.info("quotas were reloaded", extra={"tenants": len(new.tenants)})
         finally:
             self._counting = None
 
@@ -590,7 +593,9 @@ class Server:
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        if self.settings.tenants:
+        if not self.settings.tenants:
+            self.metrics.usage = ()
+        else:
             with suppress(OncelogError):  # then it is as it was
                 self.metrics.usage = await self.log.usage()
         return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})

@@ -347,6 +347,7 @@ class Log:
             full = [one for one in page.records if not one.erased and policy in (None, one.policy)]
             if full:
                 erased += await self._store.erase(full[0].lane, [record.position for record in full])
+                self._tailers.erased()
             if not page.has_more:
                 return erased
             query = replace(query, after=page.next, upto=page.upto)

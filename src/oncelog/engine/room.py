@@ -81,6 +81,8 @@ class Guard:
         """None does not look at all: then only an operator can say that no new writes are taken."""
         self._reasons: dict[Why, str] = {}
         self._looking: asyncio.Task[None] | None = None
+        self._since_ms = 0
+        """The last look at the store."""
         self._pause_ms = 0
         self._waited_ms = 0
         self._well_ms = PAUSE_MS_MAX
@@ -104,7 +106,7 @@ class Guard:
         """The message, for a batch that is about to be committed."""
         room = self.room
         if room is not None and room.free_bytes_min:
-            self._look_at_disk(room)
+            self._look_at_disk()
         return self.message if self._reasons else ""
 
     def set_read_only(self, *, is_read_only: bool) -> None:
@@ -114,9 +116,13 @@ class Guard:
     def use(self, room: Room | None) -> None:
         """Other limits from now on."""
         self.room = room
-        for why in (Why.FREE, Why.SIZE, Why.FULL):
-            self._set(why, False, "")
-        self._look_soon()
+        self._look_at_disk()
+        self._judge_store()
+        if room is None:
+            self._set(Why.FULL, False, "")
+        else:
+            self._since_ms = room.store_look_ms  # the store is looked at next, however long ago the last look was
+            self._look_soon()
 
     def failed(self, error: BaseException) -> None:
         """A commit was not made."""
@@ -133,8 +139,8 @@ class Guard:
     async def start(self) -> None:
         """Looks once, and from then on by the clock."""
         if self.room is not None:
-            self._look_at_disk(self.room)
-            await self._look_at_store(self.room)
+            self._look_at_disk()
+            await self._look_at_store()
             self._look_soon()
 
     async def stop(self) -> None:
@@ -148,46 +154,51 @@ class Guard:
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
-        since_ms = 0
-        while (room := self.room) is not None:
-            await asyncio.sleep(room.look_ms / 1000)
-            since_ms += room.look_ms
-            self._look_at_disk(room)
-            if since_ms >= room.store_look_ms:
-                since_ms = 0
-                await self._look_at_store(room)
+        # What the limits are is asked anew after every wait: they may be others by then.
+        while (before := self.room) is not None:
+            await asyncio.sleep(before.look_ms / 1000)
+            self._since_ms += before.look_ms
+            self._look_at_disk()
+            room = self.room
+            if room is not None and self._since_ms >= room.store_look_ms:
+                self._since_ms = 0
+                await self._look_at_store()
             if Why.FULL not in self._reasons:
-                self._well_ms += room.look_ms
+                self._well_ms += before.look_ms
                 continue
-            self._waited_ms += room.look_ms
+            self._waited_ms += before.look_ms
             if self._waited_ms >= self._pause_ms:
                 self._waited_ms = 0
                 await self._try()
         self._looking = None
 
-    def _look_at_disk(self, room: Room) -> None:
+    def _look_at_disk(self) -> None:
         self.free_bytes = free = self._store.free_bytes()
-        if free is None or not room.free_bytes_min:
-            return
-        is_known = Why.FREE in self._reasons
-        if free < (room.free_again_bytes if is_known else room.free_bytes_min):
-            self._set(Why.FREE, True, f"less than {room.free_bytes_min} bytes of the disk are free")
-        else:
+        room = self.room
+        if room is None or not room.free_bytes_min:
             self._set(Why.FREE, False, "")
+        elif free is not None:
+            is_known = Why.FREE in self._reasons
+            is_short = free < (room.free_again_bytes if is_known else room.free_bytes_min)
+            self._set(Why.FREE, is_short, f"less than {room.free_bytes_min} bytes of the disk are free")
 
-    async def _look_at_store(self, room: Room) -> None:
+    async def _look_at_store(self) -> None:
         try:
-            self.store_bytes = size = await self._store.size_bytes()
+            self.store_bytes = await self._store.size_bytes()
         except OncelogError as error:
             logger.debug("the size of the store is not known: %s", error)  # those who submit are told
-            return
-        if size is None or not room.store_bytes_max:
-            return
-        is_known = Why.SIZE in self._reasons
-        if size > (room.store_again_bytes if is_known else room.store_bytes_max):
-            self._set(Why.SIZE, True, f"the store has more than {room.store_bytes_max} bytes")
         else:
+            self._judge_store()
+
+    def _judge_store(self) -> None:
+        """By the last look at it."""
+        room, size = self.room, self.store_bytes
+        if room is None or not room.store_bytes_max:
             self._set(Why.SIZE, False, "")
+        elif size is not None:
+            is_known = Why.SIZE in self._reasons
+            is_too_large = size > (room.store_again_bytes if is_known else room.store_bytes_max)
+            self._set(Why.SIZE, is_too_large, f"the store has more than {room.store_bytes_max} bytes")
 
     async def _try(self) -> None:
         """Whether something can be written again."""

@@ -80,6 +80,8 @@ class Tailer:
         self._error: Exception | None = None
         """Of the newest reading, until the next look."""
         self._looks_in_vain = 0
+        self._histories = 0
+        """How often the lane has gone back."""
 
     def __len__(self) -> int:
         return len(self._subscriptions) + len(self._listeners)
@@ -136,7 +138,8 @@ class Tailer:
         for its end: under a steady load a tailer that reads would never find that it has read everything.
         """
         if self._running is not None:
-            self._keep(records, head)
+            if records:
+                self._keep(records, head)
         elif len(self):
             self._deliver_next(records, head)
         self.wake(head.position, head.revision)
@@ -195,6 +198,7 @@ class Tailer:
         self._fail(HistoryChangedError(message, self._store.epoch, head.position))
         self.position = self._newest = head.position
         self._revision = head.revision
+        self._histories += 1
         self.let_go_of_kept()
 
     def _fail(self, error: Exception) -> None:
@@ -219,9 +223,14 @@ class Tailer:
             while len(self) and self.position < self._newest:
                 # Not beyond: what is committed while this is read may come behind a change of members.
                 query = Query(lane=self.lane, after=self.position, upto=self._newest, limit=PAGE_RECORDS)
+                history = self._histories
                 for members in list(self._members):
                     await members.reach(self._revision)
                 page = await self._store.read(query)
+                if history != self._histories:
+                    continue  # what was read is of the history that is no more
+                if not page.records and page.next <= self.position:
+                    break  # what was announced is not there (any more): the next look says what is
                 self._deliver(page.records)
                 self.position = max(self.position, page.next)
                 self._deliver_kept()

@@ -11,6 +11,7 @@ import orjson
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
+from oncelog.errors import CorruptError
 from oncelog.stores.side_state import TABLES, Table, changed_members, lane_of_scope
 from oncelog.stores.sqlite.recent import TABLES as RECENT
 from oncelog.stores.sqlite.recent import Recent
@@ -142,7 +143,9 @@ def save(connection: Any, changes: Changes, lanes: int, there: Snapshot | None =
             _SAVE[table.name](connection, saved, len(saved))
         if updated:
             updated.sort()
-            connection.executemany(_UPDATE[table.name], updated)
+            found = connection.executemany(_UPDATE[table.name], updated).rowcount
+            if found != len(updated):  # never silently: the row was read in the same transaction
+                raise CorruptError(f"of {len(updated)} {table.name} that were read {found} are there to be updated")
         if deleted:
             connection.executemany(DELETE[table.name], deleted)
     if changes.members or changes.acknowledged:
