@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from failover.load_doors import CONTENT, Door
-from gateways.checker import COMMITTED, History, Seen, Stored, violations
+from failover.load_doors import Door
+from gateways.checker import COMMITTED, History, Seen, violations
 from gateways.gateway_stores import fetched
 
 RECORDS = """
@@ -43,7 +43,7 @@ async def kept_by(door: type[Door], address: str) -> list[Kept]:
 def findings(door: type[Door], directory: Path, kept: Sequence[Kept]) -> list[str]:
     """Of the checker, with the door's name."""
     place = directory / door.name
-    records = [(one.place, one.id, CONTENT) for one in kept]
+    records = [(one.place, one.id, content_in(door, one.body)) for one in kept]
     (place / "dump.json").write_text(json.dumps({"head": len(kept), "records": records}))
     history = History.load(place)
     if door.is_by_lane:
@@ -51,6 +51,14 @@ def findings(door: type[Door], directory: Path, kept: Sequence[Kept]) -> list[st
     assert history.calls
     assert len(history.readings) > 1
     return [f"{door.name}: {one}" for one in violations(history)]
+
+
+def content_in(door: type[Door], body: bytes) -> str:
+    """What was written, as the database has it now; of a body that is none of this door's, all of it."""
+    try:
+        return door.content_in(json.loads(body))
+    except (KeyError, TypeError, ValueError):
+        return f"no body of {door.name}: {body!r}"
 
 
 def in_the_stream(history: History, kept: Sequence[Kept]) -> History:
@@ -70,8 +78,7 @@ def in_the_stream(history: History, kept: Sequence[Kept]) -> History:
         for call in history.calls
     ]
     readings = {name: list(map(translated, seen)) for name, seen in history.readings.items()}
-    records = [Stored(one.place, one.id, CONTENT) for one in kept]
-    return replace(history, calls=calls, readings=readings, records=records)
+    return replace(history, calls=calls, readings=readings)
 
 
 def stood_still_s(directory: Path, doors: Sequence[type[Door]], began_ns: int, ended_ns: int) -> dict[str, float]:

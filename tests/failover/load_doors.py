@@ -22,14 +22,17 @@ from oncelog.core.transactions import place_of
 from oncelog.engine.log import Log
 from oncelog.idempotency.runs import Runs
 
-CONTENT = "first"
-"""Of all that is written: under another content an identity is refused, and other tests have that."""
 CAMPAIGN = 7
 GATEWAY = "shop"
 ORGANIZATION = "acme"
 CHAT = "general"
 CHAT_USERS = 10
 CHAT_LOOK_S = 0.1
+
+
+def content(client: int, step: int) -> str:
+    """Of a write, at whatever door: each has its own, so that one that is stored in another's place is seen."""
+    return f"{client}/{step}"
 
 
 class Places:
@@ -62,6 +65,11 @@ class Door(ABC):
         """As 32 hexadecimal digits: the key that the write has in the log, where it is the caller's to choose."""
         return f"{client + 1:016x}{step + 1:016x}"
 
+    @staticmethod
+    @abstractmethod
+    def content_in(body: Any) -> str:
+        """The `content` of a write, taken out of the record that was made of it."""
+
     @abstractmethod
     async def submit(self, gateway: int, client: int, step: int) -> int:
         """The position that was told. Raises for everything that is no success."""
@@ -90,9 +98,14 @@ class Events(Door):
     where = "r.lane = 0"
     is_by_lane = True
 
+    @staticmethod
+    def content_in(body: Any) -> str:
+        return str(body["content"])
+
     async def submit(self, gateway: int, client: int, step: int) -> int:
         id_ = str(UUID(self.id(client, step)))
-        event = {"id": id_, "partitions": ["all"], "event": {"type": "said", "content": CONTENT}}
+        said = {"type": "said", "content": content(client, step)}
+        event = {"id": id_, "partitions": ["all"], "event": said}
         (result,) = (await self.post(gateway, "/v1/events", {"events": [event]}))["results"]
         assert result["status"] == "committed", result
         return int(result["committed_id"])
@@ -109,8 +122,14 @@ class Ledger(Door):
     where = "r.policy = 'ledger'"
     is_by_lane = True
 
+    @staticmethod
+    def content_in(body: Any) -> str:
+        (operation,) = body["operations"]
+        return base64.b64decode(operation["set_entity"]["value"]).decode()
+
     async def submit(self, gateway: int, client: int, step: int) -> int:
-        operation = {"set_entity": {"key": f"e{client}/{step % 10}", "value": base64.b64encode(b"%d" % step).decode()}}
+        value = base64.b64encode(content(client, step).encode()).decode()
+        operation = {"set_entity": {"key": f"e{client}/{step % 10}", "value": value}}
         body = {
             "organization": ORGANIZATION,
             "client_id": f"c{client}",
@@ -140,13 +159,18 @@ class Deltas(Door):
 
     def delta(self, client: int, step: int) -> dict[str, Any]:
         """Its clock is a count: a retry must be the same to the last bit, whoever sends it."""
-        columns = [{"column": "n", "value": step}]
+        columns = [{"column": "said", "value": content(client, step)}]
         said = {"clientId": f"c{client}", "columns": columns, "hlc": str(step + 1), "rowId": f"r{step % 20}"}
         said |= {"table": "t", "op": "UPDATE"}
         return {"deltaId": id_of(said), **said}
 
     def id(self, client: int, step: int) -> str:
         return str(self.delta(client, step)["deltaId"])
+
+    @staticmethod
+    def content_in(body: Any) -> str:
+        (column,) = body["columns"]
+        return str(column["value"])
 
     async def submit(self, gateway: int, client: int, step: int) -> int:
         answer = await self.post(gateway, f"/v1/sync/{GATEWAY}/push", {"deltas": [self.delta(client, step)]})
@@ -179,7 +203,7 @@ class RunsByLibrary(Door):
             "event_type": "tool.execute",
             "tool_name": "draw",
             "ruleset_version": "v1",
-            "args": {"step": step},
+            "args": {"said": content(client, step)},
         }
 
     def id(self, client: int, step: int) -> str:
@@ -187,8 +211,12 @@ class RunsByLibrary(Door):
         names = ("plan_id", "campaign_id", "event_type", "tool_name", "ruleset_version", "args")
         return oncelog.run_key(*(fields[name] for name in names)).hex()
 
+    @staticmethod
+    def content_in(body: Any) -> str:
+        return str(body["args"]["said"])
+
     async def submit(self, gateway: int, client: int, step: int) -> int:
-        async def draw(step: int) -> str:
+        async def draw(said: str) -> str:
             return uuid4().hex
 
         run = await self._runs[gateway].execute(**self.fields(client, step), tool=draw, lease_s=2)
@@ -217,12 +245,16 @@ class Chat(Door):
         """A UUID of version 4, as the door wants them."""
         return UUID(super().id(client, step), version=4).hex
 
+    @staticmethod
+    def content_in(body: Any) -> str:
+        return str(body["content"])
+
     async def submit(self, gateway: int, client: int, step: int) -> int:
         if not self._is_made:  # made again by a member it is the one that is there
             members = [f"user:c{number}" for number in range(CHAT_USERS)]
             await self._asked(gateway, 0, "/v1/chats", {"chat_id": CHAT, "members": members})
             self._is_made = True
-        message = {"client_message_id": str(UUID(self.id(client, step))), "content": CONTENT}
+        message = {"client_message_id": str(UUID(self.id(client, step))), "content": content(client, step)}
         answer = await self._asked(gateway, client, f"/v1/chats/{CHAT}/messages", message)
         return int(answer["sequence"])
 

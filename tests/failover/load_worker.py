@@ -20,7 +20,7 @@ from typing import Any, Final, TextIO
 
 import aiohttp
 
-from failover.load_doors import CONTENT, DOORS, Door, Places, RunsByLibrary
+from failover.load_doors import DOORS, Door, Places, RunsByLibrary, content
 from failover.replicas import Replicas
 from gateways.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
 from oncelog.engine.log import open_log
@@ -71,7 +71,8 @@ class Client:
                 position = await self._door.submit(gateway, self._number, step)
             answer = COMMITTED
         name = f"{self._door.name}/{self._number}"
-        call = Call(name, gateway, id_, CONTENT, began, time.monotonic_ns(), answer, position)
+        said = content(self._number, step)
+        call = Call(name, gateway, id_, said, began, time.monotonic_ns(), answer, position)
         self._calls.write(line_of(call))
         return answer == COMMITTED
 
