@@ -2,9 +2,9 @@
 
 Each client writes step after step, tries another gateway when one does not answer in time, and now and then sends
 again what was acknowledged long ago. Readers stay at a gateway, or wander. All of it is recorded, as `checker` says, in
-a directory for each door. On standard input it is asked, a line each: `count` (how much was acknowledged, of the door
-that has least), `stop` (all clients end with an acknowledgement), and then, as JSON, up to where each door's readers
-must come before it ends.
+a directory for each door. On standard input it is asked, a line each: `acknowledged` (how many writes were, at each
+door) and `unanswered` (how many calls were given up), `stop` (all clients end with an acknowledgement), and then, as
+JSON, up to where each door's readers must come before it ends.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ CALL_S: Final = 5.0
 """Then another gateway is tried."""
 AGAIN_RATE: Final = 0.1
 LIBRARIES: Final = 2
+COUNTED: Final = ("acknowledged", "unanswered")
+"""What it can be asked for, of each door."""
 LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyError, ValueError, OncelogError)
 
 
@@ -45,6 +47,7 @@ class Client:
         self._chance = Random(f"{seed}/{door.name}/{number}")
         self._calls = calls
         self.acknowledged = 0
+        self.unanswered = 0
         self.is_done = False
 
     async def run(self) -> None:
@@ -58,7 +61,8 @@ class Client:
             await asyncio.sleep(PAUSE_S)
 
     async def _insist(self, step: int) -> None:
-        while not await self._call(step):  # noqa: ASYNC110 - nobody tells
+        while not await self._call(step):
+            self.unanswered += 1
             await asyncio.sleep(PAUSE_S)
 
     async def _call(self, step: int) -> bool:
@@ -132,9 +136,9 @@ async def live(directory: Path, seed: int, doors: list[Door], replicas: Replicas
         reading = [tasks.create_task(reader.run()) for some in readers.values() for reader in some]
         writing = [tasks.create_task(client.run()) for client in clients]
         writing.append(tasks.create_task(replicas.run()))
-        while (asked := (await asyncio.to_thread(sys.stdin.readline)).strip()) == "count":
-            each = [sum(one.acknowledged for one in clients if one._door is door) for door in doors]
-            say(str(min(each)))
+        while (asked := (await asyncio.to_thread(sys.stdin.readline)).strip()) in COUNTED:
+            each = [sum(getattr(one, asked) for one in clients if one._door is door) for door in doors]
+            say(json.dumps(each))
         assert asked == "stop", asked
         for client in clients:
             client.is_done = True

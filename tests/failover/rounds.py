@@ -1,5 +1,6 @@
 """What is done to a cluster in a round, and how it is waited for that writes go on."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,8 +10,8 @@ from oncelog.testing.cluster import Cluster, Node
 
 FLOW = 5
 """So much more must be acknowledged at each door before a round goes on."""
-CUT_S = 8.0
-"""How long standbys are out of reach where no other server takes over for it."""
+GIVEN_UP = 4
+"""So many calls must have been given up at each door before standbys come back: as many as it has clients."""
 RUN_S = 240
 """Nothing takes that long, on a busy machine either."""
 
@@ -28,17 +29,24 @@ class Flow:
     def heard(self) -> str:
         return str(self._process.stdout.readline().decode().strip())
 
-    def count(self) -> int:
-        """How much has been acknowledged, of the door that has least."""
-        self.tell("count")
-        return int(self.heard())
+    def counts(self, what: str) -> list[int]:
+        """Of each door."""
+        self.tell(what)
+        return [int(count) for count in json.loads(self.heard())]
 
     def go_on(self, more: int = FLOW) -> None:
         """Returns when so much more has been acknowledged at every door."""
-        wanted = self.count() + more
+        self._until("acknowledged", more)
+
+    def stand_still(self, more: int = GIVEN_UP) -> None:
+        """Returns when so many more calls have been given up at every door."""
+        self._until("unanswered", more)
+
+    def _until(self, what: str, more: int) -> None:
+        before = self.counts(what)
         deadline = time.monotonic() + RUN_S
-        while self.count() < wanted:
-            assert time.monotonic() < deadline, "writes do not go on"
+        while any(now < then + more for now, then in zip(self.counts(what), before, strict=True)):
+            assert time.monotonic() < deadline, f"{what}: {before} before, {self.counts(what)} now"
             time.sleep(0.05)
 
 
@@ -109,7 +117,7 @@ def cut(cluster: Cluster, flow: Flow, primary: Node) -> None:
 def standbys(cluster: Cluster, flow: Flow, primary: Node) -> None:
     """No way from the primary to the standbys: it stays the primary, and nothing is acknowledged meanwhile."""
     cluster.cut(primary, with_etcd=False)
-    time.sleep(CUT_S)
+    flow.stand_still()
     cluster.mend(primary)
 
 
