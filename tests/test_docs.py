@@ -171,6 +171,31 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+
+
+def numbers(text: str) -> list[float]:
+    """Those of a cell or a line, to three digits."""
+    return [float(f"{float(number.replace(',', '')):.3g}") for number in NUMBER.findall(text)]
+
+
+def test_the_figures_for_sizing_are_those_of_the_results() -> None:
+    page = (ROOT / "docs/operators.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Sizing\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ") and "](" in line]
+    assert len(rows) > 20
+    old = []
+    for what, *cells, source in rows:
+        (target,) = re.findall(r"\(\.\./(bench/results/\w+\.md)\)", source)
+        figures = numbers(" ".join(cells))
+        assert figures, what
+        # All of a row are of one line there, so that none is taken for another that happens to be as large.
+        lines = (ROOT / target).read_text(encoding="utf-8").splitlines()
+        if not any(line.startswith("|") and set(figures) <= set(numbers(line)) for line in lines):
+            old.append((what.strip(), figures, target))
+    assert old == []
+
+
 def test_public_names_are_there() -> None:
     assert all(hasattr(oncelog, name) for name in oncelog.__all__)
     assert len(set(oncelog.__all__)) == len(oncelog.__all__)
