@@ -277,6 +277,28 @@ def test_sighup_takes_the_switch_and_the_quotas_anew(tmp_path: Path) -> None:
         assert ", 1 records of 1" in shown
 
 
+def test_a_switch_of_the_command_line_wins_over_the_file_at_sighup_too(tmp_path: Path) -> None:
+    config = tmp_path / "oncelog.toml"
+    config.write_text("development = true\n")
+
+    async def main(served: Served) -> None:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(WAIT_S):
+
+            async def shown(path: str) -> str:
+                async with session.get(served.url + path) as response:
+                    return await response.text()
+
+            config.write_text(f"development = true\nread_only = false\n{QUOTA}")
+            served.process.send_signal(signal.SIGHUP)
+            # The quota is of the same file, and is taken after the switch would be.
+            while 'oncelog_tenant_records_max{tenant="acme"}' not in await shown("/metrics"):
+                pass
+            assert "an operator has set it so" in await shown("/readyz")
+
+    with process(tmp_path, "--config", str(config), "--quiet", "--read-only") as served:
+        run(main(served))
+
+
 QUOTA: Final = '[[tenants]]\nprefix = "acme"\nrecords_max = 1\n'
 
 
