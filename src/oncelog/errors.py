@@ -202,11 +202,15 @@ class ResultErasedError(WorkError):
 
 
 class BusyError(WorkError):
-    """The log has too much to do. Nothing was done; try again after `retry_after_ms`."""
+    """The log takes no new work for now. Nothing was done; try again after `retry_after_ms`.
 
-    def __init__(self, message: str, retry_after_ms: int) -> None:
+    `reason` says why: `busy`, `rate_limited`, `read_only` or `quota_exceeded`.
+    """
+
+    def __init__(self, message: str, retry_after_ms: int, reason: str = "busy") -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.reason = reason
 
 
 class TransactionError(WorkError):

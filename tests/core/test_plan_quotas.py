@@ -175,6 +175,9 @@ def test_only_what_may_be_counted_is_asked_for() -> None:
     [
         Tenant(""),
         Tenant("a/"),
+        Tenant("/a"),
+        Tenant("a/*"),
+        Tenant("*"),
         Tenant("a\0"),
         Tenant("x" * (NAME_CHARACTERS_MAX + 1)),
         Tenant("e\u0301"),

@@ -372,7 +372,7 @@ def metric(text: str, name: str, **labels: str) -> float:
 
 
 def test_quotas_that_are_changed_while_the_log_is_counted_are_those_wanted_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         first = (Tenant("a", bytes_max=10),)
@@ -380,9 +380,9 @@ def test_quotas_that_are_changed_while_the_log_is_counted_are_those_wanted_last(
             server, log = served.server, served.server.log
             counted, set_tenants = asyncio.Event(), log.set_tenants
 
-            async def slow(tenants: Sequence[Tenant]) -> None:
+            async def slow(tenants: Sequence[Tenant]) -> bool:
                 await counted.wait()
-                await set_tenants(tenants)
+                return await set_tenants(tenants)
 
             monkeypatch.setattr(log, "set_tenants", slow)
             for bytes_max in (20, 30):
@@ -391,6 +391,11 @@ def test_quotas_that_are_changed_while_the_log_is_counted_are_those_wanted_last(
             await until(lambda: server._counting is None)
             assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30]
             assert metric(await measured(served), "oncelog_tenant_bytes_max", tenant="a") == 30
+            assert await set_tenants([])  # by another server
+            server._change(server.settings)
+            await until(lambda: server._counting is None)
+            assert [tenant.bytes_max for tenant, _ in await log.usage()] == [30], "though the settings are the same"
+            assert "of 1 tenants 1 are gone or changed" in caplog.text
             server._change(replace(server.settings, tenants=()))
             await until(lambda: server._counting is None)
             assert "oncelog_tenant_bytes_max" not in await measured(served)

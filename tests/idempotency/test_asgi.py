@@ -30,6 +30,7 @@ from databases import BOTH_STORES, POSTGRES, SQLITE, log_at
 from engine.watched import Gate, WatchedLog, run, turns
 from idempotency import asgi_worker
 from oncelog import Log, kept_for
+from oncelog.core.tenants import Tenant
 from oncelog.core.values import Submission
 from oncelog.errors import ClockJumpedError, CorruptError, OncelogError, StoreUnavailableError
 from oncelog.idempotency import asgi
@@ -1071,6 +1072,32 @@ def test_a_log_that_has_too_much_to_do(kind: str) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("tenant", "status", "problem"),
+    [
+        (None, 503, "read-only"),
+        (Tenant("http", records_max=1), 507, "quota-exceeded"),
+        (Tenant("http", new_writes_per_second_max=1), 429, "rate-limited"),
+    ],
+)
+def test_what_is_held_back_is_told_by_its_reason(kind: str, tenant: Tenant | None, status: int, problem: str) -> None:
+    async def main() -> None:
+        async with WatchedLog() as log:
+            shop = Shop(kind, log)
+            if tenant is not None:
+                await log.set_tenants([tenant])
+            demand_answers([await shop.sending("a")], ("1", False))
+            if tenant is None:
+                log.set_read_only()
+            told = await shop.sending("b")
+            demand_problem(told, status, problem)
+            assert int(told.headers["retry-after"]) >= 1
+            demand_answers([await shop.sending("a")], ("1", True))
+            assert len(shop.runs) == 1
+
+    run(main())
+
+
 def test_an_erased_answer_is_not_given_and_not_made_again(kind: str) -> None:
     async def main() -> None:
         async with WatchedLog() as log:
@@ -1391,7 +1418,8 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
 def test_every_problem_is_on_the_page_with_its_status() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE)
     raised = re.findall(r'_Problem\((\d+), "([a-z-]+)"', Path(asgi.__file__).read_text(encoding="utf-8"))
-    assert sorted(rows) == sorted({(kind, status) for status, kind in raised})
+    held_back = {(kind, str(status)) for status, kind, _ in asgi._HELD_BACK.values()}
+    assert sorted(rows) == sorted({(kind, status) for status, kind in raised} | held_back)
 
 
 # --- several processes -----------------------------------------------------------------------------------

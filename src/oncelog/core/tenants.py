@@ -99,6 +99,11 @@ def _demand_tenant(tenant: Tenant) -> None:
         )
     if prefix.endswith(SEPARATOR):
         raise SettingsError(f"tenants: the prefix {prefix!r} must not end with {SEPARATOR}: what is below it is meant")
+    if prefix.startswith(SEPARATOR) or prefix.split(SEPARATOR)[-1] == "*":
+        raise SettingsError(
+            f"tenants: the prefix {prefix!r} must be a name, without a {SEPARATOR} before it or a * below it: "
+            "what is below it is meant"
+        )
     per_second, at_once = tenant.new_writes_per_second_max, tenant.new_writes_at_once_max
     for name, highest in (
         ("bytes_max", STORED_INTEGER_MAX),

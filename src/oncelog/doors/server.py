@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
 from oncelog import codes
+from oncelog.core.tenants import Tenant
 from oncelog.doors.arrivals import Arrivals
 from oncelog.doors.chat.acks import Acks
 from oncelog.doors.chat.door import ChatDoor
@@ -155,7 +156,7 @@ class Server:
         self._listening: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
-        self._wanted_tenants = settings.tenants
+        self._wanted_tenants: tuple[Tenant, ...] | None = None
         self._is_ready = False
         self.urls: list[str] = []
         """Where it listens."""
@@ -393,17 +394,20 @@ class Server:
         if new.disk != self.settings.disk:
             guard.use(new.disk.room)
         self._wanted_tenants = new.tenants
-        if new.tenants != self.settings.tenants and self._counting is None:
+        if self._counting is None:
             self._counting = asyncio.get_running_loop().create_task(self._set_tenants())
         self.settings = replace(self.settings, read_only=new.read_only, disk=new.disk)
 
     async def _set_tenants(self) -> None:
         """Until they are those that were wanted last: to count takes long, and others may be wanted meanwhile."""
         try:
-            while (wanted := self._wanted_tenants) != self.settings.tenants:
-                await self.log.set_tenants(wanted)
+            # Also where they are the ones that this server has had: another one may have written others meanwhile.
+            while (wanted := self._wanted_tenants) is not None:
+                self._wanted_tenants = None
+                is_changed = await self.log.set_tenants(wanted)
                 self.settings = replace(self.settings, tenants=wanted)
-                logger.info("quotas were reloaded", extra={"tenants": len(wanted)})
+                if is_changed:
+                    logger.info("quotas were reloaded", extra={"tenants": len(wanted)})
         except OncelogError as error:
             logger.error("the quotas stay as they were: %s", error)  # noqa: TRY400 - as above
         finally:

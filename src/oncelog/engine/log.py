@@ -120,7 +120,7 @@ class Log:
             self._policies = {**known, **{policy.name: policy for policy in self._declared}}
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
-                await self._store.set_tenants(self._tenants)
+                await self._replace_tenants(self._tenants)
             await self._guard.start()
         except BaseException:
             await self._store.close()
@@ -205,7 +205,19 @@ class Log:
         """
         self._demand_open()
         demand_tenants(tenants)
-        return await self._store.set_tenants(tenants)
+        return await self._replace_tenants(tenants)
+
+    async def _replace_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        before = [tenant for tenant, _ in await self._store.usage()]
+        is_changed = await self._store.set_tenants(tenants)
+        if is_changed and before:
+            logger.warning(
+                "the quotas of the log are others from now on: of %d tenants %d are gone or changed, and there are %d",
+                len(before),
+                len(set(before) - set(tenants)),
+                len(tenants),
+            )
+        return is_changed
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """The tenants that the log counts for, and what each of them has."""

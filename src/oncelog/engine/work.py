@@ -107,7 +107,7 @@ def refusal(verdict: Verdict) -> WorkError:
         case Reason.LEASE_LOST:
             return lease_lost()
         case Reason.BUSY | Reason.RATE_LIMITED | Reason.READ_ONLY | Reason.QUOTA_EXCEEDED:
-            return BusyError(verdict.message, verdict.retry_after_ms)
+            return BusyError(verdict.message, verdict.retry_after_ms, verdict.reason.value)
         case Reason.MALFORMED if verdict.field == "body":
             return ResultError(verdict.message)
         case _:

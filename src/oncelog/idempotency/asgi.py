@@ -66,6 +66,13 @@ _QUOTED: Final = re.compile(rb'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
 """A string of RFC 8941."""
 _PROBLEM: Final = "urn:oncelog:problem:"
+_HELD_BACK: Final = {
+    "busy": (503, "busy", "Too many requests are waiting. Try again."),
+    "rate_limited": (429, "rate-limited", "Too many new requests. Try again."),
+    "read_only": (503, "read-only", "No new requests are carried out for now. Try again later."),
+    "quota_exceeded": (507, "quota-exceeded", "There is no more room for new requests. Try again later."),
+}
+"""What a new request is told that is not carried out, by the reason of a `BusyError`."""
 
 
 class _Answer(Struct):
@@ -210,7 +217,8 @@ class IdempotencyMiddleware:
             detail = "The request was carried out; its answer has been erased since."
             raise _Problem(410, "answer-erased", detail) from error
         except BusyError as error:
-            raise _Problem(503, "busy", "Too many requests are waiting. Try again.", error.retry_after_ms) from error
+            status, kind, detail = _HELD_BACK[error.reason]
+            raise _Problem(status, kind, detail, error.retry_after_ms) from error
         except OncelogError as error:
             logger.exception("a request could not be begun")
             raise _unavailable("The request was not carried out. Try again.") from error
