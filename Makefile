@@ -33,7 +33,7 @@ todo: $(VENV)/.dev $(NODE)/.whole ## A shared to-do list in two terminals and a 
 	@sed -n 's/^\$$ /  /p' examples/todo/README.md
 
 cluster: $(VENV)/.dev ## PostgreSQL with two standbys, Patroni and etcd, that fails over; prints how to use and to kill it
-	@exec $(BIN)/python -m oncelog.testing.cluster start
+	@exec $(BIN)/python -m oncelog.testing.cluster start $(if $(CLUSTER_PORT),--port '$(CLUSTER_PORT)')
 
 test: $(VENV)/.dev $(NODE)/.whole ## Everything: lint, types, import rules, all tests, the conformance page
 	@$(MAKE) --no-print-directory lint

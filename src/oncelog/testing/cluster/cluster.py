@@ -5,30 +5,33 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from oncelog.testing.cluster.layout import (
+    FIRST_PORT_MAX,
     MEMBERS,
     ClusterSettings,
     Layout,
     Node,
+    PortError,
     Ports,
     etcd_arguments,
+    patroni_arguments,
     patroni_configuration,
 )
+from oncelog.testing.cluster.processes import end_all, kill_server, server_pid
 from oncelog.testing.cluster.state import State, is_etcd_ready, state_of
 from oncelog.testing.cluster.wires import Wires
 from oncelog.testing.programs import (
     as_nobody_anywhere,
-    await_end,
+    born_at,
     children,
     etcd_program,
     give_away,
     installed_server,
-    kill_family,
     send,
 )
 
@@ -38,6 +41,10 @@ _LOOK_S: Final = 0.1
 _SHOWN_BYTES: Final = 4000
 
 T = TypeVar("T")
+
+
+class ClusterError(RuntimeError):
+    """A cluster did not come to what was waited for; says how it stands, and what its processes said last."""
 
 
 class Cluster:
@@ -51,7 +58,10 @@ class Cluster:
         first_port: int = 0,
         is_wired: bool = False,
     ) -> None:
-        """In an empty directory. With `is_wired` its nodes can be cut off from the others (`cut`)."""
+        """In an empty directory. With `is_wired` its nodes can be cut off from the others (`cut`).
+
+        Servers listen at `first_port` and the next ones, or anywhere. Raises PortError where they cannot.
+        """
         self._directory = directory.resolve()
         self.settings = settings or ClusterSettings()
         self._ports = Ports()
@@ -59,10 +69,10 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             self.layout = self._laid_out(first_port)
+            self._commands = self._prepared()
         except BaseException:
             self.close()
             raise
-        self._commands = self._prepared()
 
     @property
     def address(self) -> str:
@@ -72,15 +82,18 @@ class Cluster:
     # --- from its beginning to its end
 
     def start(self, is_ended: Callable[[], bool] = lambda: False) -> None:
-        """Returns when there is a primary and both others follow it, or when it is to end before that."""
+        """Returns when there is a primary and both others follow it, or when it is to end before that.
+
+        Raises ClusterError where it does not come to that, at once if one of its processes has ended.
+        """
         nodes = [node.name for node in self.layout.nodes]
         for name in self._commands.keys() - set(nodes):
             self._begin(name)
-        self._until(lambda: True if is_ended() or is_etcd_ready(self.layout) else None)
+        self._until(lambda: True if is_ended() or (self._is_alive() and is_etcd_ready(self.layout)) else None)
         if not is_ended():
             for name in nodes:
                 self._begin(name)
-        self._until(lambda: True if is_ended() or self.state().is_whole else None)
+        self._until(lambda: True if is_ended() or (self._is_alive() and self.state().is_whole) else None)
 
     def close(self) -> None:
         """Ends all processes and returns when they have ended. Does nothing a second time."""
@@ -166,6 +179,8 @@ class Cluster:
     # --- inside
 
     def _laid_out(self, first_port: int) -> Layout:
+        if not 0 <= first_port <= FIRST_PORT_MAX:
+            raise PortError(f"port {first_port} cannot be had: the first one is at most {FIRST_PORT_MAX}")
         take = self._ports.take
         etcd_ports = tuple((take(), take()) for _ in range(MEMBERS))
         nodes = []
@@ -180,7 +195,13 @@ class Cluster:
             nodes.append(
                 Node(name=name, data=data, port=port, rest_port=rest_port, wire_ports=wire_ports, etcd_ports=ways)
             )
-        return Layout(directory=str(self._directory), pid=os.getpid(), nodes=tuple(nodes), etcd_ports=etcd_ports)
+        return Layout(
+            directory=str(self._directory),
+            pid=os.getpid(),
+            born_at=born_at(os.getpid()),
+            nodes=tuple(nodes),
+            etcd_ports=etcd_ports,
+        )
 
     def _prepared(self) -> dict[str, list[str]]:
         """What to start, by name."""
@@ -192,17 +213,16 @@ class Cluster:
             self._make(name)
             commands[name] = as_nobody_anywhere([etcd, *etcd_arguments(self.layout, index)], etcd)
         for node in self.layout.nodes:
-            configuration = self._make(node.name) / "patroni.yml"
-            configuration.write_text(patroni_configuration(node, self.settings, server / "bin"))
-            commands[node.name] = as_nobody_anywhere([python, "-m", "patroni", configuration], python, server)
+            self._make(node.name)
+            node.configuration.write_text(patroni_configuration(node, self.settings, server / "bin"))
+            commands[node.name] = as_nobody_anywhere([python, *patroni_arguments(node)], python, server)
         self.layout.save()
         return commands
 
-    def _make(self, name: str) -> Path:
+    def _make(self, name: str) -> None:
         made = self._directory / name
         made.mkdir()
         give_away(self._directory, made)
-        return made
 
     def _begin(self, name: str) -> None:
         place = self._directory / name
@@ -229,8 +249,20 @@ class Cluster:
             if found is not None:
                 return found
             time.sleep(_LOOK_S)
-        said = "\n".join(f"{path.name}:\n{_end_of(path)}" for path in sorted(self._directory.glob("*.log")))
-        raise RuntimeError(f"the cluster did not come to it within {START_S} s: {self.state()}\n{said}")
+        names = (path.stem for path in sorted(self._directory.glob("*.log")))
+        raise ClusterError(
+            f"the cluster did not come to it within {START_S} s: {self.state()}\n{self._said_last(names)}"
+        )
+
+    def _is_alive(self) -> bool:
+        """Raises ClusterError where one has ended: nobody starts it again before the cluster has come up."""
+        ended = [name for name, process in self._processes.items() if process.poll() is not None]
+        if ended:
+            raise ClusterError(f"ended while the cluster was starting: {', '.join(ended)}\n{self._said_last(ended)}")
+        return True
+
+    def _said_last(self, names: Iterable[str]) -> str:
+        return "\n".join(f"{name}.log ends with:\n{_end_of(self._directory / f'{name}.log')}" for name in names)
 
     def _signal(self, node: Node, number: int, *, server: bool, patroni: bool) -> None:
         if patroni:
@@ -260,56 +292,6 @@ def running_cluster(directory: Path, settings: ClusterSettings | None = None, **
         yield cluster
     finally:
         cluster.close()
-
-
-def is_looked_after(layout: Layout) -> bool:
-    """Whether the process that started it is still there."""
-    return "oncelog.testing.cluster" in _command_of(layout.pid).replace("/", ".")
-
-
-def server_pid(node: Node) -> int | None:
-    """Of its PostgreSQL, if that runs."""
-    with suppress(OSError, ValueError):
-        pid = int(Path(node.data, "postmaster.pid").read_text().split("\n", 1)[0])
-        if node.data in _command_of(pid):  # and not somebody else, whose number it is by now
-            return pid
-    return None
-
-
-def kill_server(node: Node) -> None:
-    """All of its processes at once. Raises ProcessLookupError where it does not run."""
-    pid = server_pid(node)
-    if pid is None:
-        raise ProcessLookupError(f"PostgreSQL of {node.name} does not run")
-    kill_family(pid)
-
-
-def end_all(layout: Layout) -> None:
-    """Ends all processes of a cluster, also of one whose starter has died."""
-    own = [pid for pid in _pids() if pid not in (os.getpid(), layout.pid) and layout.directory in _command_of(pid)]
-    servers = {pid for pid in map(server_pid, layout.nodes) if pid is not None}
-    # First those who would start servers again; then the servers, at once but so that they leave no memory behind.
-    for pid in own:
-        if pid not in servers:
-            send(pid, signal.SIGKILL)
-    servers |= {pid for pid in map(server_pid, layout.nodes) if pid is not None}
-    for pid in servers:
-        send(pid, signal.SIGQUIT)
-        for one in (pid, *children(pid)):
-            send(one, signal.SIGCONT)
-    for pid in {*own, *servers}:
-        await_end(pid)
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def _command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _end_of(path: Path) -> str:

@@ -14,6 +14,12 @@ HOST: Final = "127.0.0.1"
 MEMBERS: Final = 3
 SCOPE: Final = "oncelog"
 FILE: Final = "cluster.json"
+FIRST_PORT_MAX: Final = 65_535 - MEMBERS + 1
+"""Beyond it there are no ports for the other servers."""
+
+
+class PortError(ValueError):
+    """A port that servers cannot have; says which, and why."""
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
@@ -46,6 +52,11 @@ class Node(Struct, frozen=True, kw_only=True):
     etcd_ports: tuple[int, ...] = ()
     """Where its Patroni finds etcd: the same as others, or wires that can be cut."""
 
+    @property
+    def configuration(self) -> Path:
+        """Of its Patroni."""
+        return Path(self.data).parent / "patroni.yml"
+
 
 class Layout(Struct, frozen=True, kw_only=True):
     """Of a whole cluster; kept in its directory, for commands that come later."""
@@ -53,6 +64,8 @@ class Layout(Struct, frozen=True, kw_only=True):
     directory: str
     pid: int
     """Of the process that looks after it."""
+    born_at: int | None = None
+    """When that was started: its number may be somebody else's later."""
     nodes: tuple[Node, ...]
     etcd_ports: tuple[tuple[int, int], ...]
     """Of each member: for clients, for the other members."""
@@ -80,8 +93,11 @@ class Ports:
         self._held: list[socket.socket] = []
 
     def take(self, wanted: int = 0) -> int:
-        """Any that is free, or this one. Raises OSError if that is taken."""
-        held = held_port(wanted)
+        """Any that is free, or this one. Raises PortError if that cannot be had."""
+        try:
+            held = held_port(wanted)
+        except OSError as error:
+            raise PortError(f"port {wanted} cannot be had: {error.strerror}") from error
         self._held.append(held)
         return int(held.getsockname()[1])
 
@@ -108,6 +124,11 @@ def etcd_arguments(layout: Layout, index: int) -> list[str]:
         "--election-timeout=1000",
         "--log-level=warn",
     ]
+
+
+def patroni_arguments(node: Node) -> list[str]:
+    """Of Python."""
+    return ["-m", "patroni", str(node.configuration)]
 
 
 def patroni_configuration(node: Node, settings: ClusterSettings, programs: Path) -> str:
