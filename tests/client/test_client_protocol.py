@@ -1,6 +1,7 @@
 """The client's side of the protocol, branch by branch: what a server can say, and what becomes of it."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -602,6 +603,33 @@ def test_a_connection_that_is_lost_while_the_server_is_busy_loses_nothing() -> N
     assert (protocol.pending, protocol.busy_ms, protocol.has_settled) == (1, 0, False)
     begin(protocol)
     assert one_sent(protocol, "sync")["payload"]["since_committed_id"] == 0
+
+
+@pytest.mark.parametrize("code", ["server_busy", "read_only", "quota_exceeded", "rate_limited"])
+def test_what_the_server_said_of_submissions_is_known_until_one_has_an_outcome(code: str) -> None:
+    entry = entry_of(1)
+    protocol = live(0, entry)
+    request = one_sent(protocol, "submit_events")
+    with pytest.raises(ServerRefusedError) if code == "rate_limited" else nullcontext():
+        protocol.receive(error(code, request["msg_id"]))
+    assert str(protocol.hold_ups.last_error).startswith(f"{code}: ")
+    protocol.lost()
+    begin(protocol)
+    catch_up(protocol, 0)
+    again = one_sent(protocol, "submit_events")
+    assert str(protocol.hold_ups.last_error).startswith(f"{code}: ")
+    protocol.receive(error("bad_request", again["msg_id"]))
+    assert len(outcomes(protocol)) == 1
+    assert protocol.hold_ups.last_error is None
+
+
+def test_what_is_said_of_anything_else_holds_up_no_submissions() -> None:
+    protocol = Protocol("laptop", ("a",), 0, "")
+    protocol.offer([entry_of(1)])
+    protocol.begin(None)
+    with pytest.raises(ServerRefusedError, match="rate_limited"):
+        protocol.receive(error("rate_limited", one_sent(protocol, "connect")["msg_id"]))
+    assert protocol.hold_ups.last_error is None
 
 
 def test_a_bad_request_is_divided_until_the_one_at_fault_is_alone() -> None:

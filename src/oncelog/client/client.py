@@ -566,7 +566,10 @@ class Client:
             set_aside=self._set_aside,
             cursor=self._cursor,
             server_last_committed_id=max(protocol.last_committed_id, self._cursor),
-            last_error=self._store_error or protocol.refused_reading or connecting.last_error,
+            last_error=self._store_error
+            or protocol.refused_reading
+            or connecting.last_error
+            or protocol.hold_ups.last_error,
         )
 
     def on_status(self, handler: Callable[[Status], Awaitable[None] | None]) -> None:

@@ -17,6 +17,7 @@ answered: what an earlier connection or another client had sent under the same i
 request was there, and then it was not broadcast to us.
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
@@ -27,8 +28,11 @@ from msgspec import Struct
 
 from oncelog import codes
 from oncelog.client import words
+from oncelog.client.holdups import HoldUps
 from oncelog.client.values import Committed, Entry, Event, Fault, HistoryChange, Outcome, Rejected, Settled
 from oncelog.errors import ProtocolError, ServerRefusedError
+
+logger: Final = logging.getLogger("oncelog.client")
 
 PAGE_EVENTS: Final = 1000
 READY_EVENTS_MAX: Final = 5000
@@ -111,6 +115,7 @@ class Protocol:
         """There is more, but no room for it."""
         self.refused_reading: str | None = None
         """Why this connection gets no events though they are wanted: not all partitions may be read."""
+        self.hold_ups = HoldUps(logger)
         self._request_events_max = REQUEST_EVENTS_MAX
         """As many as the server takes, by all that is known."""
         self._requests_taken = 0
@@ -327,6 +332,7 @@ class Protocol:
         self.answers += 1
         self._request = None
         self._settled.extend(map(Settled, request.entries, outcomes))
+        self.hold_ups.went_through()
         self._requests_taken += 1
         if self._requests_taken % CEILING_REQUESTS == 0:
             self._request_events_max = min(2 * self._request_events_max, REQUEST_EVENTS_MAX)
@@ -343,7 +349,7 @@ class Protocol:
         own: list[Event] = []
         for entry, result, outcome in zip(request.entries, results, outcomes, strict=True):
             if isinstance(outcome, Committed) and not self._scope.isdisjoint(entry.partitions):
-                own.append(_own_event(entry, result, self.client_id))
+                own.append(words.own_event(entry, result, self.client_id))
         self._arrange(request, own)
         # The answer stands behind all that has a lower number, also where its events are not of our partitions.
         highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)
@@ -368,6 +374,7 @@ class Protocol:
             self._change_history(error.details.epoch, error.details.server_last_committed_id, error.message)
         elif request is not None and msg_id == request.msg_id and error.code in _LATER:
             self.answers += 1
+            self.hold_ups.refused(error.code, error.message)
             self._send_later(request)
             self.busy_ms = min(max(error.details.retry_after_ms, BUSY_MS_MIN), BUSY_MS_MAX)
             self._catch_up_if_there_is_room()
@@ -385,6 +392,9 @@ class Protocol:
         elif error.code == codes.BAD_REQUEST and self.phase is not Phase.CONNECTING and msg_id != self._page:
             pass  # about something that was sent twice on its way
         else:
+            if request is not None and msg_id == request.msg_id and error.code == codes.RATE_LIMITED:
+                # The next connection is let in, and says nothing of what waits.
+                self.hold_ups.refused(error.code, error.message)
             raise ServerRefusedError(error.code, error.message, error.details.retry_after_ms)
 
     # --- frames out
@@ -451,6 +461,7 @@ class Protocol:
         """Something is wrong with one of them: fewer at a time, until the one at fault is alone, and is rejected."""
         if len(request.entries) == 1:
             self._settled.append(Settled(request.entries[0], Rejected(reason, (Fault("$", message),))))
+            self.hold_ups.went_through()
         else:
             self._request_events_max = max(1, len(request.entries) // 2)
             self._requests_taken = 0
@@ -483,15 +494,3 @@ def _outcome(entry: Entry, result: words.Result) -> Committed | Rejected:
     if result.status == "rejected":
         return Rejected(result.reason, result.errors)
     raise ProtocolError(f"{entry.id} was answered with the status {result.status!r}")
-
-
-def _own_event(entry: Entry, result: words.Result, client_id: str) -> Event:
-    return Event(
-        id=entry.id,
-        client_id=client_id,
-        partitions=entry.partitions,
-        committed_id=result.committed_id,
-        event=None if result.erased else msgspec.json.decode(entry.body),
-        status_updated_at=result.status_updated_at,
-        erased=result.erased,
-    )

@@ -109,7 +109,7 @@ class Status(Struct, frozen=True):
     server_last_committed_id: int
     """The highest number the client has heard of."""
     last_error: str | None = None
-    """Why it is not connected; None while it is."""
+    """Why it is not connected, or what the server says of submissions that it does not take for now; else None."""
 
     @property
     def is_connected(self) -> bool:

@@ -104,6 +104,19 @@ def submit(entries: Sequence[Entry], msg_id: str) -> bytes:
     return message("submit_events", b'{"events":[%b]}' % b",".join(map(_item, entries)), msg_id)
 
 
+def own_event(entry: Entry, result: Result, client_id: str) -> Event:
+    """An own event that was committed, as all others get it."""
+    return Event(
+        id=entry.id,
+        client_id=client_id,
+        partitions=entry.partitions,
+        committed_id=result.committed_id,
+        event=None if result.erased else msgspec.json.decode(entry.body),
+        status_updated_at=result.status_updated_at,
+        erased=result.erased,
+    )
+
+
 def _item(entry: Entry) -> bytes:
     expected = entry.expected_committed_id
     return b'{"id":"%b","partitions":%b,"event":%b%b}' % (

@@ -52,6 +52,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
                 assert block.tx_ids == (first.tx_id,)
                 break
             assert vault.pending() == []
+            assert vault.last_error is None
             assert vault.resume(resend=False) == []
         with pytest.raises(ClosedError):
             ledger.write(set_entity("a", b"1"))

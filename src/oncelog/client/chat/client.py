@@ -407,7 +407,7 @@ class ChatClient:
             refused=counts[1],
             epoch=protocol.epoch,
             history_change=desk.history_change,
-            last_error=self._keeper.last_error or link.last_error,
+            last_error=self._keeper.last_error or link.last_error or protocol.held_up,
         )
 
     async def until_status(self, condition: Callable[[Status], bool]) -> Status:

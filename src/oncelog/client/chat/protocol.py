@@ -121,6 +121,11 @@ class Protocol:
         """Messages without an outcome."""
         return sum(len(chat.entries) for chat in self.chats.values())
 
+    @property
+    def held_up(self) -> str | None:
+        """What the server says of messages that it does not take for now; None if there are none."""
+        return self._sending.hold_ups.last_error
+
     def take_changes(self) -> Changes:
         """What there is to be kept and told since the last time."""
         changes, self._changes = self._changes, Changes()
@@ -464,6 +469,7 @@ class Protocol:
     def _settle(self, chat: Chat, client_message_id: str, outcome: Outcome) -> None:
         entry, _ = chat.take_entry(client_message_id)
         if entry is not None:
+            self._sending.hold_ups.went_through(chat.chat_id)
             self._changes.settled.append(Settled(entry, outcome))
             self._changes.updates.append(Progress(chat.chat_id, client_message_id, outcome))
 

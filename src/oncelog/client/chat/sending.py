@@ -1,13 +1,18 @@
 """What of the outbox is sent, and when: those of one chat in their order, and not before a server wants to be asked."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from oncelog.client.chat import words
 from oncelog.client.chat.chats import Chat
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.values import EXPIRED, Entry, Message, Outcome, Refused
+from oncelog.client.holdups import HoldUps
 from oncelog.client.patience import pauses_s
+
+logger: Final = logging.getLogger("oncelog.client.chat")
 
 Settle = Callable[[Chat, str, Outcome], None]
 
@@ -20,6 +25,8 @@ class Sending:
         """What is under way."""
         self.at_ms: dict[str, int] = {}
         """Chats in which nothing is sent before a time."""
+        self.hold_ups = HoldUps(logger)
+        """By chat: others go on."""
         self._limits = limits
         self._chance = chance
         self._settle = settle
@@ -69,6 +76,7 @@ class Sending:
         chat.attempts[name] -= 1  # this one is answered
         if error.code in words.TRANSIENT:
             self.at_ms[chat.chat_id] = now_ms + self.pause_ms(chat, error.retry_after_ms)
+            self.hold_ups.refused(error.code, error.message, chat.chat_id)
         else:
             self._settle(chat, name, Refused(error.code, error.message, was_tried=chat.attempts[name] > 0))
         return chat

@@ -74,6 +74,11 @@ class BlockingLedgerScope:
         """As `LedgerScope.pending`."""
         return self._portal.call(self._scope.pending)
 
+    @property
+    def last_error(self) -> str | None:
+        """As `LedgerScope.last_error`."""
+        return self._scope.last_error
+
     def client_state(self) -> ClientState:
         """As `LedgerScope.client_state`."""
         return self._portal.call(self._scope.client_state)

@@ -82,6 +82,14 @@ class LedgerScope:
         """Writes without an outcome, in their order, those of an earlier run too."""
         return (self._stream or await self._opened()).pending()
 
+    @property
+    def last_error(self) -> str | None:
+        """Why pending writes have no outcome yet: what the server said of them last, or why it cannot be reached.
+
+        None if it is not known, or all is well.
+        """
+        return None if self._stream is None else self._stream.last_error
+
     async def open(self) -> None:
         """For the client alone."""
         await self._opened()

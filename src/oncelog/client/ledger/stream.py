@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from oncelog.client.cancelling import is_being_cancelled
-from oncelog.client.ledger.entries import Call, Entry, Settled, Unknown
+from oncelog.client.ledger.entries import Call, Entry, Gap, Settled, Unknown
 from oncelog.client.ledger.errors import ForgottenError
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.protocol import Protocol
@@ -307,7 +307,8 @@ class Stream:
         answer = await self._wire.write(*self._names, call)
         if isinstance(answer, Unknown):
             self._not_answered(answer.reason, answer.retry_after_ms)
-        else:
+        elif not isinstance(answer, Gap) or self.last_error is None:
+            # While one is not taken for now those that were sent behind it find a gap: that is no end of it.
             self._is_answered()
         self._protocol.answered(call, answer)
         self._look_around()
@@ -331,6 +332,8 @@ class Stream:
         self._look_around()
 
     def _is_answered(self) -> None:
+        if self.last_error is not None:
+            logger.info("answered again")
         self._pauses = self.last_error = None
         self._answered_at = time.monotonic()
 

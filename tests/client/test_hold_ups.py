@@ -1,0 +1,177 @@
+"""Writes that a real server does not take for now: they wait, those behind them too, and clients say why."""
+
+import asyncio
+import logging
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from client import clients
+from client.chat import chatting
+from client.clients import counted
+from client.ledger.ledgers import address_of, keys_of, ledger_of, written
+from client.waiting import run, soon, until
+from databases import BOTH_STORES
+from doors.serving import Serving, serving
+from oncelog.client import Committed, State, Status
+from oncelog.client.holdups import HoldUps
+from oncelog.core import quotas
+from oncelog.core.operations import SetEntity
+from oncelog.core.tenants import Tenant
+from oncelog.engine import committer
+from oncelog.testing.clock import ManualClock
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "QUOTA_RETRY_AFTER_MS", 5)
+    monkeypatch.setattr(committer, "RETRY_AFTER_READ_ONLY_MS", 5)
+
+
+def told(caplog: pytest.LogCaptureFixture, level: int, words: str) -> int:
+    """In how many lines of the log these words stand."""
+    return sum(record.levelno == level and words in record.getMessage() for record in caplog.records)
+
+
+async def refused_again(served: Serving, door: str, wire: str, code: str) -> None:
+    """Returns when the server has refused twice more."""
+    requests = served.server.counts.requests
+    before = requests[door, wire, code]
+    await until(lambda: requests[door, wire, code] > before + 1)
+
+
+@BOTH_STORES
+def test_a_full_tenant_is_shown_until_there_is_room_and_all_goes_through_in_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oncelog.client")
+
+    async def main() -> None:
+        async with serving(tmp_path) as served, clients.client_of(served.url, partitions=()) as client:
+            log = served.server.log
+            await log.set_tenants([Tenant("acme", records_max=1)])
+            assert isinstance(await soon((await client.submit(counted(1), ["acme/a"])).outcome()), Committed)
+            assert client.status().last_error is None
+            seen: list[Status] = []
+            client.on_status(seen.append)
+            full = await client.submit(counted(2), ["acme/a"])
+            await until(lambda: bool(seen) and seen[-1].last_error is not None)
+            behind = await client.submit(counted(3), ["elsewhere"])
+            await refused_again(served, "events", "websocket", "quota_exceeded")
+            status = client.status()
+            assert (status.state, status.pending) == (State.LIVE, 2)
+            assert str(status.last_error).startswith("quota_exceeded: records_max of the tenant 'acme' is 1")
+            assert full.result is behind.result is None
+            await log.set_tenants([Tenant("acme", records_max=2)])
+            outcomes = [await soon(full.outcome()), await soon(behind.outcome())]
+            assert [one.committed_id for one in outcomes if isinstance(one, Committed)] == [2, 3]
+            assert client.status().last_error is None
+            await until(lambda: seen[-1].last_error is None)
+        assert told(caplog, logging.WARNING, "not taken for now: quota_exceeded") == 1
+        assert told(caplog, logging.INFO, "writes are taken again") == 1
+
+    run(main())
+
+
+def test_a_server_that_takes_nothing_new_is_shown(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as served, clients.client_of(served.url, partitions=()) as client:
+            served.server.log.set_read_only()
+            pending = await client.submit(counted(1), ["a"])
+            await until(lambda: str(client.status().last_error).startswith("read_only: no new writes are taken"))
+            served.server.log.set_read_only(False)
+            await soon(pending.outcome())
+            assert client.status().last_error is None
+
+    run(main())
+
+
+def test_a_rate_is_shown_though_the_next_connection_is_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        clock = ManualClock()  # it stands still: the second that has to pass never does
+        async with serving(tmp_path, clock=clock) as served, clients.client_of(served.url, partitions=()) as client:
+            log = served.server.log
+            await log.set_tenants([Tenant("acme", new_writes_per_second_max=1)])
+            await soon((await client.submit(counted(1), ["acme"])).outcome())
+            seen: list[Status] = []
+            client.on_status(seen.append)
+            pending = await client.submit(counted(2), ["acme"])
+            await refused_again(served, "events", "websocket", "rate_limited")
+            await log.set_tenants([])
+            await soon(pending.outcome())
+            assert client.status().last_error is None
+            await until(lambda: not seen[-1].pending)
+            are_errors = [one.last_error is not None for one in seen]
+            assert [is_error for is_error, _ in groupby(are_errors)] == [False, True, False], "without a break"
+        assert told(caplog, logging.WARNING, "not taken for now: rate_limited") == 1
+
+    run(main())
+
+
+def test_a_chat_that_is_full_holds_up_itself_alone_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oncelog.client.chat")
+
+    async def main() -> None:
+        async with serving(tmp_path) as served, chatting.client_of(served.url) as ann:
+            log = served.server.log
+            await ann.create("full")
+            await ann.create("free")
+            assert (await chatting.said(ann, "full", "one")).sequence == 1
+            await log.set_tenants([Tenant("chat/full", records_max=1)])
+            pending = [await ann.send("full", content) for content in ("two", "three")]
+            status = await soon(ann.until_status(lambda status: status.last_error is not None))
+            assert str(status.last_error).startswith("QUOTA_EXCEEDED: records_max of the tenant 'chat/full' is 1")
+            assert (await chatting.said(ann, "free", "one")).sequence == 1
+            await refused_again(served, "chat", "websocket", "quota_exceeded")
+            assert (ann.status().state.name, ann.status().pending) == ("LIVE", 2)
+            assert ann.status().last_error == status.last_error
+            assert [one.result for one in pending] == [None, None]
+            await log.set_tenants([])
+            assert [chatting.sent(await soon(one.sent())).sequence for one in pending] == [2, 3]
+            assert ann.status().last_error is None
+        assert told(caplog, logging.WARNING, "not taken for now in full: QUOTA_EXCEEDED") == 1
+        assert told(caplog, logging.INFO, "writes are taken again in full") == 1
+
+    run(main())
+
+
+def test_a_full_ledger_is_shown_though_writes_behind_it_are_answered_with_a_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oncelog.client.ledger")
+
+    async def main() -> None:
+        async with serving(tmp_path) as served, ledger_of(address_of(served)) as ledger:
+            log = served.server.log
+            await log.set_tenants([Tenant("ledger/acme", records_max=1)])
+            written(await soon(ledger.write(SetEntity("k1", b"v"))))
+            assert ledger.last_error is None
+            writes = [asyncio.ensure_future(ledger.write(SetEntity(f"k{number}", b"v"))) for number in (2, 3)]
+            await until(lambda: ledger.last_error is not None)
+            await refused_again(served, "ledger", "grpc", "quota_exceeded")
+            assert "quota_exceeded: records_max of the tenant 'ledger/acme' is 1" in str(ledger.last_error)
+            assert not any(one.done() for one in writes)
+            await log.set_tenants([])
+            for one in writes:
+                written(await soon(one))
+            assert ledger.last_error is None
+            assert await keys_of(ledger) == ["k1", "k2", "k3"]
+        assert told(caplog, logging.WARNING, "not answered, and to be sent again: quota_exceeded") == 1
+        assert told(caplog, logging.INFO, "answered again") == 1
+
+    run(main())
+
+
+def test_of_several_queues_the_last_word_of_those_that_still_wait_is_shown() -> None:
+    hold_ups = HoldUps(logging.getLogger("oncelog.client"))
+    shown = [hold_ups.last_error]
+    for code, queue in (("", "a"), ("BUSY", "a"), ("READ_ONLY", "b"), ("RATE_LIMITED", "a"), ("", "a"), ("", "b")):
+        if code:
+            hold_ups.refused(code, "later", queue)
+        else:
+            hold_ups.went_through(queue)
+        shown.append(hold_ups.last_error)
+    assert shown == [None, None, "BUSY: later", "READ_ONLY: later", "RATE_LIMITED: later", "READ_ONLY: later", None]
