@@ -24,6 +24,7 @@ import curl
 from cli.served import ENVIRONMENT
 from databases import BOTH_STORES, log_at
 from doors.serving import Serving, SocketClient, api_key, item, numbers, run, serving, soon, until
+from oncelog.doors import server as server_module
 from oncelog.doors.server import Server, _place
 from oncelog.doors.settings import ServerSettings, TlsSettings
 from oncelog.errors import OncelogError, SettingsError, StoreUnavailableError
@@ -74,6 +75,20 @@ def test_it_is_not_ready_when_the_log_cannot_be_read(tmp_path: Path, monkeypatch
                 assert (answer.status, answer.json) == (503, {"status": "the store cannot be read"})
                 assert (await served.get("/healthz")).status == 200
             assert (await served.get("/readyz")).status == 200
+
+    run(main())
+
+
+def test_a_store_that_does_not_answer_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "READY_S", 0.01)
+
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            with monkeypatch.context() as patched:
+                patched.setattr(served.server.log, "heads", asyncio.Event().wait)
+                answer = await served.get("/readyz")
+                assert (answer.status, answer.json) == (503, {"status": "the store does not answer"})
+            assert (await served.get("/healthz")).status == 200
 
     run(main())
 

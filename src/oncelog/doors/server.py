@@ -66,6 +66,8 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 KEEP_ALIVE_S: Final = 75.0
 """How long a connection without a request is kept for the next one."""
+READY_S: Final = 5.0
+"""How long a store may take before a server says that it is not ready: whoever asks waits for seconds, not for ever."""
 BACKLOG: Final = 1024
 RENEW_S: Final = 1.0
 """How often the rights of those who are connected are looked at."""
@@ -586,10 +588,13 @@ class Server:
             status = "stopping" if self._door.is_closing else "the store cannot be read"
             return web.json_response({"status": status}, status=503)
         try:
-            heads = await self.log.heads()
+            heads = await asyncio.wait_for(self.log.heads(), READY_S)
         except OncelogError as error:
             logger.warning("not ready: %s", error)
             return web.json_response({"status": "the store cannot be read"}, status=503)
+        except TimeoutError:
+            logger.warning("not ready: the store has not answered for %s s", READY_S)
+            return web.json_response({"status": "the store does not answer"}, status=503)
         newest = heads[0].position if 0 in heads else 0
         found = {"status": "ok", "epoch": self.log.epoch, "last_committed_id": newest}
         # Ready all the same: what is known is answered, and all can be read. Who asks can tell the difference.
