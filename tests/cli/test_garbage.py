@@ -34,7 +34,7 @@ def test_it_looks_again_and_again_until_it_is_cancelled(monkeypatch: pytest.Monk
 
     def counted(generation: int = 2) -> int:
         looked.append(generation)
-        if len(looked) == OLDER_EVERY:
+        if len(looked) == 1 + OLDER_EVERY:
             enough.set()
         return collect(generation)
 
@@ -48,4 +48,4 @@ def test_it_looks_again_and_again_until_it_is_cancelled(monkeypatch: pytest.Monk
             await collecting
 
     asyncio.run(main())
-    assert looked[:OLDER_EVERY] == [0] * (OLDER_EVERY - 1) + [1]
+    assert looked[: 1 + OLDER_EVERY] == [2] + [0] * (OLDER_EVERY - 1) + [1], "first at all that the start has left"
