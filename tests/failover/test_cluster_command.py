@@ -218,7 +218,7 @@ def test_a_port_that_leaves_none_for_the_others_is_refused(directory: Path, port
 @pytest.mark.parametrize(("given", "option"), [((), ""), (("CLUSTER_PORT=7500",), "--port '7500'")])
 def test_make_hands_on_a_port(given: tuple[str, ...], option: str) -> None:
     # Only said, not done, and without a look at the environment.
-    command = ["make", "--dry-run", "--old-file=.venv/.dev", "cluster", *given]
+    command = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/.dev", "cluster", *given]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)  # noqa: S603
     assert said.stdout.strip() == f"exec .venv/bin/python -m oncelog.testing.cluster start {option}".strip()
 
