@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from oncelog.engine import gathering
-from oncelog.engine.gathering import RETURNING_MIN, RETURNING_S, Gathering
+from oncelog.engine.gathering import BUSY, ENOUGH, RETURNING_MIN, RETURNING_S, WAIT_S, Gathering
 
 
 class Queue:
@@ -33,6 +33,24 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+@pytest.fixture
+def computed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The same for what the thread has computed."""
+    computed = [1000.0]
+    monkeypatch.setattr("oncelog.engine.gathering.time.thread_time", lambda: computed[0])
+    return computed
+
+
+def busy_queue(now_s: list[float], computed_s: list[float], answered: int, behind: int, part: float = BUSY) -> Queue:
+    """After a batch during which the thread has computed for more than this part of the time."""
+    queue = Queue()
+    queue.settle(answered)
+    now_s[0] += 0.01
+    computed_s[0] += 0.01 * part * 1.01
+    queue.settle(answered, behind)
+    return queue
+
+
 def test_the_first_write_of_all_waits_for_nobody() -> None:
     queue = Queue()
     queue.come(1)
@@ -58,6 +76,53 @@ def test_who_comes_back_first_waits(now_s: list[float], answered: int, behind: i
     assert queue.gathering.is_wanted is is_wanted
     now_s[0] += RETURNING_S * 1.01  # and long after the others waits for nobody
     assert not queue.gathering.is_wanted
+
+
+@pytest.mark.parametrize(
+    ("answered", "behind", "is_wanted"),
+    [
+        (20, 20, True),
+        (500, ENOUGH - 1, True),
+        (500, ENOUGH, False),
+        (0, 32, False),  # all of them are there
+        (RETURNING_MIN - 4, 2, False),  # too few to wait for
+    ],
+)
+def test_a_busy_thread_waits_for_more(
+    now_s: list[float], computed_s: list[float], answered: int, behind: int, is_wanted: bool
+) -> None:
+    queue = busy_queue(now_s, computed_s, answered, behind)
+    assert queue.gathering.is_wanted is is_wanted
+
+
+def test_who_has_time_to_spare_does_not_wait_for_more(now_s: list[float], computed_s: list[float]) -> None:
+    assert not busy_queue(now_s, computed_s, 20, 20, part=0.9 * BUSY).gathering.is_wanted
+
+
+def test_a_busy_thread_goes_on_when_enough_are_there(
+    monkeypatch: pytest.MonkeyPatch, now_s: list[float], computed_s: list[float]
+) -> None:
+    monkeypatch.setattr(gathering, "SILENT_BUSY_S", 1000)
+
+    async def main() -> None:
+        queue = busy_queue(now_s, computed_s, 30, 20)
+        waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
+        await asyncio.sleep(0)
+        queue.come(29)  # one less than there were
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        queue.come(1)
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(main())
+
+
+def test_a_busy_thread_does_not_wait_for_long(now_s: list[float], computed_s: list[float]) -> None:
+    queue = busy_queue(now_s, computed_s, 30, 20)
+    now_s[0] += RETURNING_S + WAIT_S
+    assert queue.gathering.is_wanted_still
+    now_s[0] += WAIT_S / 100
+    assert not queue.gathering.is_wanted_still
 
 
 def test_it_ends_when_half_of_them_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ _LAST_OF_BMP: Final = "\uffff"
 _FIRST_OF_FOUR_BYTES: Final = b"\xf0\xf1\xf2\xf3\xf4"
 _SIMPLE_SCALARS: Final = frozenset({str, int, bool, NoneType})
 _ORJSON_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER | orjson.OPT_PASSTHROUGH_SUBCLASS
+"""orjson leaves every text in the 4 KiB in which it was written, however short it is. So what may be kept is copied."""
 
 
 def canonical(value: JsonValue) -> bytes:
@@ -100,7 +101,7 @@ def canonical_plain(text: bytes) -> tuple[JsonValue, bytes] | None:
     """
     try:
         value = _plain_value(text)
-        encoded = orjson.dumps(value, option=_ORJSON_OPTIONS)
+        encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, orjson.JSONEncodeError, _NotPlain):
         return None
     if encoded.isascii() or _is_in_bmp(encoded) or _keys_are_in_bmp(value):
@@ -113,7 +114,7 @@ def canonical_fast(value: JsonValue) -> bytes | None:
     try:
         if not _is_plain(value, FAST_DEPTH_LEVELS_MAX):
             value = _with_whole_floats_as_integers(value, FAST_DEPTH_LEVELS_MAX)
-        encoded = orjson.dumps(value, option=_ORJSON_OPTIONS)
+        encoded = b"%b" % orjson.dumps(value, option=_ORJSON_OPTIONS)
     except (orjson.JSONEncodeError, _NotPlain, RecursionError):
         return None
     if encoded.isascii() or _is_in_bmp(encoded) or _keys_are_in_bmp(value):

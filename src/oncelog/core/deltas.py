@@ -287,7 +287,7 @@ def _quoted(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _quoted_short(text: str) -> bytes:
-    return orjson.dumps(text)
+    return b"%b" % orjson.dumps(text)  # as `canonical` says: it would keep 4 KiB
 
 
 def delta_body(delta: RowDelta) -> bytes:

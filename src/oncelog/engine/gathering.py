@@ -3,9 +3,13 @@
 Who was answered together comes back together, and the first one back would take a whole transaction for itself while
 the others wait. So it waits for half of them, for as long as they keep coming. Who comes alone, or long after them,
 waits for nobody: there is no timer on the idle path.
+
+What a transaction costs beside its items is paid by all that come in it. While the thread of the event loop has no time
+to spare, few in each would leave less of it for everybody: then they wait for all who were there last time, or enough.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -15,9 +19,14 @@ RETURNING_MIN: Final = 16
 RETURNING_S: Final = 0.01
 """Who comes later after the last commit than this has not come back from it."""
 SILENT_S: Final = 0.001
+SILENT_BUSY_S: Final = 0.002
 """A wait ends when nobody has come for so long,"""
 WAIT_S: Final = 0.01
 """and so long after that in any case."""
+BUSY: Final = 0.7
+"""A thread that computes for more than this part of the time has none to spare,"""
+ENOUGH: Final = 64
+"""and so many share what a transaction costs well enough."""
 
 
 class Gathering:
@@ -28,23 +37,35 @@ class Gathering:
         self._settled_s = 0.0
         self._returning = 0
         """So many waited when the last batch was settled, in it and behind it."""
+        self._is_busy = False
+        self._computed_s = math.inf
+        """The processor time of this thread by then: of the first batch nothing can be said."""
         self._enough: asyncio.Future[None] | None = None
 
     def settled(self, items: int) -> None:
         """A batch of so many has been answered."""
-        self._settled_s = time.perf_counter()
+        now_s, computed_s = time.perf_counter(), time.thread_time()
+        self._is_busy = computed_s - self._computed_s > BUSY * (now_s - self._settled_s)
+        self._settled_s, self._computed_s = now_s, computed_s
         self._returning = items + self._queued()
 
     def arrived(self) -> None:
         """Another one waits."""
-        if self._enough is not None and self._queued() * 2 >= self._returning:
+        if self._enough is not None and self._is_enough:
             _let_go(self._enough)
+
+    @property
+    def _is_enough(self) -> bool:
+        if self._is_busy:
+            return self._queued() >= min(self._returning, ENOUGH)
+        return self._queued() * 2 >= self._returning
 
     @property
     def is_wanted(self) -> bool:
         """Whether the next batch should `wait`."""
-        queued = self._queued()
-        is_first = self._returning >= RETURNING_MIN and queued * 4 < self._returning
+        if self._returning < RETURNING_MIN:
+            return False
+        is_first = not self._is_enough if self._is_busy else self._queued() * 4 < self._returning
         return is_first and time.perf_counter() - self._settled_s <= RETURNING_S
 
     @property
@@ -53,12 +74,12 @@ class Gathering:
         return time.perf_counter() - self._settled_s <= RETURNING_S + WAIT_S
 
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Returns when half of them are there, or no more come."""
+        """Returns when enough of them are there, or no more come."""
         seen = 0
-        while seen < self._queued() and self._queued() * 2 < self._returning and self.is_wanted_still:
+        while seen < self._queued() and not self._is_enough and self.is_wanted_still:
             seen = self._queued()
             self._enough = enough = loop.create_future()
-            timer = loop.call_later(SILENT_S, _let_go, enough)
+            timer = loop.call_later(SILENT_BUSY_S if self._is_busy else SILENT_S, _let_go, enough)
             try:
                 await enough
             finally:

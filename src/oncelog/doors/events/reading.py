@@ -127,11 +127,11 @@ def _msg_id(members: Mapping[str, JsonValue], spelling: Spelling) -> bytes:
         return b""
     if type(value) is str and len(value) <= MSG_ID_CHARACTERS_MAX:
         try:
-            return orjson.dumps(value)
+            return b"%b" % orjson.dumps(value)  # kept, and else in a block of 4 KiB
         except orjson.JSONEncodeError:  # half a character
             raise bad(path, "lone surrogate in a string") from None
     if spelling.has_numbers and type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX:
-        return orjson.dumps(value)
+        return b"%d" % value
     numbers = ", or a whole number" if spelling.has_numbers else ""
     raise bad(path, f"must be a string of at most {MSG_ID_CHARACTERS_MAX} characters{numbers}")
 
@@ -207,7 +207,8 @@ def read_quickly(data: bytes, actor: str, client: str, events_max: int) -> tuple
         colons += submission.body.count(b":") + item.partitions[0].count(":") + (item.expected_committed_id is not None)
     if colons != data.count(b":") or (len(ids) > 1 and len({one.key for one in submissions}) != len(ids)):  # type: ignore[union-attr]
         return None
-    return b"" if msg_id is None else orjson.dumps(msg_id), Submit(ids, submissions)
+    # There is nothing in it that would have to be escaped.
+    return b"" if msg_id is None else b'"%b"' % msg_id.encode(), Submit(ids, submissions)
 
 
 def _quick_submission(item: _QuickItem, actor: str, client: str) -> Submission | None:

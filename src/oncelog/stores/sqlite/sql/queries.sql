@@ -281,7 +281,7 @@ DELETE FROM oncelog_key_jobs WHERE level = ?;
 
 -- name: merge_keys
 -- The next slice of a merge: what lies between two hashes in the sources goes to the target …
-INSERT INTO oncelog_keys (segment, hash, place)
+INSERT OR FAIL INTO oncelog_keys (segment, hash, place)
 SELECT :target, hash, place FROM oncelog_keys
 WHERE segment IN (SELECT value FROM json_each(:sources)) AND hash > :cursor AND hash <= :upto ORDER BY hash, place;
 
