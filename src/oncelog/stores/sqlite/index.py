@@ -16,8 +16,8 @@ Keys are known here by a keyed hash (`key_hash`); a hit is checked against the r
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -35,6 +35,9 @@ PACE: Final = 1.5
 SLICE_MIN: Final = 32
 FILTER_KEYS_MIN: Final = 1_000_000
 FILTER_ERROR_RATE: Final = 0.005
+
+_PART_BITS: Final = 6
+_PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
 
 POSITION_BITS: Final = 48
 _insert: Final = Insert("oncelog_keys", ("segment", "hash", "place"))
@@ -102,10 +105,47 @@ class Filter:
     def __contains__(self, key_hash: int) -> bool:
         return any(key_hash in layer for layer in self._layers)
 
+    def among(self, hashes: Sequence[int]) -> list[int]:
+        """Those of them that may be sealed."""
+        if len(self._layers) == 1:
+            (layer,) = self._layers
+            return [one for one in hashes if one in layer]
+        return [one for one in hashes if one in self]
+
     @property
     def memory_bytes(self) -> int:
         """What it takes."""
         return sum(layer.size_in_bits // 8 for layer in self._layers)
+
+
+class _Order:
+    """Hashes in their order. They are sorted a part at a time: for all of them at once a commit would have to wait."""
+
+    def __init__(self, hashes: Iterable[int]) -> None:
+        self._parts: list[list[int]] = [[] for _ in range(1 << _PART_BITS)]
+        self._sorted = [False] * len(self._parts)
+        add = [part.append for part in self._parts]
+        for one in hashes:
+            add[one >> _PART_SHIFT](one)
+
+    def after(self, cursor: int, count: int) -> list[int]:
+        """The first ones above the cursor, at most so many."""
+        found: list[int] = []
+        number = max(cursor, 0) >> _PART_SHIFT
+        while len(found) < count and number < len(self._parts):
+            part = self._parts[number]
+            if not self._sorted[number]:
+                part.sort()
+                self._sorted[number] = True
+            start = bisect_right(part, cursor)
+            found += part[start : start + count - len(found)]
+            number += 1
+        return found
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes beside the hashes."""
+        return sum(map(sys.getsizeof, self._parts))
 
 
 class KeyIndex:
@@ -120,7 +160,7 @@ class KeyIndex:
         self._seal_keys = seal_keys
         self._hot: Hot = {}
         self._sealing: Hot = {}
-        self._sealing_order: list[int] | None = None
+        self._sealing_order: _Order | None = None
         self._lanes: dict[int, int] = {}
         self._borders: dict[int, tuple[int, int]] = {}
         self._segments: list[Segment] = []
@@ -167,21 +207,17 @@ class KeyIndex:
             missing += lane.position - self._lanes.get(number, 0)
         return missing <= SOON_KEYS
 
-    def find(self, connection: Any, hashes: Iterable[int]) -> dict[int, list[int]]:
+    def find(self, connection: Any, hashes: Collection[int]) -> dict[int, list[int]]:
         """The places of those that may be known, and nothing of those that are certainly new."""
         found: dict[int, list[int]] = {}
-        sealed: list[int] = []
-        hot, sealing, sealed_filter, has_segments = self._hot, self._sealing, self._filter, bool(self._segments)
-        for one in hashes:
-            places = hot.get(one)
-            if places is not None:
-                found[one] = _listed(places)
-            places = sealing.get(one)
-            if places is not None:
-                found.setdefault(one, []).extend(_listed(places))
-            # Also where it was found: another identity of the same hash may be sealed.
-            if has_segments and (sealed_filter is None or one in sealed_filter):
-                sealed.append(one)
+        for keys in (self._hot, self._sealing):
+            if not keys.keys().isdisjoint(hashes):  # new ones, as most are, are asked for all at once
+                for one in hashes:
+                    places = keys.get(one)
+                    if places is not None:
+                        found.setdefault(one, []).extend(_listed(places))
+        # Also what was found: another identity of the same hash may be sealed.
+        sealed = [] if not self._segments else [*hashes] if self._filter is None else self._filter.among(hashes)
         if sealed:
             segments = orjson.dumps([segment.segment for segment in self._segments]).decode()
             parameters = {"hashes": orjson.dumps(sealed).decode(), "segments": segments}
@@ -268,7 +304,7 @@ class KeyIndex:
         """What all of it takes, to within the interpreter's own book-keeping."""
         hot = sum(sys.getsizeof(keys) for keys in (self._hot, self._sealing))
         numbers = 2 * sys.getsizeof(2**62) * self.hot_keys
-        order = sys.getsizeof(self._sealing_order) if self._sealing_order else 0
+        order = self._sealing_order.memory_bytes if self._sealing_order is not None else 0
         return hot + numbers + order + (self._filter.memory_bytes if self._filter else 0)
 
     @property
@@ -327,9 +363,9 @@ class KeyIndex:
         if 0 not in state.jobs and not self._sealing and len(self._hot) >= self._seal_keys:
             # What this transaction adds stays hot: the border is where the lanes stood before it.
             connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
-            state.begin(connection, 0, (), sum(len(_listed(places)) for places in self._hot.values()))
+            state.begin(connection, 0, (), _count(self._hot))
             state.began_sealing = True
-            state.sealing_order = sorted(self._hot)
+            state.sealing_order = _Order(self._hot)
         filling = {job.target for job in state.jobs.values()}
         levels: dict[int, list[Segment]] = {}
         for segment in state.segments:
@@ -345,12 +381,18 @@ class KeyIndex:
         keys = self._hot if state.began_sealing else self._sealing
         order = state.sealing_order if state.began_sealing else self._sealing_order
         if order is None:
-            order = self._sealing_order = sorted(keys)
-        start = bisect_right(order, job.cursor)
-        hashes = order[start : start + rows]
-        sealed = [(job.target, one, place) for one in hashes for place in _listed(keys[one])]
+            order = self._sealing_order = _Order(keys)
+        hashes = order.after(job.cursor, rows + 1)
+        has_more = len(hashes) > rows
+        del hashes[rows:]
+        sealed: Sequence[tuple[int, int, int]]
+        places = [keys[one] for one in hashes]
+        if _are_alone(places):
+            sealed = list(zip(repeat(job.target), hashes, places))
+        else:
+            sealed = [(job.target, one, place) for one in hashes for place in _listed(keys[one])]
         _insert(connection, sealed, len(sealed))
-        if start + rows < len(order):
+        if has_more:
             state.advance(connection, job, hashes[-1])
         else:
             connection.execute(SQL["end_sealing"])
@@ -377,7 +419,7 @@ class _Next:
         self.positions = positions
         self.began_sealing = False
         self.ended_sealing = False
-        self.sealing_order: list[int] | None = None
+        self.sealing_order: _Order | None = None
 
     def begin(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
         target = max((segment.segment for segment in self.segments), default=0) + 1
@@ -417,6 +459,18 @@ def job_of(row: tuple[Any, ...]) -> Job:
 
 def _listed(places: Places) -> list[int]:
     return [places] if isinstance(places, int) else list(places)
+
+
+def _are_alone(places: Iterable[Places]) -> bool:
+    """Whether each is one place, as nearly all are."""
+    return set(map(type, places)) == {int}
+
+
+def _count(keys: Hot) -> int:
+    """All places of all keys."""
+    if _are_alone(keys.values()):
+        return len(keys)
+    return sum(len(_listed(places)) for places in keys.values())
 
 
 def _put(keys: Hot, one: int, place: int) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -64,6 +65,7 @@ PREPARED_BYTES_MAX: Final = 1024 * 1024
 WAITED_S_MAX: Final = 0.1
 APART_S: Final = 5.0
 """A disk that has let the event loop wait for longer than the first is left to the writer's thread for the second."""
+_BODY: Final = attrgetter("body")
 T = TypeVar("T")
 
 
@@ -379,8 +381,11 @@ class SqliteStore:
 def _is_short(batch: Sequence[Request]) -> bool:
     if sum([len(request.items) for request in batch]) > PREPARED_ITEMS_MAX:
         return False
-    bodies = [len(item.body) for request in batch for item in request.items if type(item) is Submission]
-    return sum(bodies) <= PREPARED_BYTES_MAX
+    try:
+        return sum([sum(map(len, map(_BODY, request.items))) for request in batch]) <= PREPARED_BYTES_MAX
+    except AttributeError:  # there are others than submissions, which few batches have
+        bodies = [len(item.body) for request in batch for item in request.items if type(item) is Submission]
+        return sum(bodies) <= PREPARED_BYTES_MAX
 
 
 def _size_of(path: str) -> int:
