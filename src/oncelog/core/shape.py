@@ -43,7 +43,6 @@ from oncelog.core.values import (
     Submission,
 )
 
-_NAMES: Final = ("actor", "client")
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
 
 
@@ -81,8 +80,12 @@ def _malformed_submission(submission: Submission) -> Refused | None:
     partitions = submission.partitions
     if type(partitions) is not tuple:
         return _refused("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
-    # Of the scope apart: in many streams with many senders there are more pairs than a cache could hold.
-    refused = _malformed_scope(submission.scope) or _malformed_names(partitions, submission.actor, submission.client)
+    # Each apart: of many streams, senders and partitions there are more combinations than a cache could hold.
+    refused = (
+        _malformed_scope(submission.scope)
+        or _malformed_sender(submission.actor, submission.client)
+        or _malformed_partitions(partitions)
+    )
     if refused is None and submission.holder:  # apart: there is another one for every lease
         refused = _malformed_name("holder", submission.holder)
     if refused is None and (policy.client_sequence or submission.client_sequence):
@@ -106,28 +109,29 @@ def _malformed_scope(scope: str) -> Refused | None:
     return _malformed_name("scope", scope) if scope != "" else None
 
 
-@lru_cache(maxsize=1024)  # and the same senders and partitions
-def _malformed_names(partitions: tuple[str, ...], *names: str) -> Refused | None:
-    if len(partitions) > PARTITIONS_MAX:
-        return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
-    for field, name in (*zip(_NAMES, names, strict=True), *(("partitions", name) for name in partitions)):
+@lru_cache(maxsize=8192)  # and the same senders
+def _malformed_sender(actor: str, client: str) -> Refused | None:
+    for field, name in (("actor", actor), ("client", client)):
         if type(name) is not str:
             return _refused(field, f"must be a text, not {type(name).__name__}")
-    refused = _malformed_texts_of(names, partitions)
+        refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
+        if refused is not None:
+            return refused
+    return None
+
+
+@lru_cache(maxsize=8192)  # and the same partitions
+def _malformed_partitions(partitions: tuple[str, ...]) -> Refused | None:
+    if len(partitions) > PARTITIONS_MAX:
+        return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
+    for name in partitions:
+        if type(name) is not str:
+            return _refused("partitions", f"must be a text, not {type(name).__name__}")
+    refused = _malformed_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
     if refused is None and partitions and (not all(partitions) or normal_partitions(partitions) != partitions):
         # In another form nobody would find them again: readers and erasures ask for the normal one.
         return _refused("partitions", "must be in normal form (normal_partitions): NFC, each once, sorted, none empty")
     return refused
-
-
-def _malformed_texts_of(names: tuple[str, ...], partitions: tuple[str, ...]) -> Refused | None:
-    if _are_short_and_plain((*names, *partitions), PARTITION_CHARACTERS_MAX):
-        return None
-    for field, name in zip(_NAMES, names, strict=True):
-        refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
-        if refused is not None:
-            return refused
-    return _malformed_texts("partitions", partitions, PARTITION_CHARACTERS_MAX)
 
 
 def _malformed_rate(rate: Rate, field: str = "rate") -> Refused | None:

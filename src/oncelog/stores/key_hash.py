@@ -22,7 +22,7 @@ def hash_of(secret: bytes, identity: KeyIdentity | SequenceIdentity) -> int:
     return int.from_bytes(begun.digest(), "big") >> 1
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)  # the same streams and clients come again and again
 def _begun(secret: bytes, policy: str, scope: str, client: str) -> blake2b:
     """The hash of all that stands before the key. No name has a U+0000 in it, so it can be read in one way only."""
     # The secret comes first: BLAKE2 is a keyed hash that way too, and in one block less than by its own parameter.

@@ -1,6 +1,7 @@
 """The SQLite store: a writer thread, two reader threads, and asyncio in front of them.
 
-Small batches are decided and written on the event loop's thread, and only made durable by the writer's.
+Small batches are decided and written on the event loop's thread, and only made durable by the writer's. What they have
+written is moved from the write-ahead log into the file by a thread of its own, beside the commits.
 """
 
 import asyncio
@@ -65,6 +66,10 @@ PREPARED_BYTES_MAX: Final = 1024 * 1024
 WAITED_S_MAX: Final = 0.1
 APART_S: Final = 5.0
 """A disk that has let the event loop wait for longer than the first is left to the writer's thread for the second."""
+MOVE_RECORDS: Final = 1024
+MOVE_PAUSE_S: Final = 0.1
+"""So many records are moved into the file at a time, or more, with a pause after it. If they are large, the write-ahead
+log comes to CHECKPOINT_PAGES before, and a commit moves them."""
 _BODY: Final = attrgetter("body")
 T = TypeVar("T")
 
@@ -89,6 +94,10 @@ class SqliteStore:
         self._session = Session(self._path, self._driver, clock or SystemClock(), draw, jump_ms_max, seal_keys)
         self._writer: ThreadPoolExecutor | None = None
         self._readers: ThreadPoolExecutor | None = None
+        self._mover: ThreadPoolExecutor | None = None
+        self._move_turn = asyncio.Lock()
+        self._moving: asyncio.Task[None] | None = None
+        self._unmoved_records = 0
         self._brief_turn = asyncio.Lock()
         self._reader_connections: list[Any] = []
         self._thread = threading.local()
@@ -114,6 +123,7 @@ class SqliteStore:
         self._process = os.getpid()
         self._writer = ThreadPoolExecutor(1, "oncelog-writer")
         self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer
+        self._mover = ThreadPoolExecutor(1, "oncelog-mover") if self._driver.is_shared else None
         try:
             await self._write(self._session.open, self._wanted)
         except BaseException:
@@ -127,8 +137,12 @@ class SqliteStore:
             return
         if self._filling is not None:
             self._filling.cancel()
-        writer, readers = self._writer, self._readers
-        self._writer = self._readers = None
+        if self._moving is not None:
+            self._moving.cancel()
+        writer, readers, mover = self._writer, self._readers, self._mover
+        self._writer = self._readers = self._mover = None
+        if mover is not None:
+            await asyncio.to_thread(mover.shutdown)
         await asyncio.to_thread(readers.shutdown)
         for connection in self._reader_connections:
             connection.close()
@@ -158,6 +172,9 @@ class SqliteStore:
             await asyncio.shield(finishing)
         if self._session.unfiltered is not None:
             self._fill_if_needed()
+        self._unmoved_records += len(decided.changes.records)
+        if self._unmoved_records >= MOVE_RECORDS and self._moving is None:
+            self._move_soon()
         return decided
 
     async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
@@ -195,7 +212,8 @@ class SqliteStore:
 
     async def scrub(self) -> bool:
         """As `Store` says."""
-        return await self._write(self._session.scrub)
+        async with self._move_turn:  # or the mover would be taken for a reader that is in the way
+            return await self._write(self._session.scrub)
 
     def free_bytes(self) -> int | None:
         """As `Store` says."""
@@ -360,6 +378,32 @@ class SqliteStore:
             self._thread.connection = None
             self._reader_connections.remove(connection)
             connection.close()
+
+    # --- from the write-ahead log into the file, beside the commits
+
+    def _move_soon(self) -> None:
+        if self._mover is not None:
+            self._moving = asyncio.get_running_loop().create_task(self._move(self._mover))
+
+    async def _move(self, mover: ThreadPoolExecutor) -> None:
+        """Else a commit would, and all who wait for it: 10 ms and more, again and again.
+
+        What comes in meanwhile is left for the next time, or for a commit that finds too much of it.
+        """
+        try:
+            async with self._move_turn:
+                self._unmoved_records = 0
+                await self._start(mover, self._moved)
+            await asyncio.sleep(MOVE_PAUSE_S)
+        finally:
+            self._moving = None
+
+    def _moved(self) -> None:
+        try:
+            self._reader_connection().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            self._forget_reader_connection()
+            logger.debug("the write-ahead log was not moved into the file: %s", error)  # a commit will try
 
     # --- the filter of the key index, filled beside the commits
 
