@@ -139,6 +139,7 @@ class SqliteStore:
             self._filling.cancel()
         if self._moving is not None:
             self._moving.cancel()
+            self._moving = None  # one that has not begun yet would not say so itself
         writer, readers, mover = self._writer, self._readers, self._mover
         self._writer = self._readers = self._mover = None
         if mover is not None:

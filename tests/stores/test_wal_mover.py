@@ -1,0 +1,165 @@
+"""The write-ahead log is moved into the file beside the commits, so that none of them has to wait for it."""
+
+import asyncio
+import logging
+import shutil
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from oncelog.core.values import Request
+from oncelog.stores.sqlite import store as sqlite_store
+from oncelog.stores.sqlite.session import Session
+from oncelog.stores.sqlite.store import MOVE_RECORDS, SqliteStore
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.writes import event
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "MOVE_PAUSE_S", 0)
+
+
+async def opened(path: Path) -> SqliteStore:
+    store = SqliteStore(path, clock=ManualClock())
+    await store.open()
+    return store
+
+
+def batch(first: int, count: int) -> list[Request]:
+    return [Request(tuple(event(number) for number in range(first, first + count)))]
+
+
+def records_in_file(path: Path) -> int:
+    """Without what is only in the write-ahead log."""
+    alone = path.with_suffix(".alone")
+    shutil.copy(path, alone)
+    with closing(sqlite3.connect(alone)) as connection:
+        return int(connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0])
+
+
+async def until_moved(store: SqliteStore) -> None:
+    while store._moving is not None:
+        await asyncio.wait([store._moving])
+
+
+def test_many_records_are_moved_and_few_are_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await opened(tmp_path / "log.db")
+        try:
+            await store.commit(batch(1, MOVE_RECORDS - 1))
+            assert store._moving is None
+            assert records_in_file(tmp_path / "log.db") == 0
+            await store.commit(batch(MOVE_RECORDS, 1))
+            await until_moved(store)
+            assert records_in_file(tmp_path / "log.db") == MOVE_RECORDS
+            await store.commit(batch(MOVE_RECORDS + 1, 1))
+            assert store._moving is None
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_commits_go_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    moved = SqliteStore._moved
+
+    def held(store: SqliteStore) -> None:
+        begun.set()
+        may_end.wait(60)
+        moved(store)
+
+    monkeypatch.setattr(SqliteStore, "_moved", held)
+
+    async def main() -> None:
+        store = await opened(tmp_path / "log.db")
+        try:
+            await store.commit(batch(1, MOVE_RECORDS))
+            assert await asyncio.to_thread(begun.wait, 60)
+            await store.commit(batch(MOVE_RECORDS + 1, 10))
+            may_end.set()
+            await until_moved(store)
+            assert records_in_file(tmp_path / "log.db") == MOVE_RECORDS + 10
+        finally:
+            may_end.set()
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_erased_is_scrubbed_though_the_mover_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    begun, may_end = threading.Event(), threading.Event()
+    scrub = Session.scrub
+
+    def held(_: SqliteStore) -> None:
+        begun.set()
+        may_end.wait(60)
+        order.append("moved")
+
+    def scrubbed(session: Session) -> bool:
+        order.append("scrubbed")
+        return scrub(session)
+
+    monkeypatch.setattr(SqliteStore, "_moved", held)
+    monkeypatch.setattr(Session, "scrub", scrubbed)
+
+    async def main() -> None:
+        store = await opened(tmp_path / "log.db")
+        try:
+            await store.commit(batch(1, MOVE_RECORDS))
+            assert await asyncio.to_thread(begun.wait, 60)
+            scrubbing = asyncio.ensure_future(store.scrub())
+            await asyncio.sleep(0)
+            may_end.set()
+            assert await scrubbing
+            assert order == ["moved", "scrubbed"]
+        finally:
+            may_end.set()
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_mover_that_fails_costs_nobody_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: SqliteStore) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def main() -> None:
+        store = await opened(tmp_path / "log.db")
+        try:
+            with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
+                patched.setattr(SqliteStore, "_reader_connection", broken)
+                await store.commit(batch(1, MOVE_RECORDS))
+                await until_moved(store)
+            assert "the write-ahead log was not moved into the file: disk I/O error" in caplog.text
+            await store.commit(batch(MOVE_RECORDS + 1, MOVE_RECORDS))
+            await until_moved(store)
+            assert records_in_file(tmp_path / "log.db") == 2 * MOVE_RECORDS
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_can_be_closed_while_it_is_moved(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = await opened(tmp_path / "log.db")
+        await store.commit(batch(1, MOVE_RECORDS))
+        assert store._moving is not None
+        await store.close()
+        assert store._moving is None
+        store = await opened(tmp_path / "log.db")
+        try:
+            heads = await store.heads()
+            assert heads[0].position == MOVE_RECORDS
+        finally:
+            await store.close()
+
+    asyncio.run(main())
