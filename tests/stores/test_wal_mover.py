@@ -152,13 +152,21 @@ def test_a_store_can_be_closed_while_it_is_moved(tmp_path: Path) -> None:
     async def main() -> None:
         store = await opened(tmp_path / "log.db")
         await store.commit(batch(1, MOVE_RECORDS))
-        assert store._moving is not None
+        moving = store._moving
+        assert moving is not None
         await store.close()
-        assert store._moving is None
+        assert moving.done()
+        await store.open()
+        try:
+            await store.commit(batch(MOVE_RECORDS + 1, MOVE_RECORDS))
+            await until_moved(store)  # another one, though that one never began
+            assert records_in_file(tmp_path / "log.db") == 2 * MOVE_RECORDS
+        finally:
+            await store.close()
         store = await opened(tmp_path / "log.db")
         try:
             heads = await store.heads()
-            assert heads[0].position == MOVE_RECORDS
+            assert heads[0].position == 2 * MOVE_RECORDS
         finally:
             await store.close()
 

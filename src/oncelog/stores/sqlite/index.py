@@ -18,7 +18,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 from rbloom import Bloom
@@ -105,7 +105,7 @@ class Filter:
     def __contains__(self, key_hash: int) -> bool:
         return any(key_hash in layer for layer in self._layers)
 
-    def among(self, hashes: Sequence[int]) -> list[int]:
+    def among(self, hashes: Iterable[int]) -> list[int]:
         """Those of them that may be sealed."""
         if len(self._layers) == 1:
             (layer,) = self._layers
@@ -388,7 +388,7 @@ class KeyIndex:
         sealed: Sequence[tuple[int, int, int]]
         places = [keys[one] for one in hashes]
         if _are_alone(places):
-            sealed = list(zip(repeat(job.target), hashes, places))
+            sealed = list(zip(repeat(job.target), hashes, cast("list[int]", places)))
         else:
             sealed = [(job.target, one, place) for one in hashes for place in _listed(keys[one])]
         _insert(connection, sealed, len(sealed))
