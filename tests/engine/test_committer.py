@@ -25,6 +25,7 @@ from oncelog import (
 )
 from oncelog.core.operations import SetEntity
 from oncelog.core.values import Request
+from oncelog.engine.gathering import Gathering
 from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
@@ -835,3 +836,41 @@ def test_behind_a_clock_jump_a_batch_is_asked_about_once() -> None:
             assert "clock jumped" in refused(new, Reason.BUSY).message
 
     run(main())
+
+
+def test_one_caller_of_many_items_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = waits_of(monkeypatch)
+
+    async def main() -> None:
+        async with WatchedLog() as log:
+            for first in range(0, 1000, 100):
+                await log.submit_many([event(first + number) for number in range(64)])
+                await log.submit_many([event(first + 64 + number) for number in range(20)])
+
+    run(main())
+    assert waited == []
+
+
+@pytest.mark.parametrize("limits", [{"queue_items_max": 20}, {"batch_items_max": 20}, {"queue_bytes_max": 4000}])
+def test_a_batch_waits_for_no_more_than_may_come(monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]) -> None:
+    waited = waits_of(monkeypatch)
+
+    async def main() -> None:
+        async with WatchedLog(**limits) as log:
+            for first in range(0, 200, 20):
+                await asyncio.gather(*log.submitting(*(event(first + number, "x" * 100) for number in range(20))))
+
+    run(main())
+    assert waited == []
+
+
+def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many were there when a batch waited for more. The thread has never time to spare."""
+    waited: list[int] = []
+
+    async def wait(gathering: Gathering, _: asyncio.AbstractEventLoop) -> None:
+        waited.append(gathering._queued())
+
+    monkeypatch.setattr(Gathering, "wait", wait)
+    monkeypatch.setattr("oncelog.engine.gathering.BUSY", -1)
+    return waited

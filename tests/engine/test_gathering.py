@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from oncelog.engine import gathering
-from oncelog.engine.gathering import BUSY, ENOUGH, RETURNING_MIN, RETURNING_S, WAIT_S, Gathering
+from oncelog.engine.gathering import BUSY, ENOUGH_ITEMS, RETURNING_MIN, RETURNING_S, WAIT_S, Gathering
 
 
 class Queue:
@@ -13,7 +13,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.length = 0
-        self.gathering = Gathering(lambda: self.length)
+        self.gathering = Gathering(lambda: self.length, lambda: self.length >= ENOUGH_ITEMS)
 
     def come(self, count: int) -> None:
         for _ in range(count):
@@ -82,8 +82,8 @@ def test_who_comes_back_first_waits(now_s: list[float], answered: int, behind: i
     ("answered", "behind", "is_wanted"),
     [
         (20, 20, True),
-        (500, ENOUGH - 1, True),
-        (500, ENOUGH, False),
+        (500, ENOUGH_ITEMS - 1, True),
+        (500, ENOUGH_ITEMS, False),
         (0, 32, False),  # all of them are there
         (RETURNING_MIN - 4, 2, False),  # too few to wait for
     ],

@@ -266,9 +266,15 @@ def test_a_filter_grows_by_layers_and_never_forgets(monkeypatch: pytest.MonkeyPa
     sealed = Filter()
     for start in range(0, 5000, 37):
         sealed.update(hashes[start : start + 37])
+    assert len(sealed._layers) > 1
     assert all(one in sealed for one in hashes)
+    assert sealed.among(hashes) == hashes
     strangers = sum(random.randrange(HASH_MAX) in sealed for _ in range(5000))
     assert strangers < 400
+    few = Filter()
+    few.update(hashes[:50])
+    assert few.among(hashes[:50]) == hashes[:50]
+    assert len(few.among(hashes[50:])) < 400
     assert sealed.memory_bytes < 50_000
 
 

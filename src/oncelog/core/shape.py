@@ -109,7 +109,7 @@ def _malformed_scope(scope: str) -> Refused | None:
     return _malformed_name("scope", scope) if scope != "" else None
 
 
-@lru_cache(maxsize=8192)  # and the same senders
+@lru_cache(maxsize=4096)  # and the same senders
 def _malformed_sender(actor: str, client: str) -> Refused | None:
     for field, name in (("actor", actor), ("client", client)):
         if type(name) is not str:
@@ -120,8 +120,17 @@ def _malformed_sender(actor: str, client: str) -> Refused | None:
     return None
 
 
-@lru_cache(maxsize=8192)  # and the same partitions
 def _malformed_partitions(partitions: tuple[str, ...]) -> Refused | None:
+    # Of one name, as most are: 64 long ones would make a cache of many megabytes.
+    return _malformed_partition(partitions) if len(partitions) == 1 else _malformed_by_any_partition(partitions)
+
+
+@lru_cache(maxsize=4096)  # and the same partitions
+def _malformed_partition(partitions: tuple[str]) -> Refused | None:
+    return _malformed_by_any_partition(partitions)
+
+
+def _malformed_by_any_partition(partitions: tuple[str, ...]) -> Refused | None:
     if len(partitions) > PARTITIONS_MAX:
         return _refused("partitions", f"must be at most {PARTITIONS_MAX}, not {len(partitions)}")
     for name in partitions:

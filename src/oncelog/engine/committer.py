@@ -37,7 +37,7 @@ from oncelog.core.values import (
     key_identity,
 )
 from oncelog.engine.cache import AnswerCache
-from oncelog.engine.gathering import Gathering
+from oncelog.engine.gathering import ENOUGH_ITEMS, Gathering
 from oncelog.engine.limits import Limits
 from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.room import Guard
@@ -129,7 +129,9 @@ class Committer:
         self._asked_bytes = 0
         self._joined = 0
         self._batch_ms = 0.0
-        self._gathering = Gathering(lambda: self._items)
+        self._enough_items = min(ENOUGH_ITEMS, limits.batch_items_max, limits.queue_items_max)
+        self._enough_bytes = min(limits.batch_bytes_max, limits.queue_bytes_max) // 2
+        self._gathering = Gathering(lambda: len(self._queue), self._has_enough)
         self._failed_batches = 0
         """In a row, for one reason that is the store's: it is logged once, and when it is over."""
         self._draining: asyncio.Task[None] | None = None
@@ -354,7 +356,7 @@ class Committer:
                     await self._commit(batch)
                     duration_s = time.perf_counter() - began
                     self._batch_ms = duration_s * 1000
-                    self._gathering.settled(items)
+                    self._gathering.settled(len(batch))
                     if self.on_batch is not None:
                         self.on_batch(items, duration_s)
                 if self._inquiries:
@@ -367,6 +369,10 @@ class Committer:
             raise
         finally:
             self._draining = None
+
+    def _has_enough(self) -> bool:
+        """Whether a batch is large enough as it is, or no more would be let in."""
+        return self._items >= self._enough_items or self._bytes >= self._enough_bytes
 
     def _take(self, queue: deque[_Waiting], items: int, size: int) -> list[_Waiting]:
         """The next batch, in the order of arrival: all of it, or as much as fits."""

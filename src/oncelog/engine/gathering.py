@@ -5,7 +5,8 @@ the others wait. So it waits for half of them, for as long as they keep coming. 
 waits for nobody: there is no timer on the idle path.
 
 What a transaction costs beside its items is paid by all that come in it. While the thread of the event loop has no time
-to spare, few in each would leave less of it for everybody: then they wait for all who were there last time, or enough.
+to spare, few in each would leave less of it for everybody: then they wait for all who were there last time, or until
+enough has come.
 """
 
 import asyncio
@@ -19,21 +20,23 @@ RETURNING_MIN: Final = 16
 RETURNING_S: Final = 0.01
 """Who comes later after the last commit than this has not come back from it."""
 SILENT_S: Final = 0.001
-SILENT_BUSY_S: Final = 0.002
 """A wait ends when nobody has come for so long,"""
+SILENT_BUSY_S: Final = 0.002
+"""or for so long where the thread is busy: it takes longer from one to the next,"""
 WAIT_S: Final = 0.01
 """and so long after that in any case."""
 BUSY: Final = 0.7
 """A thread that computes for more than this part of the time has none to spare,"""
-ENOUGH: Final = 64
+ENOUGH_ITEMS: Final = 64
 """and so many share what a transaction costs well enough."""
 
 
 class Gathering:
-    """Of one committer. `queued` says how many wait."""
+    """Of one committer. `queued` says how many callers wait, and `has_enough` whether no more are worth waiting for."""
 
-    def __init__(self, queued: Callable[[], int]) -> None:
+    def __init__(self, queued: Callable[[], int], has_enough: Callable[[], bool]) -> None:
         self._queued = queued
+        self._has_enough = has_enough
         self._settled_s = 0.0
         self._returning = 0
         """So many waited when the last batch was settled, in it and behind it."""
@@ -42,12 +45,12 @@ class Gathering:
         """The processor time of this thread by then: of the first batch nothing can be said."""
         self._enough: asyncio.Future[None] | None = None
 
-    def settled(self, items: int) -> None:
+    def settled(self, callers: int) -> None:
         """A batch of so many has been answered."""
         now_s, computed_s = time.perf_counter(), time.thread_time()
         self._is_busy = computed_s - self._computed_s > BUSY * (now_s - self._settled_s)
         self._settled_s, self._computed_s = now_s, computed_s
-        self._returning = items + self._queued()
+        self._returning = callers + self._queued()
 
     def arrived(self) -> None:
         """Another one waits."""
@@ -57,7 +60,7 @@ class Gathering:
     @property
     def _is_enough(self) -> bool:
         if self._is_busy:
-            return self._queued() >= min(self._returning, ENOUGH)
+            return self._queued() >= self._returning or self._has_enough()
         return self._queued() * 2 >= self._returning
 
     @property

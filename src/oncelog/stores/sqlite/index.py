@@ -304,7 +304,8 @@ class KeyIndex:
         """What all of it takes, to within the interpreter's own book-keeping."""
         hot = sum(sys.getsizeof(keys) for keys in (self._hot, self._sealing))
         numbers = 2 * sys.getsizeof(2**62) * self.hot_keys
-        order = self._sealing_order.memory_bytes if self._sealing_order is not None else 0
+        sealing_order = self._sealing_order  # once: the writer's thread may let go of it at any moment
+        order = sealing_order.memory_bytes if sealing_order is not None else 0
         return hot + numbers + order + (self._filter.memory_bytes if self._filter else 0)
 
     @property

@@ -139,7 +139,6 @@ class SqliteStore:
             self._filling.cancel()
         if self._moving is not None:
             self._moving.cancel()
-            self._moving = None  # one that has not begun yet would not say so itself
         writer, readers, mover = self._writer, self._readers, self._mover
         self._writer = self._readers = self._mover = None
         if mover is not None:
@@ -174,8 +173,8 @@ class SqliteStore:
         if self._session.unfiltered is not None:
             self._fill_if_needed()
         self._unmoved_records += len(decided.changes.records)
-        if self._unmoved_records >= MOVE_RECORDS and self._moving is None:
-            self._move_soon()
+        if self._unmoved_records >= MOVE_RECORDS:
+            self._move_if_idle()
         return decided
 
     async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
@@ -362,28 +361,29 @@ class SqliteStore:
         except (UnicodeError, msgspec.MsgspecError) as error:  # what sqlite3 and msgspec make of damage
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
-    def _reader_connection(self) -> Any:
+    def _reader_connection(self, use: str = "reader") -> Any:
+        """This thread's own, one for each use."""
         if not self._driver.is_shared:
             return self._session.connection
-        connection = getattr(self._thread, "connection", None)
+        connection = getattr(self._thread, use, None)
         if connection is None:
             connection = connect(self._driver, self._path)
             connection.execute("PRAGMA query_only = ON")
-            self._thread.connection = connection
+            setattr(self._thread, use, connection)
             self._reader_connections.append(connection)
         return connection
 
-    def _forget_reader_connection(self) -> None:
-        connection = getattr(self._thread, "connection", None)
+    def _forget_reader_connection(self, use: str = "reader") -> None:
+        connection = getattr(self._thread, use, None)
         if connection is not None:
-            self._thread.connection = None
+            setattr(self._thread, use, None)
             self._reader_connections.remove(connection)
             connection.close()
 
     # --- from the write-ahead log into the file, beside the commits
 
-    def _move_soon(self) -> None:
-        if self._mover is not None:
+    def _move_if_idle(self) -> None:
+        if self._mover is not None and (self._moving is None or self._moving.done()):
             self._moving = asyncio.get_running_loop().create_task(self._move(self._mover))
 
     async def _move(self, mover: ThreadPoolExecutor) -> None:
@@ -395,16 +395,29 @@ class SqliteStore:
             async with self._move_turn:
                 self._unmoved_records = 0
                 await self._start(mover, self._moved)
-            await asyncio.sleep(MOVE_PAUSE_S)
-        finally:
-            self._moving = None
+        except Exception:  # a commit will try
+            logger.debug("the write-ahead log was not moved into the file", exc_info=True)
+        await asyncio.sleep(MOVE_PAUSE_S)
 
     def _moved(self) -> None:
+        """One connection moves, and another one reads meanwhile.
+
+        Before SQLite 3.51.3 a checkpoint could mistake the log that a commit has just begun anew for the old one, and
+        spoil the file (docs/decisions/0008). While somebody reads, no commit begins it anew; or there is nothing to
+        move, and then he is in the way of the checkpoint.
+        """
         try:
-            self._reader_connection().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        except sqlite3.Error as error:
+            reader, mover = self._reader_connection(), self._reader_connection("mover")
+            reader.execute("BEGIN")
+            try:
+                reader.execute(SQL["state"]).fetchone()
+                mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            finally:
+                reader.execute("ROLLBACK")
+        except BaseException:
             self._forget_reader_connection()
-            logger.debug("the write-ahead log was not moved into the file: %s", error)  # a commit will try
+            self._forget_reader_connection("mover")
+            raise
 
     # --- the filter of the key index, filled beside the commits
 
