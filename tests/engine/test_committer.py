@@ -852,7 +852,7 @@ def test_one_caller_of_many_items_waits_for_nobody(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("limits", [{"queue_items_max": 20}, {"batch_items_max": 20}, {"queue_bytes_max": 4000}])
-def test_a_batch_waits_for_no_more_than_may_come(monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]) -> None:
+def test_a_batch_waits_for_no_more_than_may_come(monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]) -> None:
     waited = waits_of(monkeypatch)
 
     async def main() -> None:
