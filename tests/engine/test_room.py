@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from databases import BOTH_STORES, POSTGRES, log_at
 from doors.serving import run, until
 from engine.watched import WatchedLog
 from oncelog.core.policy import RUNS
-from oncelog.core.values import Applied, Claim, Granted, Mode, Reason, SetCursor, SetMember, Verdict
+from oncelog.core.values import Applied, Claim, Granted, Mode, Reason, Refused, SetCursor, SetMember, Verdict
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.room import RETRY_AFTER_MS, Guard, Room, Why
 from oncelog.errors import BusyError, DiskFullError, SettingsError, StoreUnavailableError
@@ -340,3 +342,21 @@ class Tried(MemoryStore):
 
     async def probe(self) -> None:
         self.tried += 1
+
+
+def test_what_a_long_reader_kept_beside_the_file_holds_nothing_back_when_he_is_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        room = Room(store_bytes_max=3_000_000, **QUICK)
+        async with Log(SqliteStore(tmp_path / "log.db"), room=room) as log:
+            committed(await log.submit(event(1)))
+            with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as reader:
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM oncelog_records").fetchone()
+                for number in range(2, 1000):
+                    if isinstance(await log.submit(event(number)), Refused):
+                        break
+                assert "the store has more than 3000000 bytes" in log.read_only
+            await until(lambda: not log.read_only)
+            committed(await log.submit(event(1000)))
+
+    run(main())

@@ -184,6 +184,9 @@ class Guard:
 
     async def _look_at_store(self) -> None:
         try:
+            if Why.SIZE in self._reasons:
+                # What somebody read for long has been kept beside the store since, and no commit comes to move it.
+                await self._store.scrub()
             self.store_bytes = await self._store.size_bytes()
         except OncelogError as error:
             logger.debug("the size of the store is not known: %s", error)  # those who submit are told

@@ -1,6 +1,7 @@
 """The ledger door as operators meet it: health, reflection, a stop in order, TLS, a store that fails."""
 
 import asyncio
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from databases import BOTH_STORES
 from doors.ledger.ledger_doors import Door, key, opened
-from doors.ledger.wires import GRPC, HTTP, GrpcWire, Ledger, code, put, refused, success
+from doors.ledger.wires import GRPC, HTTP, CallError, GrpcWire, Ledger, code, put, refused, success
 from doors.serving import WAIT_S, run, serving, soon, until
 from doors.test_server import SHUTDOWN_MS, SHUTDOWN_S, make_certificate
 from oncelog.doors.settings import TlsSettings
@@ -71,6 +72,31 @@ def test_while_it_stops_it_is_not_serving_and_what_was_accepted_is_answered(
             await soon(stopping)
         async with opened(tmp_path, wire) as door:
             assert await door.ledger(client_id="app").last_sequence() == 1
+
+    run(main())
+
+
+@ONLY_GRPC
+def test_who_has_just_called_is_told_that_it_stops(tmp_path: Path, wire: str) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, wire) as door:
+            began = asyncio.Event()
+
+            async def called(number: int) -> str | None:
+                ledger = door.ledger(client_id=f"app-{number}")
+                for sequence in count(1):
+                    try:
+                        await ledger.write(sequence, SET)
+                    except CallError as error:
+                        return error.status
+                    began.set()
+                return None
+
+            callers = [asyncio.ensure_future(called(number)) for number in range(60)]
+            await soon(began.wait())
+            await soon(door.server.stop())
+            statuses = await soon(asyncio.gather(*callers))
+            assert set(statuses) == {"UNAVAILABLE"}
 
     run(main())
 

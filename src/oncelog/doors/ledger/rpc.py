@@ -51,7 +51,9 @@ IDLE_MS: Final = 300_000
 METADATA_BYTES_MAX: Final = 32 * 1024
 """So that a token of the length that we allow comes through."""
 TELLING_S: Final = 0.2
-"""For those who watch our health, to hear that we stop."""
+"""For those who watch our health, or have just called, to hear that we stop."""
+SILENT_S: Final = 0.03
+"""When nobody has called for so long, nobody is on his way."""
 BODY_S: Final = 60
 """How long the message of a call may take to come."""
 CLOSING_S: Final = 1.0
@@ -89,6 +91,8 @@ class LedgerRpc:
         self._health: Any = None
         self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
         self._calls: set[asyncio.Task[Any]] = set()
+        self._came = 0
+        """How many calls there have been."""
         self._is_closing = False
         self.port = 0
         """Where it listens."""
@@ -164,7 +168,16 @@ class LedgerRpc:
         # Not gRPC's own grace: whoever watches our health would use it up, and is told enough already.
         if self._calls:
             await asyncio.wait(self._calls, timeout=grace_s)
+        await self._tell_those_on_their_way()
         await self._server.stop(CLOSING_S if self._watchers else TELLING_S if self._health.watching else 0)
+
+    async def _tell_those_on_their_way(self) -> None:
+        """Who has called and not been heard yet would be told CANCELLED by gRPC, which says nothing."""
+        until = asyncio.get_running_loop().time() + TELLING_S
+        came = -1
+        while came != self._came and asyncio.get_running_loop().time() < until:
+            came = self._came
+            await asyncio.sleep(SILENT_S)
 
     def renew(self) -> None:
         """Ends the streams of those whose rights have ended."""
@@ -211,6 +224,7 @@ class LedgerRpc:
         counts = self._door.counts
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every call in one
+        self._came += 1
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         try:
