@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
@@ -91,6 +92,9 @@ class LedgerRpc:
         self._health: Any = None
         self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
         self._calls: set[asyncio.Task[Any]] = set()
+        self._reading: dict[asyncio.Task[Any], float | None] = {}
+        """Who waits for a message, and until when; None for who has waited too long."""
+        self._hurrying: asyncio.TimerHandle | None = None
         self._came = 0
         """How many calls there have been."""
         self._is_closing = False
@@ -242,7 +246,7 @@ class LedgerRpc:
     ) -> Message:
         """Apart from `_call`, which an error is sent from and is kept with: see `end_call`."""
         principal = self._principal(context)
-        request = await _message(kind, context)
+        request = await self._message(kind, context)
         return await answer(request, self._door.entrance.still(principal))
 
     async def _abort(self, context: Context, error: DoorError) -> NoReturn:
@@ -259,15 +263,62 @@ class LedgerRpc:
     def _principal(self, context: Context) -> Principal:
         """Raises DoorError."""
         credential = None
-        for name, value in context.invocation_metadata() or ():
+        metadata = context.invocation_metadata() or ()  # made anew whenever it is asked for
+        for name, value in metadata:
             if name == "authorization":
                 kind, _, credential = value.partition(" ")
                 credential = credential.strip() if kind.lower() == "bearer" else None
-        return self._door.entrance.authenticate(credential, self._address(context))
+        return self._door.entrance.authenticate(credential, self._address_with(context, metadata))
 
     def _address(self, context: Context) -> str:
-        forwarded = [value for name, value in context.invocation_metadata() or () if name == "x-forwarded-for"]
+        return self._address_with(context, context.invocation_metadata() or ())
+
+    def _address_with(self, context: Context, metadata: Iterable[tuple[str, str]]) -> str:
+        forwarded = [value for name, value in metadata if name == "x-forwarded-for"]
         return self._address_of(_address(context.peer()), ",".join(forwarded) if forwarded else None)
+
+    async def _message(self, kind: type[Message], context: Context) -> Any:
+        """The one message of a call. Raises DoorError."""
+        data = await self._read(context)
+        if not isinstance(data, bytes):  # grpc.aio.EOF
+            raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
+        message = kind()
+        try:
+            message.ParseFromString(data)
+        except (DecodeError, RecursionError, UnicodeDecodeError):
+            raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}") from None
+        return message
+
+    async def _read(self, context: Context) -> Any:
+        """Within BODY_S, by one timer for all: one for each would take as long as the reading."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - as in `_call`
+        self._reading[task] = time.monotonic() + BODY_S
+        if self._hurrying is None:
+            self._hurry_later()
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if self._reading[task] is not None:
+                raise
+            task.uncancel()
+            raise DoorError(codes.BAD_REQUEST, f"the message must be there within {BODY_S} seconds") from None
+        finally:
+            del self._reading[task]
+
+    def _hurry_later(self) -> None:
+        self._hurrying = asyncio.get_running_loop().call_later(BODY_S / 60, self._hurry)
+
+    def _hurry(self) -> None:
+        """Ends the reading of those whose time is over, who know it by the None."""
+        self._hurrying = None
+        now_s = time.monotonic()
+        for task, until_s in list(self._reading.items()):
+            if until_s is not None and until_s < now_s:
+                self._reading[task] = None
+                task.cancel()
+        if self._reading:
+            self._hurry_later()
 
     async def _write(self, request: pb.WriteRequest, principal: Principal) -> pb.WriteResponse:
         if self._is_closing:
@@ -331,7 +382,7 @@ class LedgerRpc:
         assert task is not None  # noqa: S101 - gRPC runs every call in one
         try:
             principal = self._principal(context)
-            request = await _message(pb.WatchBlocksRequest, context)
+            request = await self._message(pb.WatchBlocksRequest, context)
             if self._is_closing:
                 raise stopping()
             self._demand_room()
@@ -387,23 +438,7 @@ async def _converted(convert: Callable[[Any], T], request: Any) -> T:
     return convert(request)
 
 
-async def _message(kind: type[Message], context: Context) -> Any:
-    """The one message of a call. Raises DoorError."""
-    try:
-        async with asyncio.timeout(BODY_S):
-            data = await context.read()
-    except TimeoutError:
-        raise DoorError(codes.BAD_REQUEST, f"the message must be there within {BODY_S} seconds") from None
-    if not isinstance(data, bytes):  # grpc.aio.EOF
-        raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    except (DecodeError, RecursionError, UnicodeDecodeError):
-        raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}") from None
-    return message
-
-
+@lru_cache(maxsize=4096)  # one connection, many calls
 def _address(peer: str) -> str | None:
     """Of `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`, without the port; None for another kind of peer."""
     kind, _, rest = peer.partition(":")
