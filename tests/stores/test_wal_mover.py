@@ -5,7 +5,8 @@ import logging
 import sqlite3
 import subprocess
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -183,11 +184,7 @@ def test_a_store_can_be_closed_while_it_is_moved(tmp_path: Path) -> None:
 
 def test_while_somebody_reads_no_commit_begins_the_log_anew(tmp_path: Path) -> None:
     """Of SQLite: what `SqliteStore._moved` relies on where there is something to move."""
-    with (
-        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as writer,
-        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as reader,
-        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as mover,
-    ):
+    with three_on(tmp_path / "x.db") as (writer, reader, mover):
         log = filled(writer)
         read(reader)
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone() == (0, log, log)
@@ -201,11 +198,7 @@ def test_while_somebody_reads_no_commit_begins_the_log_anew(tmp_path: Path) -> N
 
 def test_where_all_is_moved_a_reader_is_in_the_way_of_the_next_checkpoint(tmp_path: Path) -> None:
     """The same where there was nothing to move when the reader began."""
-    with (
-        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as writer,
-        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as reader,
-        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as mover,
-    ):
+    with three_on(tmp_path / "x.db") as (writer, reader, mover):
         log = filled(writer)
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone() == (0, log, log)
         read(reader)
@@ -213,6 +206,13 @@ def test_where_all_is_moved_a_reader_is_in_the_way_of_the_next_checkpoint(tmp_pa
         _, begun_anew, moved = mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         assert begun_anew < log
         assert moved == 0
+
+
+@contextmanager
+def three_on(path: Path) -> Iterator[list[sqlite3.Connection]]:
+    """A writer, a reader and a mover."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(sqlite3.connect(path, isolation_level=None))) for _ in range(3)]
 
 
 def filled(writer: sqlite3.Connection) -> int:

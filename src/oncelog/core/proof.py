@@ -270,11 +270,7 @@ def tree_of(leaves: Sequence[bytes]) -> Tree:
     levels = [leaves]
     while len(levels[-1]) > 1:
         below = levels[-1]
-        level = []
-        for left, right in zip(below[::2], below[1::2], strict=False):
-            begun = _NODE.copy()  # as `node_hash`, without a call for each
-            begun.update(left + right)
-            level.append(begun.digest())
+        level = [node_hash(left, right) for left, right in zip(below[::2], below[1::2], strict=False)]
         if len(below) % 2:
             level.append(below[-1])
         levels.append(level)

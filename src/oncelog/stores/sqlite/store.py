@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -70,7 +69,6 @@ MOVE_RECORDS: Final = 1024
 MOVE_PAUSE_S: Final = 0.1
 """So many records are moved into the file at a time, or more, with a pause after it. If they are large, the write-ahead
 log comes to CHECKPOINT_PAGES before, and a commit moves them."""
-_BODY: Final = attrgetter("body")
 T = TypeVar("T")
 
 
@@ -439,11 +437,8 @@ class SqliteStore:
 def _is_short(batch: Sequence[Request]) -> bool:
     if sum([len(request.items) for request in batch]) > PREPARED_ITEMS_MAX:
         return False
-    try:
-        return sum([sum(map(len, map(_BODY, request.items))) for request in batch]) <= PREPARED_BYTES_MAX
-    except AttributeError:  # there are others than submissions, which few batches have
-        bodies = [len(item.body) for request in batch for item in request.items if type(item) is Submission]
-        return sum(bodies) <= PREPARED_BYTES_MAX
+    bodies = [len(item.body) for request in batch for item in request.items if type(item) is Submission]
+    return sum(bodies) <= PREPARED_BYTES_MAX
 
 
 def _size_of(path: str) -> int:
