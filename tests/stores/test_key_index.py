@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
-from oncelog.stores.key_hash import HASH_MAX
+from oncelog.stores.key_hash import HASH_MAX, SECRET_BYTES, hash_of, hashes_of
 from oncelog.stores.side_state import TABLES
 from oncelog.stores.sqlite import SqliteStore, index, sweeping, writing
 from oncelog.stores.sqlite.index import FAN_OUT, Filter, KeyIndex
@@ -21,6 +21,30 @@ from oncelog.stores.sqlite.tables import DELETE, LOAD
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driven import DrivenStore
 from stores.sessions import SETTINGS, FailingDriver, are_known, are_new, commit, session_on, write
+
+Identity = KeyIdentity | SequenceIdentity
+EVENTS_HASH = 8299911729424881382
+SEQUENCE_HASH = 2189155921296615790
+
+
+def test_a_hash_does_not_depend_on_what_is_hashed_before_it() -> None:
+    """Hashes stand in files: these are of a log that was made by an earlier version."""
+    secret = bytes(range(SECRET_BYTES))
+    identities: list[Identity] = [
+        ("events", "", "", b"k" * 16),
+        ("events", "", "", b"l" * 16),
+        ("ledger", "acme", "till", b"k" * 16),
+        ("ledger", "acme", "till", 7),
+        ("ledger", "acme", "tills", 7),
+        ("ledger", "acm", "etill", b"k" * 16),
+        ("events", "", "", b"k" * 15 + b"m"),
+    ]
+    each = {one: hash_of(secret, one) for one in identities}
+    assert len(set(each.values())) == len(identities)
+    assert each["events", "", "", b"k" * 16] == EVENTS_HASH
+    assert each["ledger", "acme", "till", 7] == SEQUENCE_HASH
+    for turn in range(len(identities)):
+        assert hashes_of(secret, identities[turn:] + identities[:turn]) == each
 
 
 @contextmanager
@@ -131,10 +155,10 @@ def test_sealing_that_one_process_began_is_gone_on_with_by_others(tmp_path: Path
 def test_keys_of_one_hash_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: list[int], seal_keys: int
 ) -> None:
-    def hash_of(_: KeyIndex, identity: KeyIdentity | SequenceIdentity) -> int:
-        return hashes[crc32(repr(identity).encode()) % len(hashes)]
+    def hashes_of(_: KeyIndex, identities: Iterable[Identity]) -> dict[Identity, int]:
+        return {one: hashes[crc32(repr(one).encode()) % len(hashes)] for one in identities}
 
-    monkeypatch.setattr(KeyIndex, "hash_of", hash_of)
+    monkeypatch.setattr(KeyIndex, "hashes_of", hashes_of)
     path = tmp_path / "log.db"
     count = 150 + 2 * len(hashes)
     with session_on(path, seal_keys) as first, session_on(path, seal_keys) as second:

@@ -221,16 +221,17 @@ def _unexpected(field: str, expected: int, current: int) -> Refused:
 
 def _unacceptable(submission: Submission, lane: LaneDesk, desk: Desk, validate: Validate | None) -> Refused | None:
     """Clock drift, the application's validation, the limits of new writes."""
-    refused = None if submission.delta is None else _drifted(submission.delta, lane)
-    if refused is None and validate is not None:
-        refused = _objected(submission, validate)
-    if refused is None and submission.retry_after_ms > 0:
-        refused = held_back(submission)
-    if refused is None and desk.tenants is not None:
-        refused = beyond_quota(submission, desk)
-    if refused is None and (submission.rate is not None or submission.stream_rate is not None):
-        refused = take(submission, lane, desk)  # the last check of all: what passes it is committed
-    return refused
+    if submission.delta is not None and (refused := _drifted(submission.delta, lane)) is not None:
+        return refused
+    if validate is not None and (refused := _objected(submission, validate)) is not None:
+        return refused
+    if submission.retry_after_ms > 0 and (refused := held_back(submission)) is not None:
+        return refused
+    if desk.tenants is not None and (refused := beyond_quota(submission, desk)) is not None:
+        return refused
+    if submission.rate is not None or submission.stream_rate is not None:
+        return take(submission, lane, desk)  # the last check of all: what passes it is committed
+    return None
 
 
 def _drifted(delta: RowDelta, lane: LaneDesk) -> Refused | None:

@@ -4,8 +4,7 @@ Doors check what their wire says; this is what the core and the stores rely on. 
 later step fail, so that one bad submission never costs the others of its group commit anything.
 """
 
-from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.identity import normal_partitions
@@ -44,6 +43,7 @@ from oncelog.core.values import (
 )
 
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+T = TypeVar("T")
 
 
 def malformed(item: Item) -> Refused | None:
@@ -77,15 +77,7 @@ def malformed_request(request: Request) -> Refused | None:
 
 def _malformed_submission(submission: Submission) -> Refused | None:
     policy, key = submission.policy, submission.key
-    partitions = submission.partitions
-    if type(partitions) is not tuple:
-        return _refused("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
-    # Each apart: of many streams, senders and partitions there are more combinations than a cache could hold.
-    refused = (
-        _malformed_scope(submission.scope)
-        or _malformed_sender(submission.actor, submission.client)
-        or _malformed_partitions(partitions)
-    )
+    refused = _malformed_names(submission)
     if refused is None and submission.holder:  # apart: there is another one for every lease
         refused = _malformed_name("holder", submission.holder)
     if refused is None and (policy.client_sequence or submission.client_sequence):
@@ -104,30 +96,41 @@ def _malformed_submission(submission: Submission) -> Refused | None:
     return _malformed_effects(submission, policy)
 
 
-@lru_cache(maxsize=8192)  # the same streams come again and again
-def _malformed_scope(scope: str) -> Refused | None:
-    return _malformed_name("scope", scope) if scope != "" else None
+_FINE_MAX: Final = 8192
+_fine_names: set[str] = {""}
+_fine_partitions: set[tuple[str, ...]] = {()}
+"""The same streams, senders and partitions come again and again. These have been found well formed; when they are too
+many they are looked at again."""
 
 
-@lru_cache(maxsize=4096)  # and the same senders
-def _malformed_sender(actor: str, client: str) -> Refused | None:
-    for field, name in (("actor", actor), ("client", client)):
-        if type(name) is not str:
-            return _refused(field, f"must be a text, not {type(name).__name__}")
-        refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
-        if refused is not None:
-            return refused
-    return None
+def _malformed_names(submission: Submission) -> Refused | None:
+    """Of stream, sender and partitions, each of which may be missing here."""
+    scope, actor, client, partitions = submission.scope, submission.actor, submission.client, submission.partitions
+    if type(partitions) is not tuple:
+        return _refused("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
+    if not (scope in _fine_names and actor in _fine_names and client in _fine_names):
+        for field, name in (("scope", scope), ("actor", actor), ("client", client)):
+            if type(name) is not str:
+                return _refused(field, f"must be a text, not {type(name).__name__}")
+            refused = _malformed_text(field, name, NAME_CHARACTERS_MAX)
+            if refused is not None:
+                return refused
+            _remember(_fine_names, name, "")
+    return None if partitions in _fine_partitions else _malformed_partitions(partitions)
+
+
+def _remember(fine: set[T], one: T, empty: T) -> None:
+    if len(fine) >= _FINE_MAX:
+        fine.clear()
+        fine.add(empty)
+    fine.add(one)
 
 
 def _malformed_partitions(partitions: tuple[str, ...]) -> Refused | None:
-    # Of one name, as most are: 64 long ones would make a cache of many megabytes.
-    return _malformed_partition(partitions) if len(partitions) == 1 else _malformed_by_any_partition(partitions)
-
-
-@lru_cache(maxsize=4096)  # and the same partitions
-def _malformed_partition(partitions: tuple[str]) -> Refused | None:
-    return _malformed_by_any_partition(partitions)
+    refused = _malformed_by_any_partition(partitions)
+    if refused is None and len(partitions) == 1:  # as most have: 64 long ones each would be many megabytes
+        _remember(_fine_partitions, partitions, ())
+    return refused
 
 
 def _malformed_by_any_partition(partitions: tuple[str, ...]) -> Refused | None:
@@ -172,20 +175,23 @@ def _malformed_sequence(submission: Submission, policy: Policy) -> Refused | Non
 
 
 def _malformed_effects(submission: Submission, policy: Policy) -> Refused | None:
-    if policy.entities is not bool(submission.operations):
+    operations, delta = submission.operations, submission.delta
+    if policy.entities is not bool(operations):
         return _refused("operations", "must hold at least one" if policy.entities else _no_meaning(policy))
-    if policy.rows is (submission.delta is None):
+    if policy.rows is (delta is None):
         return _refused("delta", "is missing" if policy.rows else _no_meaning(policy))
     if submission.fence and not policy.leased:
         return _refused("fence", _no_meaning(policy))
-    refused = None if submission.rate is None else _malformed_rate(submission.rate)
+    refused: Refused | None = None
+    if submission.rate is not None:
+        refused = _malformed_rate(submission.rate)
     if refused is None and submission.stream_rate is not None:
         refused = _malformed_stream_rate(submission, submission.stream_rate)
-    if refused is not None:
-        return refused
-    if submission.delta is not None:
-        return _malformed_delta(submission, submission.delta)
-    return _malformed_operations(submission.operations) if submission.operations else None
+    if refused is None and delta is not None:
+        refused = _malformed_delta(submission, delta)
+    if refused is None and operations:
+        refused = _malformed_operations(operations)
+    return refused
 
 
 def _malformed_operations(operations: tuple[Operation, ...]) -> Refused | None:

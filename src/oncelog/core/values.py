@@ -288,8 +288,9 @@ RateIdentity = tuple[str, str]
 def key_identity(item: Submission | Claim | Renew | Release) -> KeyIdentity:
     """Under what a write is remembered and leased. Where clients number their writes, their keys are their own."""
     policy = item.policy
-    client = item.client if policy.client_sequence and isinstance(item, Submission) else ""
-    return (policy.name, item.scope, client, item.key)
+    if policy.client_sequence and isinstance(item, Submission):
+        return (policy.name, item.scope, item.client, item.key)
+    return (policy.name, item.scope, "", item.key)
 
 
 def client_identity(submission: Submission) -> ClientIdentity:

@@ -4,6 +4,7 @@ A hit is checked against the record itself. So a collision costs a look, never a
 the log's secret can make one.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -16,10 +17,24 @@ SECRET_BYTES: Final = 32
 
 def hash_of(secret: bytes, identity: KeyIdentity | SequenceIdentity) -> int:
     """The hash of an identity. A number in place of the key makes it that of a client's sequence."""
-    policy, scope, client, key = identity
-    begun = _begun(secret, policy, scope, client).copy()
-    begun.update(b"k" + key if isinstance(key, bytes) else b"s%d" % key)
-    return int.from_bytes(begun.digest(), "big") >> 1
+    return hashes_of(secret, (identity,))[identity]
+
+
+def hashes_of(
+    secret: bytes, identities: Iterable[KeyIdentity | SequenceIdentity]
+) -> dict[KeyIdentity | SequenceIdentity, int]:
+    """The same of many, of which most have all but the key in common with the one before."""
+    hashes = {}
+    before: tuple[str | None, str, str] = None, "", ""
+    for identity in identities:
+        policy, scope, client, key = identity
+        if (policy, scope, client) != before:
+            before = policy, scope, client
+            copy = _begun(secret, policy, scope, client).copy
+        begun = copy()
+        begun.update(b"k" + key if isinstance(key, bytes) else b"s%d" % key)
+        hashes[identity] = int.from_bytes(begun.digest(), "big") >> 1
+    return hashes
 
 
 @lru_cache(maxsize=8192)  # the same streams and clients come again and again

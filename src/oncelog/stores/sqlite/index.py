@@ -24,7 +24,7 @@ import orjson
 from rbloom import Bloom
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity
-from oncelog.stores.key_hash import HASH_MAX, hash_of
+from oncelog.stores.key_hash import HASH_MAX, hashes_of
 from oncelog.stores.sqlite.statements import SQL, Insert
 
 SEAL_KEYS: Final = 32_768
@@ -173,7 +173,13 @@ class KeyIndex:
 
     def hash_of(self, identity: KeyIdentity | SequenceIdentity) -> int:
         """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
-        return hash_of(self._secret, identity)
+        return self.hashes_of((identity,))[identity]
+
+    def hashes_of(
+        self, identities: Iterable[KeyIdentity | SequenceIdentity]
+    ) -> dict[KeyIdentity | SequenceIdentity, int]:
+        """What each of them is known by."""
+        return hashes_of(self._secret, identities)
 
     # --- in a transaction
 
