@@ -127,13 +127,20 @@ def test_what_is_under_way_in_the_writers_thread_is_not_disturbed(
     asyncio.run(main())
 
 
-def test_one_who_goes_away_before_it_is_durable_leaves_no_transaction_open(tmp_path: Path) -> None:
+def test_one_who_goes_away_before_it_is_durable_leaves_no_transaction_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, finish = threading.Event(), Session.finish
+
+    def held(session: Session) -> None:
+        go_on.wait(60)
+        finish(session)
+
+    monkeypatch.setattr(Session, "finish", held)
+
     async def main() -> None:
         path = tmp_path / "log.db"
         store = await opened(path)
-        go_on = threading.Event()
-        assert store._writer is not None
-        store._writer.submit(go_on.wait, 60)  # so that COMMIT has not begun when nobody waits for it any more
         going = asyncio.ensure_future(store.commit(batch(1)))
         await asyncio.sleep(0)
         going.cancel()
@@ -209,11 +216,11 @@ def test_a_thread_that_takes_no_more_work_leaves_no_transaction_open(
     async def main() -> None:
         store = await opened(tmp_path / "log.db")
 
-        def refused(*_: Any) -> None:
-            raise RuntimeError("cannot schedule new futures after shutdown")
+        def refused(*_: Any, **__: Any) -> None:
+            raise RuntimeError("the thread has been stopped")
 
         with monkeypatch.context() as patched:
-            patched.setattr(store, "_start", refused)
+            patched.setattr(store._writer, "start", refused)
             with pytest.raises(RuntimeError):
                 await store.commit(batch(1))
         assert committed(await store.commit(batch(1))) == 1

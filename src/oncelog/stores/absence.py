@@ -6,6 +6,7 @@ It counts as absent from the moment that the core says so, whether or not its ro
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +25,7 @@ SWEEP_ROWS: Final = 128
 """Of each table, or twice as many as have been written to it since: so it keeps up."""
 SWEPT: Final = [table for table in TABLES if table.name in ("leases", "clients", "entities", "rates")]
 
-_POLICY: Final = msgspec.json.Decoder(Policy)
+_policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)
 
 
 class Absence:
@@ -35,7 +36,7 @@ class Absence:
         self._policies: dict[str, Policy] = {}
         for name, declaration in declarations:
             with suppress(msgspec.MsgspecError, PolicyError):  # of a newer version, which will know what to do
-                self._policies[name] = _POLICY.decode(declaration)
+                self._policies[name] = _policy(declaration)
         self._kinds: Mapping[type, Callable[[tuple[Any, ...], Any, LaneHead], bool]] = {
             Lease: lambda _, lease, head: is_forgotten(lease, head.log_time_ms),
             Entity: lambda _, entity, head: not entity.is_live(head.log_time_ms),

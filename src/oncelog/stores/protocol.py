@@ -6,7 +6,9 @@ A store keeps tables and transactions; it decides nothing. `commit` is the one w
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from itertools import chain
+from struct import Struct as Packing
+from typing import Final, Protocol
 
 import orjson
 from msgspec import Struct
@@ -34,6 +36,7 @@ from oncelog.core.values import (
 )
 from oncelog.errors import HistoryChangedError, PolicyError
 
+_SALT: Final = Packing(f"{SALT_BYTES}s")
 Draw = Callable[[int], bytes]
 """Gives so many random bytes."""
 
@@ -60,7 +63,7 @@ def decide(
     """Plans a batch and closes its blocks. Nothing has been saved when it returns."""
     planned = plan(batch, snapshot, now_ms, validate, faults)
     drawn = draw(SALT_BYTES * len(planned.changes.records))
-    return close_blocks(planned, [drawn[start : start + SALT_BYTES] for start in range(0, len(drawn), SALT_BYTES)])
+    return close_blocks(planned, list(chain.from_iterable(_SALT.iter_unpack(drawn))))
 
 
 def close_blocks(planned: Plan, salts: Sequence[bytes]) -> Decided:

@@ -5,6 +5,7 @@ it left. So it need not be asked for, which for each row costs more than the dec
 """
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 from oncelog.core.operations import Entity
@@ -21,6 +22,7 @@ SMALL: Final = ("members", "acknowledged")
 TABLES: Final = ("streams", "clients", "entities", "relationships", "rates", *SMALL)
 """Those whose rows are small, and come again."""
 
+_of_all_tables: Final = attrgetter(*TABLES)
 Rows = dict[Any, Any]
 """By key; None for one that is not there."""
 
@@ -77,10 +79,10 @@ class Recent:
         for name, keys in asked.items():
             loaded = getattr(snapshot, name)
             self._staged[name] = {key: loaded.get(key) for key in keys}
-        for name in TABLES if changes is not None else ():
-            changed = getattr(changes, name)
-            if changed:
-                self._staged.setdefault(name, {}).update(changed)
+        if changes is not None and any(changed_of_all := _of_all_tables(changes)):
+            for name, changed in zip(TABLES, changed_of_all, strict=True):
+                if changed:
+                    self._staged.setdefault(name, {}).update(changed)
         if changes is not None and self._known is not None:
             commits, heads = self._known
             self._staged_known = (commits + 1, {**heads, **changes.heads})

@@ -105,10 +105,11 @@ class Session:
             if not self._has_begun_at_once(connection):
                 return None
             try:
-                if not self.writing.is_soon_caught_up(connection):
+                seen = self.writing.soon_caught_up(connection)
+                if seen is None:
                     connection.execute("ROLLBACK")
                     return None
-                decided = self._committed(connection, batch, None, is_alone=True)
+                decided = self._committed(connection, batch, None, seen)
                 if decided.changes.is_empty:
                     self._end(connection)
             except BaseException:
@@ -155,10 +156,10 @@ class Session:
             self._is_patient = is_patient
 
     def _committed(
-        self, connection: Any, batch: Sequence[Request], validate: Validate | None, *, is_alone: bool = False
+        self, connection: Any, batch: Sequence[Request], validate: Validate | None, seen: State | None = None
     ) -> Decided:
         try:
-            return self.writing.commit(connection, batch, validate, is_alone=is_alone)
+            return self.writing.commit(connection, batch, validate, seen)
         except BaseException:
             # Whatever it was, and if it was not SQLite: what the index had prepared must not be confirmed later.
             self.writing.roll_back()

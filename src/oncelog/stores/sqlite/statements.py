@@ -9,9 +9,9 @@ from oncelog.statements import named_statements, numbered_scripts
 
 _SQL: Final = files("oncelog.stores.sqlite") / "sql"
 SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
-_ROWS: Final = (64, 16, 4, 1)
-"""How many rows a statement inserts: few sizes, so that each is prepared once. With 64 a row costs about half of what
-it does alone, and a little less than with 16; beyond that nothing is gained."""
+ROWS_MAX: Final = 64
+"""How many rows a statement inserts at most: then a row costs about half of what it does alone, and a little less than
+with 16; beyond that nothing is gained."""
 
 
 def migrations() -> list[tuple[int, str]]:
@@ -30,12 +30,17 @@ class Insert:
     def __init__(self, table: str, columns: tuple[str, ...], on_conflict: str = "") -> None:
         mark = f"({', '.join('?' * len(columns))})"
         one = f"INSERT OR FAIL INTO {table} ({', '.join(columns)}) VALUES {mark}"  # noqa: S608
-        self._statements = [(size, one + f", {mark}" * (size - 1) + on_conflict) for size in _ROWS]
+        sizes = [1 << bit for bit in reversed(range(ROWS_MAX.bit_length()))]
+        self._largest, *self._smaller = [(size, one + f", {mark}" * (size - 1) + on_conflict) for size in sizes]
+        """Each half as large as the one before: few, so that each is prepared once, and few make any number."""
 
     def __call__(self, connection: Any, rows: Iterable[tuple[Any, ...]], count: int) -> None:
         """Inserts so many rows in their order. They may be made one by one as they are needed."""
         values = iter(rows)
-        for size, statement in self._statements:
-            for _ in range(count // size):
+        size, statement = self._largest
+        while count >= size:
+            connection.execute(statement, tuple(chain.from_iterable(islice(values, size))))
+            count -= size
+        for size, statement in self._smaller if count else ():
+            if count & size:
                 connection.execute(statement, tuple(chain.from_iterable(islice(values, size))))
-            count %= size

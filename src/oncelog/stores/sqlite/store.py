@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -52,6 +52,7 @@ from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translate
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.worker import Worker
 from oncelog.stores.sqlite.writing import fill_filter
 from oncelog.stores.tenants import COUNT_TRIES, Count
 from oncelog.stores.tenants import text_of as kept_text
@@ -65,6 +66,9 @@ PREPARED_BYTES_MAX: Final = 1024 * 1024
 WAITED_S_MAX: Final = 0.1
 APART_S: Final = 5.0
 """A disk that has let the event loop wait for longer than the first is left to the writer's thread for the second."""
+AT_ONCE_RECORDS: Final = 64
+"""Of so many records COMMIT begins at once, beside what the event loop has to do. For fewer that is not worth the
+change of threads, which the loop has to wait for."""
 MOVE_RECORDS: Final = 1024
 MOVE_PAUSE_S: Final = 0.1
 """So many records are moved into the file at a time, or more, with a pause after it. If they are large, the write-ahead
@@ -90,8 +94,8 @@ class SqliteStore:
         self._wanted = settings
         self._driver = driver or SqliteDriver()
         self._session = Session(self._path, self._driver, clock or SystemClock(), draw, jump_ms_max, seal_keys)
-        self._writer: ThreadPoolExecutor | None = None
-        self._readers: ThreadPoolExecutor | None = None
+        self._writer: Worker | None = None
+        self._readers: ThreadPoolExecutor | Worker | None = None
         self._mover: ThreadPoolExecutor | None = None
         self._move_turn = asyncio.Lock()
         self._moving: asyncio.Task[None] | None = None
@@ -101,8 +105,6 @@ class SqliteStore:
         self._thread = threading.local()
         self._process = 0
         self._filling: asyncio.Task[None] | None = None
-        self._jobs: set[Future[Any]] = set()
-        """What the writer's thread has to do. While it has nothing, its connection may be used by another one."""
         self._prepares_from_s = 0.0
         """Until then batches are written by the writer's thread alone."""
 
@@ -119,7 +121,7 @@ class SqliteStore:
     async def open(self) -> None:
         """As `Store` says. Several processes may open one file, each after it was forked."""
         self._process = os.getpid()
-        self._writer = ThreadPoolExecutor(1, "oncelog-writer")
+        self._writer = Worker("oncelog-writer")
         self._readers = ThreadPoolExecutor(READERS, "oncelog-reader") if self._driver.is_shared else self._writer
         self._mover = ThreadPoolExecutor(1, "oncelog-mover") if self._driver.is_shared else None
         try:
@@ -141,15 +143,13 @@ class SqliteStore:
         self._writer = self._readers = self._mover = None
         if mover is not None:
             await asyncio.to_thread(mover.shutdown)
-        await asyncio.to_thread(readers.shutdown)
+        if isinstance(readers, ThreadPoolExecutor):
+            await asyncio.to_thread(readers.shutdown)
         for connection in self._reader_connections:
             connection.close()
         self._reader_connections.clear()
-        if readers is not writer:
-            await asyncio.get_running_loop().run_in_executor(writer, self._session.close)
-            await asyncio.to_thread(writer.shutdown)
-        else:
-            self._session.close()
+        await writer.start(self._session.close)
+        await asyncio.to_thread(writer.stop)
 
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """As `Store` says."""
@@ -163,7 +163,8 @@ class SqliteStore:
         elif not decided.changes.is_empty:
             # Whoever waits for it may go. The transaction must come to its end all the same, or nobody could write.
             try:
-                finishing = self._start(writer, self._session.finish)
+                is_large = len(decided.changes.records) >= AT_ONCE_RECORDS
+                finishing = writer.start(self._session.finish, at_once=is_large)
             except BaseException:  # the interpreter is about to end
                 self._session.abandon()
                 raise
@@ -307,19 +308,16 @@ class SqliteStore:
     async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
         return await self._run(self._readers, self._in_transaction, function, *arguments)
 
-    async def _run(self, executor: ThreadPoolExecutor | None, function: Callable[..., T], *arguments: Any) -> T:
+    async def _run(
+        self, executor: ThreadPoolExecutor | Worker | None, function: Callable[..., T], *arguments: Any
+    ) -> T:
         if executor is None:
             raise ClosedError(f"the log {self._path} is closed")
         if os.getpid() != self._process:
             raise ClosedError(f"the log {self._path} was opened before this process was forked; open it after")
-        return await self._start(executor, function, *arguments)
-
-    def _start(self, executor: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
-        job = executor.submit(function, *arguments)
-        if executor is self._writer:
-            self._jobs.add(job)
-            job.add_done_callback(self._jobs.discard)
-        return asyncio.wrap_future(job)
+        if isinstance(executor, Worker):
+            return await executor.start(function, *arguments)
+        return await asyncio.wrap_future(executor.submit(function, *arguments))
 
     def _prepared(self, batch: Sequence[Request]) -> Decided | None:
         """What becomes of a batch, decided and written on this thread, but for COMMIT. None where that may take long.
@@ -328,7 +326,7 @@ class SqliteStore:
         times a batch: with both busy that costs as much as the work (docs/decisions/0010). What really waits for the
         disk, COMMIT, does not need the interpreter.
         """
-        if self._writer is None or self._jobs or os.getpid() != self._process:
+        if self._writer is None or not self._writer.is_idle or os.getpid() != self._process:
             return None
         began_s = time.monotonic()
         if began_s < self._prepares_from_s or not _is_short(batch):
@@ -392,7 +390,7 @@ class SqliteStore:
         try:
             async with self._move_turn:
                 self._unmoved_records = 0
-                await self._start(mover, self._moved)
+                await asyncio.wrap_future(mover.submit(self._moved))
         except Exception:  # a commit will try
             logger.debug("the write-ahead log was not moved into the file", exc_info=True)
         await asyncio.sleep(MOVE_PAUSE_S)

@@ -19,8 +19,8 @@ class Sweep:
 
     def __call__(self, connection: Any, commits: int, heads: Mapping[int, LaneHead], changes: Changes) -> None:
         """In a commit's transaction, by the heads from before it and the number of commits there have been."""
-        for table in SWEPT:
-            self._written[table.name] += len(getattr(changes, table.name))
+        for name in self._written:
+            self._written[name] += len(getattr(changes, name))
         if commits % SWEEP_COMMITS:
             return
         is_absent = Absence(connection.execute(SQL["policies"]).fetchall(), heads)

@@ -4,7 +4,8 @@ Every call into SQLite lets go of the interpreter and must wait for it again, be
 rows that a batch needs are asked for together, as one JSON array.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import orjson
@@ -61,6 +62,7 @@ def _bound(value: Any) -> Any:
     return bytearray(value) if type(value) is bytes else value
 
 
+_of_all_tables: Final = attrgetter(*(table.name for table in TABLES))
 GROUP_ROWS_MIN: Final = 8
 """Of so many rows on average it pays to ask for each group by a statement of its own."""
 LOAD: Final = {table.name: _load_sql(table) for table in TABLES}
@@ -78,15 +80,17 @@ DELETE: Final = {table.name: _delete_sql(table) for table in TABLES}
 
 def load(connection: Any, needs: Footprint, snapshot: Snapshot, recent: Recent | None = None) -> dict[str, list[Any]]:
     """Fills the snapshot's side state with what the footprint names. Gives what of `recent`'s had to be asked for."""
-    asked = {}
-    for table in TABLES:
-        wanted: Iterable[Any] = getattr(needs, table.name)
+    asked: dict[str, list[Any]] = {}
+    named = _of_all_tables(needs)
+    if not any(named):
+        return asked
+    for table, wanted in zip(TABLES, named, strict=True):
         if not wanted:
             continue
         known: dict[Any, Any] = {}
         if recent is not None and table.name in RECENT:
-            known, missing = recent.known(table.name, wanted)
-            wanted = asked[table.name] = missing
+            known, asked[table.name] = recent.known(table.name, wanted)
+            wanted = asked[table.name]  # noqa: PLW2901 - what is known need not be asked for
         if wanted:
             known |= load_table(connection, table, wanted, snapshot.settings.lanes)
         setattr(snapshot, table.name, known)
@@ -123,8 +127,8 @@ def save(connection: Any, changes: Changes, lanes: int, there: Snapshot | None =
     Who knows what is `there`, and has the interpreter for himself, updates it row by row: that takes two thirds of the
     time, but as many calls into SQLite as there are rows.
     """
-    for table in TABLES:
-        changed: Mapping[Any, Any] = getattr(changes, table.name)
+    changed_of_all: Sequence[Mapping[Any, Any]] = _of_all_tables(changes)
+    for table, changed in zip(TABLES, changed_of_all, strict=True):
         if not changed:
             continue
         known: Mapping[Any, Any] = getattr(there, table.name) if there is not None and table.name in _UPDATE else {}

@@ -95,15 +95,16 @@ class Writing:
         self._recent = Recent()
 
     def commit(
-        self, connection: Any, batch: Sequence[Request], validate: Validate | None, *, is_alone: bool = False
+        self, connection: Any, batch: Sequence[Request], validate: Validate | None, seen: State | None = None
     ) -> Decided:
         """Decides a batch and writes what came of it. The caller ends the transaction, then calls `confirm`.
 
-        `is_alone` says that no other thread wants the interpreter for long (`tables.save`). If it raises, or the
-        transaction comes to nothing, the caller calls `roll_back`.
+        With what was `seen` in this transaction (`soon_caught_up`) the caller says that no other thread wants the
+        interpreter for long (`tables.save`). If it raises, or the transaction comes to nothing, the caller calls
+        `roll_back`.
         """
         self.roll_back()
-        state = self.state(connection)
+        state = seen or self.state(connection)
         if state.moved is not None:
             raise moved_error(connection, state.moved)
         index = self.caught_up(connection, state)
@@ -121,7 +122,7 @@ class Writing:
             return decided
         if jumped is not None:
             raise jumped
-        self._save(connection, decided, snapshot if is_alone else None)
+        self._save(connection, decided, None if seen is None else snapshot)
         self._sweep(connection, state.commits, state.heads, decided.changes)
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
@@ -182,15 +183,16 @@ class Writing:
             self.index.catch_up(connection, state.commits, state.lanes)
         return self.index
 
-    def is_soon_caught_up(self, connection: Any) -> bool:
-        """Whether little has been written by others since this one has looked."""
+    def soon_caught_up(self, connection: Any) -> State | None:
+        """What the log says, if little has been written by others since this one has looked; else None."""
         index = self.index
         if index is None:
-            return False
-        (commits, *_) = connection.execute(SQL["state"]).fetchone()
-        return bool(commits == index.commits) or (
-            commits > index.commits and index.is_soon_caught_up(self.state(connection).lanes)
+            return None
+        state = self.state(connection)
+        is_soon = state.commits == index.commits or (
+            state.commits > index.commits and index.is_soon_caught_up(state.lanes)
         )
+        return state if is_soon else None
 
     def load(
         self, connection: Any, index: KeyIndex, needs: Footprint, state: State
@@ -204,8 +206,7 @@ class Writing:
         self, connection: Any, index: KeyIndex, needs: Footprint, state: State
     ) -> tuple[Snapshot, dict[KeyIdentity | SequenceIdentity, int]]:
         snapshot = Snapshot(settings=self.file.settings, heads=state.heads, tenants=state.tenants)
-        identities: Iterable[KeyIdentity | SequenceIdentity] = chain(needs.keys, needs.sequences)
-        hashes = {identity: index.hash_of(identity) for identity in identities}
+        hashes = index.hashes_of(chain(needs.keys, needs.sequences))
         found = index.find(connection, hashes.values())
         if found:
             places = set(chain.from_iterable(found.values()))
@@ -232,7 +233,7 @@ def fill_filter(connection: Any, keys: int) -> Filter:
 
 
 def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[bytes]) -> None:
-    if any(len(one.body) < ERASURE_BYTES for one in records):
+    if records and min([len(one.body) for one in records]) < ERASURE_BYTES:
         _insert_padded_records(connection, map(_padded_columns, records, salts), len(records))
     else:
         _insert_records(connection, map(_columns, records, salts), len(records))
