@@ -25,7 +25,7 @@ from oncelog import (
 )
 from oncelog.core.operations import SetEntity
 from oncelog.core.values import Request
-from oncelog.engine.gathering import Gathering
+from oncelog.engine.gathering import HALVED_MIN, Gathering
 from oncelog.testing.contract.writes import (
     CHANNEL,
     DAY_MS,
@@ -862,6 +862,36 @@ def test_a_batch_waits_for_no_more_than_may_come(monkeypatch: pytest.MonkeyPatch
 
     run(main())
     assert waited == []
+
+
+def test_many_who_were_answered_together_are_committed_in_two_halves_by_turns() -> None:
+    async def main() -> None:
+        sizes: list[int] = []
+        async with WatchedLog() as log:
+            log._committer.on_batch = lambda items, _: sizes.append(items)
+
+            async def submitter(first: int) -> None:
+                for number in range(5):
+                    await log.submit(event(1000 * first + number))
+
+            await asyncio.gather(*map(submitter, range(2 * HALVED_MIN)))
+        assert sizes[0] == 2 * HALVED_MIN
+        assert sizes[1:-1] == [HALVED_MIN] * (len(sizes) - 2)
+        assert sum(sizes) == 10 * HALVED_MIN
+
+    run(main())
+
+
+def test_fewer_are_not_divided() -> None:
+    async def main() -> None:
+        sizes: list[int] = []
+        async with WatchedLog() as log:
+            log._committer.on_batch = lambda items, _: sizes.append(items)
+            for first in range(3):
+                await asyncio.gather(*log.submitting(*(event(1000 * first + one) for one in range(HALVED_MIN - 1))))
+        assert sizes == [HALVED_MIN - 1] * 3
+
+    run(main())
 
 
 def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:

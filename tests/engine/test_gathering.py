@@ -18,7 +18,8 @@ class Queue:
     def come(self, count: int) -> None:
         for _ in range(count):
             self.length += 1
-            self.gathering.arrived()
+            if self.gathering.is_waiting:
+                self.gathering.arrived()
 
     def settle(self, items: int, behind: int = 0) -> None:
         self.length = behind
@@ -49,6 +50,15 @@ def busy_queue(now_s: list[float], computed_s: list[float], answered: int, behin
     computed_s[0] += 0.01 * part * 1.01
     queue.settle(answered, behind)
     return queue
+
+
+def test_who_was_there_while_nobody_else_came_is_in_step() -> None:
+    queue = Queue()
+    seen = [queue.gathering.are_in_step]
+    for answered, behind in ((256, 0), (128, 128), (1, 0)):
+        queue.settle(answered, behind)
+        seen.append(queue.gathering.are_in_step)
+    assert seen == [False, True, False, True]
 
 
 def test_the_first_write_of_all_waits_for_nobody() -> None:

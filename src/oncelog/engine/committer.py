@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from oncelog.core.values import (
     key_identity,
 )
 from oncelog.engine.cache import AnswerCache
-from oncelog.engine.gathering import ENOUGH_ITEMS, Gathering
+from oncelog.engine.gathering import ENOUGH_ITEMS, HALVED_MIN, Gathering
 from oncelog.engine.limits import Limits
 from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.room import Guard
@@ -150,7 +150,7 @@ class Committer:
         if not isinstance(item, Submission):
             _demand_item(item)
             return self._accept(item, None, 0, receiver)
-        size = size_of(item)
+        size = size_of(item) if item.operations or item.delta is not None else len(item.body)
         if size > self._body_bytes_max:
             return self._too_large(size)
         if not item.key:
@@ -170,7 +170,7 @@ class Committer:
         """Into the queue, or among the questions if that is full."""
         future = None if receiver is not None else (self._loop or self._found_loop()).create_future()
         waiting = _Waiting(item, receiver or future, None, size, identity)
-        if self._items and not self._has_room(size, 1):
+        if self._items and (self._items >= self._items_max or self._bytes + size > self._bytes_max):
             return future if self._inquire(waiting) else self._busy()
         if identity is not None:
             self._in_flight.setdefault(identity, waiting)
@@ -179,7 +179,7 @@ class Committer:
         self._queue.append(waiting)
         if self._draining is None:
             self._drain_soon()
-        else:
+        elif self._gathering.is_waiting:
             self._gathering.arrived()
         return future
 
@@ -235,7 +235,8 @@ class Committer:
             self._bytes += waiting.bytes
             self._queue.append(waiting)
             self._drain_soon()
-            self._gathering.arrived()
+            if self._gathering.is_waiting:
+                self._gathering.arrived()
         elif not self._inquire(waiting):
             return [self._busy()] * len(request.items)
         return future
@@ -379,6 +380,8 @@ class Committer:
         limits = self._limits
         batch: list[_Waiting] = []
         if items <= limits.batch_items_max and size <= limits.batch_bytes_max:
+            if self._gathering.are_in_step and len(queue) >= HALVED_MIN:
+                return [queue.popleft() for _ in range(len(queue) // 2)]
             batch.extend(queue)
             queue.clear()
             return batch
@@ -394,7 +397,9 @@ class Committer:
 
     async def _commit(self, batch: Sequence[_Waiting]) -> None:
         held_back = self._guard.holds_back()
-        asked = [_limited(waiting.asked) if held_back else waiting.asked for waiting in batch]
+        asked = [waiting.asked for waiting in batch]
+        if held_back:
+            asked = [_limited(one) for one in asked]
         try:
             decided = await self._store.commit(_requests_of(asked), self._validate)
         except (StoreError, ClosedError) as error:
@@ -560,6 +565,8 @@ def size_of(submission: Submission) -> int:
 
 def _requests_of(asked: Sequence[Item | Request]) -> list[Request]:
     """Items that came alone, one after the other, make one request: there too each has its own outcome."""
+    if Request not in set(map(type, asked)):
+        return [Request(tuple(cast("Sequence[Item]", asked)))]
     requests: list[Request] = []
     alone: list[Item] = []
     for one in asked:

@@ -7,6 +7,9 @@ waits for nobody: there is no timer on the idle path.
 What a transaction costs beside its items is paid by all that come in it. While the thread of the event loop has no time
 to spare, few in each would leave less of it for everybody: then they wait for all who were there last time, or until
 enough has come.
+
+And when all that there are have come in one transaction, the thread has nothing to do while it is made durable. Then
+they are divided: one half is made durable while the other is answered and comes back, by turns from then on.
 """
 
 import asyncio
@@ -29,6 +32,8 @@ BUSY: Final = 0.7
 """A thread that computes for more than this part of the time has none to spare,"""
 ENOUGH_ITEMS: Final = 64
 """and so many share what a transaction costs well enough."""
+HALVED_MIN: Final = 2 * ENOUGH_ITEMS
+"""So many are committed in two halves, if they would all wait for one commit."""
 
 
 class Gathering:
@@ -40,20 +45,26 @@ class Gathering:
         self._settled_s = 0.0
         self._returning = 0
         """So many waited when the last batch was settled, in it and behind it."""
+        self.are_in_step = False
+        """Nobody came while the last batch was made durable: all who are there were in it."""
         self._is_busy = False
         self._computed_s = math.inf
         """The processor time of this thread by then: of the first batch nothing can be said."""
         self._enough: asyncio.Future[None] | None = None
+        self.is_waiting = False
+        """Somebody does: those who come are to be told by `arrived`."""
 
     def settled(self, callers: int) -> None:
         """A batch of so many has been answered."""
         now_s, computed_s = time.perf_counter(), time.thread_time()
         self._is_busy = computed_s - self._computed_s > BUSY * (now_s - self._settled_s)
         self._settled_s, self._computed_s = now_s, computed_s
-        self._returning = callers + self._queued()
+        queued = self._queued()
+        self._returning = callers + queued
+        self.are_in_step = not queued
 
     def arrived(self) -> None:
-        """Another one waits."""
+        """Another one has come."""
         if self._enough is not None and self._is_enough:
             _let_go(self._enough)
 
@@ -82,11 +93,13 @@ class Gathering:
         while seen < self._queued() and not self._is_enough and self.is_wanted_still:
             seen = self._queued()
             self._enough = enough = loop.create_future()
+            self.is_waiting = True
             timer = loop.call_later(SILENT_BUSY_S if self._is_busy else SILENT_S, _let_go, enough)
             try:
                 await enough
             finally:
                 self._enough = None
+                self.is_waiting = False
                 timer.cancel()
             # A timer comes before what has arrived meanwhile, and a loop that was busy reading is not silence.
             await asyncio.sleep(0)

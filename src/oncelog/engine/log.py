@@ -577,7 +577,8 @@ class Log:
             raise ClosedError("the log is not open; use it inside `async with oncelog.open(…)`")
 
     def _knows(self, item: Item) -> bool:
-        self._demand_open()
+        if not self._is_open:
+            self._demand_open()
         return self._is_known(item)
 
     def _is_known(self, item: Item) -> bool:

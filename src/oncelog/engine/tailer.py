@@ -389,8 +389,9 @@ class Tailers:
     def committed(self, changes: Changes) -> None:
         """A batch has been made durable here."""
         by_lane: defaultdict[int, list[Record]] = defaultdict(list)
-        for record in changes.records:
-            by_lane[record.lane].append(record)
+        if any(map(len, self._tailers.values())):
+            for record in changes.records:
+                by_lane[record.lane].append(record)
         for lane, head in changes.heads.items():
             # Members first: whoever has been removed gets nothing more, also of what came with the removal.
             for members in self._member_tailers[lane]:
