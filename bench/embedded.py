@@ -75,7 +75,7 @@ class _Commits:
 
     def submit(self) -> int:
         assert self._log is not None
-        return len(self._runner.run(submit_all(self._log, self._submissions)))
+        return self._runner.run(submit_all(self._log, self._submissions))
 
     def prepare_bulk(self) -> None:
         self._prepare_bare(batches_of(self._ours))

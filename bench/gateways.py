@@ -25,7 +25,7 @@ from bench.server import Ours, serving
 from bench.server_report import Series, table
 from bench.turns import in_turn, say
 from bench.wire import Slice, Watch
-from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all
+from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all_timed
 from bench.ws_load import connected, demand_once
 from oncelog import Log
 from oncelog.core.identity import lane_of
@@ -251,7 +251,7 @@ class _Growth:
         for _ in range(SLICES):
             submissions = prepared(self._slice_events, self._chance)
             began = time.perf_counter()
-            waited += await submit_all(log, submissions)
+            waited += await submit_all_timed(log, submissions)
             ours_s += time.perf_counter() - began
             bare_s += await self._append(bare, submissions)
         self._stored += len(waited)

@@ -20,7 +20,7 @@ from bench.bare import BareFile, Batch, batches_of
 from bench.disk import directory
 from bench.measure import Effort
 from bench.report import Finding, Report, Table, findings_table
-from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all
+from bench.writers import FILL_ITEMS, SUBMITTERS, fill, prepared, submit_all, submit_all_timed
 from oncelog import Log, Replayed, Submission
 from oncelog.stores.sqlite import SqliteStore
 
@@ -134,7 +134,7 @@ class _Growth:
         for _ in range(SLICES):
             submissions = prepared(self._slice_events, self._chance)
             began = time.perf_counter()
-            waited += await submit_all(log, submissions)
+            waited += await submit_all_timed(log, submissions)
             ours_s += time.perf_counter() - began
             times = bare.insert_timed(list(bare.following(self._pattern)))
             transactions += times
