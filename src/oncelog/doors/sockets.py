@@ -13,6 +13,7 @@ from oncelog.doors.metrics import Counts
 from oncelog.doors.outbox import WIRE_BYTES_HIGH, Outbox, Wire
 from oncelog.doors.principal import Principal
 
+_TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
 CLOSE_WAIT_S: Final = 2.0
 """How long a client that is sent away has to agree."""
 
@@ -153,7 +154,7 @@ class Sockets(Generic[S]):
 
 async def _receive_all(socket: web.WebSocketResponse, session: Session) -> None:
     async for message in socket:
-        if message.type is WSMsgType.TEXT:
+        if message.type is _TEXT:
             waiting = session.receive(message.data)
             if waiting is not None:
                 await waiting

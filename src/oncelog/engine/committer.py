@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -140,6 +140,12 @@ class Committer:
         self.on_batch: Callable[[int, float], None] | None = None
         """Told of every group commit: how many items, how many seconds."""
 
+    @overload
+    def submit(self, item: Item) -> Verdict | asyncio.Future[Verdict]: ...
+
+    @overload
+    def submit(self, item: Item, receiver: Answer) -> Verdict | None: ...
+
     def submit(self, item: Item, receiver: Answer | None = None) -> Verdict | asyncio.Future[Verdict] | None:
         """What becomes of one item: at once if it is known, else when it is durable.
 
@@ -208,6 +214,12 @@ class Committer:
         future: asyncio.Future[Verdict] = self._found_loop().create_future()
         in_flight.joined.append(future)
         return future
+
+    @overload
+    def submit_request(self, request: Request) -> list[Verdict] | asyncio.Future[list[Verdict]]: ...
+
+    @overload
+    def submit_request(self, request: Request, receiver: Answers) -> list[Verdict] | None: ...
 
     def submit_request(
         self, request: Request, receiver: Answers | None = None

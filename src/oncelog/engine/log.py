@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -234,7 +234,7 @@ class Log:
         if not self._knows(item):
             await self._declare(item)
         outcome = self._committer.submit(item)
-        return await outcome if isinstance(outcome, asyncio.Future) else cast("Verdict", outcome)
+        return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     def submit_nowait(self, item: Item, receiver: Receiver[Verdict]) -> Verdict | None:
         """As `submit`, for servers that have no task to wait in: the verdict if it is known already, else None.
@@ -243,7 +243,7 @@ class Log:
         """
         if not self._knows(item):
             raise PolicyError("the policy must be declared when the log is opened")
-        return cast("Verdict | None", self._committer.submit(item, receiver))
+        return self._committer.submit(item, receiver)
 
     def submit_many_nowait(
         self, items: Sequence[Item], receiver: Receiver[list[Verdict]], mode: Mode = Mode.EACH
@@ -252,7 +252,7 @@ class Log:
         items = tuple(items)
         if not all(map(self._knows, items)):
             raise PolicyError("the policy must be declared when the log is opened")
-        return cast("list[Verdict] | None", self._committer.submit_request(Request(items, mode), receiver))
+        return self._committer.submit_request(Request(items, mode), receiver)
 
     async def _submit_work(self, item: Item) -> Verdict:
         """As `submit`, also while the log is being closed: what was begun is to be ended."""
@@ -261,7 +261,7 @@ class Log:
         if not self._is_known(item):
             await self._declare(item)
         outcome = self._committer.submit(item)
-        return await outcome if isinstance(outcome, asyncio.Future) else cast("Verdict", outcome)
+        return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     async def submit_many(self, items: Sequence[Item], mode: Mode = Mode.EACH) -> list[Verdict]:
         """One verdict an item, in order. `mode` says what a refused one means for the others."""
@@ -270,7 +270,7 @@ class Log:
             if not self._knows(item):
                 await self._declare(item)
         outcome = self._committer.submit_request(Request(items, mode))
-        return await outcome if isinstance(outcome, asyncio.Future) else cast("list[Verdict]", outcome)
+        return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:
         """What is remembered of some keys, if all of them are in memory: for servers, which have checked who asks."""

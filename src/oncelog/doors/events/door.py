@@ -49,6 +49,7 @@ class EventsDoor:
         self.clock = entrance.clock
         per_second = limits.new_events_per_second_max
         self._rate = Rate(per_second, burst=per_second) if per_second else None
+        self._body_bytes_max = log.limits.body_bytes_max
         self.is_closing = False
 
     # --- submit
@@ -62,7 +63,7 @@ class EventsDoor:
         """
         rate = self._rate
         items: list[Submission | Rejected] = []
-        bytes_max = self.log.limits.body_bytes_max  # the log would refuse all of them for the size of one
+        bytes_max = self._body_bytes_max  # the log would refuse all of them for the size of one
         for item in submit.items:
             if isinstance(item, Submission):
                 if len(item.body) > bytes_max:
@@ -146,12 +147,13 @@ class EventsDoor:
         return DoorError(HISTORY_CHANGED, message, **details)
 
 
+_UNTIL_REFUSED: Final = Mode.UNTIL_REFUSED  # Python 3.11 takes long to find an enum's member
 _NOT_WRITABLE: Final = Rejected(FORBIDDEN, "partitions", "not all of them may be written")
 
 
 def to_ask(items: Sequence[Submission | Rejected], mode: Mode = Mode.EACH) -> list[Submission]:
     """Those that the log is to be asked about: none that the door refuses, and none behind it if that is the end."""
-    if mode is Mode.UNTIL_REFUSED:
+    if mode is _UNTIL_REFUSED:
         items = list(takewhile(lambda item: type(item) is Submission, items))
     return [item for item in items if type(item) is Submission]
 
