@@ -40,7 +40,7 @@ from bench.ws_load import demand_once as demand_event_once
 HOT: Final = "hot"
 EVENTS_DOOR: Final = "events door"
 ONE: Final = "one chat"
-FOLLOWED: Final = "one chat, which all of them follow"
+UNFOLLOWED: Final = ", which no sender follows"
 EVENTS_RATIO: Final = 0.6
 MANY_RATIO: Final = 1.0
 P50_MS: Final = 10
@@ -54,14 +54,16 @@ of time in every round, one right after the other, with {in_flight} requests in 
 connections; an answer comes when the write is synced to the disk. A request is one event of about 300 bytes, or one
 message of as many, with a random UUID. Every sender of messages is a user of its own. All are members of the one chat;
 of {chats} chats each has {members_of_many} of them as members, and a sender writes to one of its chats after the other.
-Both are on one server, by the same connections. Neither these nor the connections of the events door, which has a
-server of its own, follow anything. After every slice the sequences that were told must go on from the one before, in
+Both are on one server, by the same connections. As the door has it for whoever is connected, each sender is sent what
+the others write to its chats: a slice is over when everybody has all of that, and one of them must have it in order.
+The client reads all deliveries, and may be what limits the one chat. The connections of the events door, which has a
+server of its own, follow nothing. After every slice the sequences that were told must go on from the one before, in
 each chat without a gap, and in the end the server must have as many messages. `a second` is the best round, `median`
 the median; `ratio` is the best round of {one} divided by the other's, and beside it the median of that ratio round by
 round.
 
-For information: as many senders on a third server, all of whom follow the chat. A slice is over when each has what all
-others sent; one of them must have all of it in order. The client reads all deliveries, and may be what limits them.
+For information: the same on a third server by senders who have asked for answers alone (`"live": false`). Then a
+message to one chat is not delivered to anybody, and what is left of the difference is what the chats cost the store.
 
 From one to another: {connections} users in chats of two write to each other, {per_s} messages a second at times set
 beforehand; what a message waits is counted from the time when it was due until the other one has it.
@@ -110,8 +112,8 @@ class Figures:
     """Everything that was seen."""
 
     sends: dict[str, Series] = field(default_factory=dict)
-    deliveries: list[Slice] = field(default_factory=list)
-    """Of the chat that all follow; what is counted is not messages but who got them."""
+    deliveries: dict[str, list[Slice]] = field(default_factory=dict)
+    """Of the same slices; what is counted is not messages but who got them."""
     paced: list[Slice] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)
     """In MiB, at several moments."""
@@ -137,7 +139,7 @@ def report_of(figures: Figures, sizes: Sizes, *, judged: bool) -> Report:
     paced = Series(figures.paced)
     tables = (
         table("single requests", {ONE: figures.sends[ONE], **figures.sends}),
-        table("deliveries", {FOLLOWED: Series(figures.deliveries)}, compared=False),
+        table("deliveries", {name: Series(ones) for name, ones in figures.deliveries.items()}, compared=False),
         table("from one to another", {f"{sizes.per_s} messages a second": paced}, compared=False),
         Table(("the server's memory", "MiB"), [(when, f"{mib:.0f}") for when, mib in figures.memory]),
         findings_table(findings, judged=judged),
@@ -157,13 +159,17 @@ def report_of(figures: Figures, sizes: Sizes, *, judged: bool) -> Report:
 
 
 def _findings(figures: Figures, sizes: Sizes) -> list[Finding]:
-    one, many = figures.sends[ONE], figures.sends[_many(sizes)]
+    sends, many = figures.sends, _many(sizes)
     findings = []
     for name, (best, middle), target in (
-        (f"{ONE} / {EVENTS_DOOR}", one.ratios(figures.sends[EVENTS_DOOR]), EVENTS_RATIO),
-        (f"{_many(sizes)} / {ONE}", many.ratios(one), MANY_RATIO),
+        (f"{ONE} / {EVENTS_DOOR}", sends[ONE].ratios(sends[EVENTS_DOOR]), EVENTS_RATIO),
+        (f"{many} / {ONE}", sends[many].ratios(sends[ONE]), MANY_RATIO),
+        (f"{many} / {ONE}{UNFOLLOWED}", sends[f"{many}{UNFOLLOWED}"].ratios(sends[f"{ONE}{UNFOLLOWED}"]), None),
     ):
-        findings.append(Finding(name, best, "×", f"≥ {target}×", best >= target, fails_run=True))
+        if target is None:
+            findings.append(Finding(name, best, "×", "", True))
+        else:
+            findings.append(Finding(name, best, "×", f"≥ {target}×", best >= target, fails_run=True))
         findings.append(Finding(f"{name}, median of rounds", middle, "×", "", True))
     speeds = [Series([one]).speed for one in figures.paced]
     for name, waited_ms, most_ms in (
@@ -196,37 +202,43 @@ async def _sends(sizes: Sizes, figures: Figures) -> None:
             async def of_events(seconds: float) -> Slice:
                 return await Load(publishers, 1).keep_busy(events.pid, sizes.in_flight, seconds)
 
-            chats = await stack.enter_async_context(_chats(place, sizes))
-            followed = await stack.enter_async_context(_followed(place, sizes, figures))
-            loads: dict[str, SliceOf] = {EVENTS_DOOR: of_events, **chats, FOLLOWED: followed}
+            chats = await stack.enter_async_context(_chats(place / "chats.db", sizes, figures, live=True))
+            others = await stack.enter_async_context(_chats(place / "others.db", sizes, figures, live=False))
+            unfollowed = {f"{name}{UNFOLLOWED}": load for name, load in others.items()}
+            loads: dict[str, SliceOf] = {EVENTS_DOOR: of_events, **chats, **unfollowed}
             figures.sends = await in_turn(loads, sizes.rounds, sizes.slice_s)
-            del figures.deliveries[0]  # of the round to warm up
+            for ones in figures.deliveries.values():
+                del ones[0]  # of the round to warm up
 
 
 @asynccontextmanager
-async def _chats(place: Path, sizes: Sizes) -> AsyncIterator[dict[str, SliceOf]]:
-    """One chat, and many, of the same senders on one server."""
+async def _chats(store: Path, sizes: Sizes, figures: Figures, *, live: bool) -> AsyncIterator[dict[str, SliceOf]]:
+    """One chat, and many, of the same senders on one server; `live` are those who are told what the others say."""
     who, many = names("sender", sizes.connections), names("chat", sizes.chats)
     members = [_members(number, sizes) for number in range(sizes.chats)]
     mine = [[chat_id for chat_id, ones in zip(many, members, strict=True) if one in ones] for one in range(len(who))]
     dense = Dense()
-    with serving(place, place / "chats.db") as server:
+    with serving(store.parent, store) as server:
         say(f"{sizes.chats} chats are made …")
         make_chats(server, [(HOT, who)])
         make_chats(server, [(name, [who[one] for one in ones]) for name, ones in zip(many, members, strict=True)])
-        async with users(server, who, live=False) as senders, users(server, ["stranger"], live=False) as (stranger,):
-            dense.demand({HOT: [await demand_once(senders[0], stranger, HOT)]})
+        async with users(server, who[:1], live=False) as (first,), users(server, ["stranger"], live=False) as (other,):
+            dense.demand({HOT: [await demand_once(first, other, HOT)]})
+        async with users(server, who, live=live) as senders:
 
-            def load_of(chats: list[list[str]]) -> SliceOf:
+            def load_of(name: str, chats: list[list[str]]) -> SliceOf:
                 async def load(seconds: float) -> Slice:
-                    sends = Sends(senders, chats)
+                    sends = Followed(senders, chats) if live else Sends(senders, chats)
                     result = await sends.keep_busy(server.pid, sizes.in_flight, seconds)
                     dense.demand(sends.sequences)
+                    if isinstance(sends, Followed):
+                        figures.deliveries.setdefault(name, []).append(replace(result, events=sends.deliveries))
                     return result
 
                 return load
 
-            yield {ONE: load_of([[HOT]] * len(who)), _many(sizes): load_of(mine)}
+            loads = {ONE: [[HOT]] * len(who), _many(sizes): mine}
+            yield {name: load_of(name, chats) for name, chats in loads.items()}
             demand_newest(server, dense.newest)
 
 
@@ -234,24 +246,6 @@ def _members(number: int, sizes: Sizes) -> set[int]:
     """Who is in one of many chats, by the number of the sender."""
     apart = max(1, sizes.connections // sizes.members_of_many)
     return {(number + apart * one) % sizes.connections for one in range(sizes.members_of_many)}
-
-
-@asynccontextmanager
-async def _followed(place: Path, sizes: Sizes, figures: Figures) -> AsyncIterator[SliceOf]:
-    """One chat of which all senders are told what the others say."""
-    who, dense = names("follower", sizes.connections), Dense()
-    with serving(place, place / "followed.db") as server:
-        make_chats(server, [(HOT, who)])
-        async with users(server, who, live=True) as senders:
-
-            async def load(seconds: float) -> Slice:
-                sends = Followed(senders, HOT)
-                result = await sends.keep_busy(server.pid, sizes.in_flight, seconds)
-                dense.demand(sends.sequences)
-                figures.deliveries.append(replace(result, events=sends.deliveries))
-                return result
-
-            yield load
 
 
 # --- from one to another ---------------------------------------------------------------------------------

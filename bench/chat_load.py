@@ -4,6 +4,7 @@ other."""
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from http.client import HTTPConnection
@@ -125,15 +126,17 @@ class Dense:
 
 
 class Followed(Sends):
-    """Messages to one chat that all the senders follow: each gets its answers, and what the others send."""
+    """Messages to chats whose members all are senders: each gets its answers, and what the others send."""
 
-    def __init__(self, connections: Sequence[Connection], chat_id: str) -> None:
-        super().__init__(connections, [[chat_id]] * len(connections))
-        self._chat_id = chat_id
+    def __init__(self, connections: Sequence[Connection], chats: Sequence[Sequence[str]]) -> None:
+        super().__init__(connections, chats)
+        self._others = {chat_id: count - 1 for chat_id, count in Counter(itertools.chain(*chats)).items()}
+        """To whom a message goes, by chat."""
+        self._followed = set(chats[0])
         self.deliveries = 0
         self._seen: list[bytes] = []
         """What the first one gets of others; read when the time is over."""
-        self._own: list[int] = []
+        self._own: dict[str, list[int]] = {chat_id: [] for chat_id in self._followed}
         """What it was told of its own."""
 
     def answer(self, number: int, text: bytes) -> str | None:
@@ -143,20 +146,26 @@ class Followed(Sends):
             if not number:
                 self._seen.append(text)
             return None
+        if number:
+            return super().answer(number, text)
+        answer = decoded(text)
         name = super().answer(number, text)
-        if not number:
-            self._own.append(self.sequences[self._chat_id][-1])
+        self._own[answer.chat_id].append(answer.sequence)
         return name
 
     async def rest(self) -> None:
         """Until everybody has what the others have sent. Raises ValueError if it is something else."""
-        await until(lambda: self.deliveries >= len(self.waited) * (len(self.connections) - 1))
-        told = self.sequences[self._chat_id]
-        seen = [decoded(text).sequence for text in self._seen]
-        if self.deliveries != len(told) * (len(self.connections) - 1) or sorted(seen + self._own) != sorted(told):
-            raise ValueError(f"of {len(told)} messages there were {self.deliveries} deliveries")
-        if seen != sorted(seen):
-            raise ValueError("messages came in another order than they were committed in")
+        wanted = sum(len(told) * self._others[chat_id] for chat_id, told in self.sequences.items())
+        await until(lambda: self.deliveries >= wanted)
+        seen: dict[str, list[int]] = {chat_id: [] for chat_id in self._followed}
+        for one in map(decoded, self._seen):
+            seen[one.chat_id].append(one.sequence)
+        for chat_id, sequences in seen.items():
+            told = self.sequences[chat_id]
+            if self.deliveries != wanted or sorted(sequences + self._own[chat_id]) != sorted(told):
+                raise ValueError(f"of {len(told)} messages to {chat_id} there were other deliveries: {self.deliveries}")
+            if sequences != sorted(sequences):
+                raise ValueError("messages came in another order than they were committed in")
 
 
 class Pairs(Sends):

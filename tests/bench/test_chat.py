@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from bench.__main__ import main
-from bench.chat import EVENTS_DOOR, FOLLOWED, ONE, Figures, Sizes, report_of
+from bench.chat import EVENTS_DOOR, ONE, UNFOLLOWED, Figures, Sizes, report_of
 from bench.chat_load import CONTENTS, Dense, Followed, Pairs, Sends, sending
 from bench.server_report import Series
 from bench.wire import Slice
@@ -21,7 +21,7 @@ from oncelog.doors.chat.reading import Send, read_quickly
 def test_the_chat_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--quick", "--no-save"]) == 0
     shown = capsys.readouterr().out
-    for name in (EVENTS_DOOR, ONE, "10 chats", FOLLOWED, "100 messages a second", "with 40 connections"):
+    for name in (EVENTS_DOOR, ONE, "10 chats", ONE + UNFOLLOWED, "100 messages a second", "with 40 connections"):
         assert name in shown
     assert "MET" not in shown
 
@@ -95,13 +95,13 @@ def test_a_message_has_arrived_when_the_other_has_it() -> None:
     [
         ([1, 3], None),
         ([3, 1], "in another order"),
-        ([1, 4], "of 3 messages there were"),
-        ([1, 3, 3], "of 3 messages there were"),
+        ([1, 4], "of 3 messages to a there were"),
+        ([1, 3, 3], "of 3 messages to a there were"),
     ],
 )
 def test_followers_must_have_all_that_others_sent(seen: list[int], complaint: str | None) -> None:
     async def check(connections: list[Connection]) -> None:
-        followed = Followed(connections, "a")
+        followed = Followed(connections, [["a"], ["a"]])
         for number, sequence in ((1, 1), (0, 2), (1, 3)):
             followed.answer(number, ack(sequence))
             followed.waited.append(0.001)
@@ -114,6 +114,19 @@ def test_followers_must_have_all_that_others_sent(seen: list[int], complaint: st
         else:
             with pytest.raises(ValueError, match=complaint):
                 await followed.rest()
+
+    with_load(check)
+
+
+def test_each_chat_is_followed_by_its_own_members() -> None:
+    async def check(connections: list[Connection]) -> None:
+        followed = Followed(connections, [["a", "b"], ["a"]])
+        for number, one in ((0, ack(1)), (1, ack(2)), (0, ack(1, chat_id="b"))):
+            followed.answer(number, one)
+        followed.answer(0, told(2))
+        followed.answer(1, told(1))
+        await followed.rest()  # nobody else is in b, so nobody is told of what is said there
+        assert followed.deliveries == 2
 
     with_load(check)
 
@@ -132,9 +145,10 @@ def seen(**changed: Any) -> Figures:
             EVENTS_DOOR: series(20_000, 18_000),
             ONE: series(12_000, 12_000),
             "1000 chats": series(12_000, 12_000),
-            FOLLOWED: series(5000, 5000),
+            ONE + UNFOLLOWED: series(20_000, 20_000),
+            "1000 chats" + UNFOLLOWED: series(15_000, 16_000),
         },
-        deliveries=[Slice(315_000, 1.0, [0.001, 0.002], 0.9, 0.9)],
+        deliveries={ONE: [Slice(315_000, 1.0, [0.001, 0.002], 0.9, 0.9)]},
         paced=[Slice(1000, 1.0, [0.002] * 100, 0.1, 0.5)],
         memory=[("with nobody connected", 90.0), ("with 5000 connections", 1023.0)],
         held_s=0.2,
@@ -152,7 +166,13 @@ def test_the_report_of_the_chat() -> None:
     assert report.is_met
     assert "{" not in report.how_to_read
     single, deliveries, paced, memory, _ = report.tables
-    assert [row[0] for row in single.rows] == [ONE, EVENTS_DOOR, "1000 chats", FOLLOWED]
+    assert [row[0] for row in single.rows] == [
+        ONE,
+        EVENTS_DOOR,
+        "1000 chats",
+        ONE + UNFOLLOWED,
+        "1000 chats" + UNFOLLOWED,
+    ]
     assert deliveries.rows[0][1] == "315000"
     assert paced.rows[0][:5] == ("1000 messages a second", "1000", "1000", "2.00", "2.00")
     assert memory.rows == [("with nobody connected", "90"), ("with 5000 connections", "1023")]
@@ -161,6 +181,8 @@ def test_the_report_of_the_chat() -> None:
         "one chat / events door, median of rounds": ("0.63×", ""),
         "1000 chats / one chat": ("1.00×", "met"),
         "1000 chats / one chat, median of rounds": ("1.00×", ""),
+        "1000 chats / one chat, which no sender follows": ("0.80×", ""),
+        "1000 chats / one chat, which no sender follows, median of rounds": ("0.78×", ""),
         "from one to another at 1000 a second, p50, median of rounds": ("2.00 ms", "met"),
         "from one to another at 1000 a second, p99, median of rounds": ("2.00 ms", "met"),
         "memory with 5000 connections": ("1023 MiB", "met"),
