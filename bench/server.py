@@ -58,6 +58,8 @@ class Sizes:
     """Of batches."""
     writers: int = 16
     """Beside those who are idle, with `in_flight` requests each."""
+    crowd_rounds: int = 10
+    crowd_s: float = 2
     idle: int = 1000
     outbox_frames_max: int = 10_000
     """How far a reader that stopped reading may fall behind: the default of the server."""
@@ -78,6 +80,8 @@ QUICK_SIZES: Final = Sizes(
     paced_s=0.5,
     callers=2,
     writers=4,
+    crowd_rounds=1,
+    crowd_s=0.3,
     idle=50,
     outbox_frames_max=500,
     subscribers=50,
@@ -196,7 +200,7 @@ async def _idle(sizes: Sizes, figures: Figures) -> None:
 
             loads: dict[str, SliceOf] = {"alone": alone, "in a crowd": in_a_crowd}
             figures.idle, figures.writers = sizes.idle, sizes.writers
-            series = await in_turn(loads, sizes.rounds, sizes.slice_s)
+            series = await in_turn(loads, sizes.crowd_rounds, sizes.crowd_s)
             figures.crowd = {name: series[name] for name in ("in a crowd", "alone")}
 
 

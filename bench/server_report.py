@@ -32,7 +32,9 @@ could take right before, at times set beforehand. What an event waits is counted
 In a crowd: {writers} connections with {in_flight} single events in flight each, all in one partition, on one server.
 In every round first alone, then with {idle} connections that follow a partition nobody writes to, and a reader of the
 written one that has stopped reading. Then all but the writers leave. The reader must be closed as a slow one (more is
-written until it is, outside the time that counts), and a new connection must get everything behind its cursor.
+written until it is, outside the time that counts), and a new connection must get everything behind its cursor. What
+is to be seen is small beside what the machine's speed changes by from minute to minute: so the two are compared round
+by round.
 
 Batches: requests of 100 events by as many callers, each of which waits for its answer. `in process` makes each
 submission of a dict (`oncelog.event`), as the server makes it of JSON; beside it the same with submissions that were
@@ -139,9 +141,10 @@ def _findings(figures: Figures) -> Iterator[Finding]:
         yield Finding(f"single events, Oncelog / {name}", ratio, "×", f"≥ {target}×", ratio >= target, fails_run=True)
     p99_ms = median(Series([half]).speed.p99_ms for _, half in figures.half_load)
     yield Finding("p99 at half load, median of rounds", p99_ms, " ms", "< 50 ms", p99_ms < 50)
-    ratio, _ = figures.crowd["in a crowd"].ratios(figures.crowd["alone"])
+    best, middle = figures.crowd["in a crowd"].ratios(figures.crowd["alone"])
     name = f"single events, with {figures.idle} idle connections and a stuck reader / alone"
-    yield Finding(name, ratio, "×", "≥ 0.9×", ratio >= 0.9, fails_run=True)
+    yield Finding(f"{name}, median of rounds", middle, "×", "≥ 0.9×", middle >= 0.9, fails_run=True)
+    yield Finding(name, best, "×", "", True)
     over_the_wire = figures.batches["over the WebSocket"]
     for name, at_least in (("in process", 0.5), ("in process, prepared beforehand", None)):
         ratio, _ = over_the_wire.ratios(figures.batches[name])

@@ -489,7 +489,7 @@ def seen(**changed: Any) -> Figures:
         half_load=[(Slice(10_000, 1.0, [0.001] * 100, 0.5, 0.5), Slice(5000, 1.0, [0.001] * 100, 0.5, 0.5))],
         writers=16,
         idle=1000,
-        crowd={"in a crowd": series(8500, 9500), "alone": series(10_000, 9000)},
+        crowd={"in a crowd": series(8700, 9600), "alone": series(10_000, 9200)},
         batches={
             "over the WebSocket": series(15_000),
             "in process": series(30_000),
@@ -519,8 +519,8 @@ def test_the_report_of_the_server() -> None:
     assert ways.rows == [("one statement", "900", ""), ("a function", "1000", "taken")]
     assert crowd.columns[0] == "single events, 16 writers"
     assert [(row[0], row[1], *row[-2:]) for row in crowd.rows] == [
-        ("in a crowd", "9500", "", ""),
-        ("alone", "10000", "0.95×", "0.95×"),
+        ("in a crowd", "9600", "", ""),
+        ("alone", "10000", "0.96×", "0.96×"),
     ]
     assert len(batches.rows) == 3
     assert [row[0] for row in broadcasts.rows] == ["to 1000 subscribers", "to 1000 subscribers, one at a time"]
@@ -529,7 +529,8 @@ def test_the_report_of_the_server() -> None:
         "single events, Oncelog / NATS JetStream": ("3.33×", "met"),
         "single events, Oncelog / by hand on PostgreSQL": ("10.00×", "met"),
         "p99 at half load, median of rounds": ("1.00 ms", "met"),
-        "single events, with 1000 idle connections and a stuck reader / alone": ("0.95×", "met"),
+        "single events, with 1000 idle connections and a stuck reader / alone, median of rounds": ("0.96×", "met"),
+        "single events, with 1000 idle connections and a stuck reader / alone": ("0.96×", ""),
         "batches, WebSocket / in process": ("0.50×", "met"),
         "batches, WebSocket / in process, prepared beforehand": ("0.38×", ""),
         "deliveries": ("150000 a second", "met"),
@@ -546,7 +547,12 @@ SLOW = Slice(100, 1.0, [0.06] * 100, 0.5, 0.5)
 @pytest.mark.parametrize(
     ("changed", "name", "is_met"),
     [
-        ({"crowd": {"in a crowd": series(8900), "alone": series(10_000)}}, "single events, with 1000 idle", False),
+        # Round by round: the best rounds are of other minutes.
+        (
+            {"crowd": {"in a crowd": series(8900, 12_000), "alone": series(10_000, 13_400)}},
+            "single events, with",
+            False,
+        ),
         ({"batches": {**seen().batches, "in process": series(31_000)}}, "batches, WebSocket / in process", False),
         ({"single": {**seen().single, "NATS JetStream": series(3400, 1)}}, "single events, Oncelog / NATS", False),
         # What depends on the machine is only shown.
