@@ -167,7 +167,7 @@ class _Room(Collector):
         text = "1 for each reason for which no new writes are taken."
         yield _gauge("read_only", text, "reason", {why.value: int(why in reasons) for why in Why})
         if free is not None:
-            yield GaugeMetricFamily("oncelog_disk_free_bytes", "Free bytes of the file system of the log.", free)
+            yield GaugeMetricFamily("oncelog_disk_free_bytes", "Free bytes of the log's disk, less its -wal.", free)
         if size is not None:
             yield GaugeMetricFamily("oncelog_store_bytes", "Bytes of the file or the database.", size)
 

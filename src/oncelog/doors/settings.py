@@ -117,7 +117,7 @@ class DiskSettings(Struct, frozen=True, kw_only=True):
     """When no new writes are taken because there is little room for them, and when they are again."""
 
     free_bytes_min: int = 256 * 2**20
-    """Free bytes of the file system of a log in a file; below it no new writes are taken. 0 does not look."""
+    """Free bytes of the disk of a log in a file, less its -wal; below it no new writes are taken. 0 does not look."""
     free_again_bytes_min: int = 0
     """From so many free bytes on they are taken again. 0 is a tenth more than `disk.free_bytes_min`."""
     store_bytes_max: int = 0

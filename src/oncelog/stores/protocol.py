@@ -437,7 +437,10 @@ class Store(Protocol):
         """All named consumers."""
 
     def free_bytes(self) -> int | None:
-        """What is free on the file system that the log is on; None where the store cannot see it. Does not wait."""
+        """What is free on the file system that the log is on, and not needed for what was committed already.
+
+        None where the store cannot see it. Does not wait.
+        """
 
     async def size_bytes(self) -> int | None:
         """What the file or the database has, with all that is in it; None where that has no meaning."""

@@ -215,8 +215,9 @@ class SqliteStore:
             return await self._write(self._session.scrub)
 
     def free_bytes(self) -> int | None:
-        """As `Store` says."""
-        return self._driver.free_bytes(self._path)
+        """As `Store` says. What lies in the write-ahead log must still be moved into the file, which grows by it."""
+        free = self._driver.free_bytes(self._path)
+        return None if free is None else max(0, free - _size_of(f"{self._path}-wal"))
 
     async def size_bytes(self) -> int | None:
         """As `Store` says: the file, and what lies beside it."""
