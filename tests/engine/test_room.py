@@ -19,10 +19,11 @@ from engine.watched import WatchedLog
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Applied, Claim, Granted, Mode, Reason, Refused, SetCursor, SetMember, Verdict
 from oncelog.engine.log import Log, open_log
-from oncelog.engine.room import RETRY_AFTER_MS, Guard, Room, Why
+from oncelog.engine.room import FULL_AGAIN_BYTES, RETRY_AFTER_MS, Guard, Room, Why
 from oncelog.errors import BusyError, DiskFullError, SettingsError, StoreUnavailableError
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.sqlite import SqliteStore
+from oncelog.stores.sqlite.files import SqliteDriver
 from oncelog.testing.disk import Disk, DiskDriver, Fault
 
 QUICK: dict[str, Any] = {"look_ms": 1, "store_look_ms": 1}
@@ -238,6 +239,84 @@ def test_a_real_store_says_how_large_it_is(tmp_path: Path, store_kind: str) -> N
     run(main())
 
 
+class SmallDriver(SqliteDriver):
+    """A real file on a disk that has so many bytes, and nothing else on it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def free_bytes(self, path: str) -> int | None:
+        return self.size - self.file_bytes(path) - self.file_bytes(f"{path}-wal")
+
+    @staticmethod
+    def file_bytes(path: str) -> int:
+        return Path(path).stat().st_size if Path(path).exists() else 0
+
+
+def test_what_must_still_be_moved_into_the_file_is_not_free(tmp_path: Path) -> None:
+    """A start has to move it before anything else, and must find room for it."""
+
+    async def main() -> None:
+        path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
+        log = Log(SqliteStore(path, driver=driver), room=Room(free_bytes_min=1_000_000, look_ms=3_600_000))
+        async with log:
+            for number in range(1, 1000):
+                if isinstance(await log.submit(event(number, body=b"x" * 20_000)), Refused):
+                    break
+            beside = driver.file_bytes(f"{path}-wal")
+            assert log.guard.reasons == {Why.FREE}
+            assert beside > 2_000_000
+            free = driver.free_bytes(path)
+            assert free is not None
+            assert log.guard.free_bytes == free - beside
+            assert free > beside, "it could not be moved"
+
+    run(main())
+
+
+def test_what_lies_beside_the_file_holds_nothing_back_for_long(tmp_path: Path) -> None:
+    """Nobody commits any more and moves it; so the one who looks does, until the file itself leaves too little."""
+
+    async def main() -> None:
+        path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
+        room = Room(free_bytes_min=1_000_000, free_again_bytes_min=1_500_000, **QUICK)
+        async with Log(SqliteStore(path, driver=driver), room=room) as log:
+            was_held_back, number = 0, 0
+            while driver.file_bytes(path) < 3_000_000:
+                number += 1
+                if isinstance(await log.submit(event(number, body=b"x" * 20_000)), Refused):
+                    was_held_back += 1
+                    await until(lambda: not log.read_only)
+            assert was_held_back
+            driver.size = driver.file_bytes(path) + 900_000
+            held_back(await log.submit(event(1000)))
+            await until(lambda: not driver.file_bytes(f"{path}-wal"))
+            assert log.guard.reasons == {Why.FREE}
+
+    run(main())
+
+
+def test_room_that_cannot_be_made_is_looked_for_again() -> None:
+    async def main() -> None:
+        store = Unmovable()
+        store.free = 9
+        async with Log(store, room=Room(free_bytes_min=10, **QUICK)) as log:
+            await until(lambda: store.tried > 2)
+            assert log.guard.reasons == {Why.FREE}
+            store.free = 11
+            await until(lambda: not log.read_only)
+
+    run(main())
+
+
+class Unmovable(Disks):
+    tried = 0
+
+    async def scrub(self) -> bool:
+        self.tried += 1
+        raise DiskFullError("no room to move anything")
+
+
 # --- a disk that is full -------------------------------------------------------------------------------
 
 
@@ -337,7 +416,40 @@ def test_a_disk_that_is_full_again_and_again_is_tried_less_often() -> None:
     run(main())
 
 
-class Tried(MemoryStore):
+def test_a_disk_that_was_full_is_full_while_almost_nothing_is_free() -> None:
+    async def main() -> None:
+        store = Tried()
+        store.free = FULL_AGAIN_BYTES - 1
+        guard = Guard(store, Room(look_ms=1))
+        await guard.start()
+        guard.failed(DiskFullError("no room"))
+        await until(lambda: store.tried > 2)
+        assert guard.reasons == {Why.FULL}
+        store.free = FULL_AGAIN_BYTES
+        await until(lambda: not guard.reasons)
+        await guard.stop()
+
+    run(main())
+
+
+def test_a_full_disk_is_tried_by_moving_all_that_was_committed(tmp_path: Path) -> None:
+    """A start does the same: where it would fail nothing new is to be taken, and what it frees is free without it."""
+
+    async def main() -> None:
+        path, driver = tmp_path / "log.db", SmallDriver(100_000_000)
+        async with Log(SqliteStore(path, driver=driver), room=Room(look_ms=1)) as log:
+            for number in range(1, 20):
+                committed(await log.submit(event(number, body=b"x" * 20_000)))
+            assert driver.file_bytes(f"{path}-wal") > 400_000
+            log.guard.failed(DiskFullError("no room"))
+            await until(lambda: not log.read_only)
+            assert driver.file_bytes(str(path)) > 400_000
+            assert driver.file_bytes(f"{path}-wal") < 20_000
+
+    run(main())
+
+
+class Tried(Disks):
     tried = 0
 
     async def probe(self) -> None:

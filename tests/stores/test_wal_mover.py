@@ -121,7 +121,7 @@ def test_what_is_erased_is_scrubbed_though_the_mover_works(tmp_path: Path, monke
             assert await asyncio.to_thread(begun.wait, 60)
             scrubbing = asyncio.ensure_future(store.scrub())
             await asyncio.sleep(0)
-            await store.probe()  # the writer's thread would have come to it by now
+            await store.remembered([])  # the writer's thread would have come to it by now
             assert order == []
             may_end.set()
             assert await scrubbing

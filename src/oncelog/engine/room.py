@@ -16,8 +16,10 @@ from oncelog.stores.protocol import Store
 
 logger: Final = logging.getLogger("oncelog.engine")
 
-PAUSE_MS_MAX: Final = 60_000
+PAUSE_MS_MAX: Final = 10_000
 """How long a disk is left alone at most that was found full again and again, before it is tried."""
+FULL_AGAIN_BYTES: Final = 2**20
+"""With less than this free a disk that was full still is: what is tried is small, and fits where no commit does."""
 RETRY_AFTER_MS: Final = 5000
 """When a write may be sent again that came while none were taken."""
 AGAIN_PERCENT: Final = 10
@@ -28,7 +30,8 @@ class Room(Struct, frozen=True, kw_only=True):
     """When a log takes no new writes because its disk is nearly full, and when it does again. 0 does not look."""
 
     free_bytes_min: int = 0
-    """Free bytes of the file system that a file's log is on. Below it no new writes are taken."""
+    """Free bytes of the file system that a file's log is on, without what is kept to move the -wal into the file.
+    Below it no new writes are taken."""
     free_again_bytes_min: int = 0
     """From then on they are again. 0 is a tenth more than `free_bytes_min`, and it is never less than that."""
     store_bytes_max: int = 0
@@ -128,7 +131,7 @@ class Guard:
         """A commit was not made."""
         if self.room is not None and isinstance(error, DiskFullError):
             if Why.FULL not in self._reasons:
-                # What is tried is small: it may fit where a commit does not, and then it is told again and again.
+                # What is tried is small: it may fit where a large commit does not, again and again.
                 self._pause_ms = min(2 * self._pause_ms, PAUSE_MS_MAX) if self._well_ms < PAUSE_MS_MAX else 0
                 self._pause_ms = max(self._pause_ms, self.room.look_ms)
                 self._waited_ms = 0
@@ -163,6 +166,8 @@ class Guard:
             if room is not None and self._since_ms >= room.store_look_ms:
                 self._since_ms = 0
                 await self._look_at_store()
+            if Why.FREE in self._reasons:
+                await self._make_room()
             if Why.FULL not in self._reasons:
                 self._well_ms += before.look_ms
                 continue
@@ -181,6 +186,15 @@ class Guard:
             is_known = Why.FREE in self._reasons
             is_short = free < (room.free_again_bytes if is_known else room.free_bytes_min)
             self._set(Why.FREE, is_short, f"less than {room.free_bytes_min} bytes of the disk are free")
+
+    async def _make_room(self) -> None:
+        """What lies beside the store takes room of its own, and no commit comes to move it."""
+        try:
+            await self._store.scrub()
+        except OncelogError as error:
+            logger.debug("no room was made: %s", error)
+        else:
+            self._look_at_disk()
 
     async def _look_at_store(self) -> None:
         try:
@@ -209,7 +223,9 @@ class Guard:
             await self._store.probe()
         except OncelogError as error:
             logger.debug("still nothing can be written: %s", error)
-        else:
+            return
+        free = self._store.free_bytes()
+        if free is None or free >= FULL_AGAIN_BYTES:
             self._well_ms = 0
             self._set(Why.FULL, False, "")
 

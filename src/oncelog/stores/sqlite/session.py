@@ -230,7 +230,11 @@ class Session:
             return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def probe(self) -> None:
-        """Commits what changes nothing."""
+        """Commits what changes nothing, after all that was committed has been moved into the file.
+
+        On a full disk that is what a start would fail at, and the write-ahead log is the first room that can be had.
+        """
+        self.scrub()
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
