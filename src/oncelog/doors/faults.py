@@ -9,12 +9,14 @@ import orjson
 
 from oncelog.codes import QUOTA_EXCEEDED, RATE_LIMITED, READ_ONLY, SERVER_BUSY, SERVER_ERROR
 from oncelog.core.values import Reason, Refused
-from oncelog.errors import ClockJumpedError, ClosedError, MovedError, OncelogError
+from oncelog.errors import ClockJumpedError, ClosedError, MovedError, OncelogError, StoreUnavailableError
 
 logger: Final = logging.getLogger("oncelog.doors")
 
 RETRY_AFTER_MS: Final = 1000
 """What a client is told that comes while the log cannot take new writes."""
+QUIET_LOOKS: Final = 10
+"""So often must the server look without a failure in between before one counts as new: clients come back in seconds."""
 UNKNOWN: Final = "the outcome is not known; send it again under the same id"
 UNREADABLE: Final = "the log cannot be read for now; ask again"
 
@@ -53,6 +55,35 @@ def not_now(refused: Refused) -> DoorError:
     return DoorError(NOT_NOW[refused.reason], refused.message, **details)
 
 
+class Failures:
+    """Requests that a store could not serve. A disk that is full fails thousands: begin and end are told, each once."""
+
+    def __init__(self) -> None:
+        self._kinds: set[type[BaseException]] = set()
+        self._count = 0
+        self._quiet_looks = 0
+
+    def count(self, error: BaseException) -> None:
+        """One request more."""
+        is_told = type(error) in self._kinds
+        logger.log(logging.DEBUG if is_told else logging.ERROR, "the log could not do what it was asked: %s", error)
+        if isinstance(error, StoreUnavailableError):  # what else goes wrong is no state that ends by itself
+            self._kinds.add(type(error))
+            self._count += 1
+            self._quiet_looks = 0
+
+    def look(self) -> None:
+        """By the clock, for all doors: whether it is over. Nobody has to see the first that succeeds."""
+        self._quiet_looks += 1
+        if self._kinds and self._quiet_looks > QUIET_LOOKS:
+            logger.warning("no more requests fail, after %d that the log could not serve", self._count)
+            self._kinds.clear()
+            self._count = 0
+
+
+failures: Final = Failures()
+
+
 def stopping() -> DoorError:
     """What new writes are told by a server that is about to end."""
     return DoorError(SERVER_BUSY, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
@@ -75,7 +106,7 @@ def error_of(error: BaseException, otherwise: str = UNKNOWN) -> DoorError:
         )
     if isinstance(error, ClosedError):
         return DoorError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
-    logger.error("the log could not do what it was asked: %s", error)
+    failures.count(error)
     return DoorError(SERVER_ERROR, otherwise, retry_after_ms=RETRY_AFTER_MS)
 
 

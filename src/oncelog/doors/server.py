@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from oncelog import codes
 from oncelog.core.tenants import Tenant
+from oncelog.doors import faults
 from oncelog.doors.arrivals import Arrivals
 from oncelog.doors.chat.acks import Acks
 from oncelog.doors.chat.door import ChatDoor
@@ -437,6 +438,7 @@ class Server:
             self._renew()
 
     def _renew(self) -> None:
+        faults.failures.look()
         self._arrivals.sweep()
         self._quick.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
         self.sockets.renew()

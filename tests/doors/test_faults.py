@@ -1,0 +1,106 @@
+"""What is written about requests that the log could not serve."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from doors.serving import item, run, serving
+from oncelog.doors import faults
+from oncelog.doors.faults import QUIET_LOOKS, UNKNOWN, Failures, error_of
+from oncelog.errors import CorruptError, DiskFullError, StoreUnavailableError
+from oncelog.stores.sqlite import SqliteStore
+
+
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> Failures:
+    fresh = Failures()
+    monkeypatch.setattr(faults, "failures", fresh)
+    return fresh
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Level and text of all that somebody reads."""
+    return [
+        (record.levelname, record.message)
+        for record in caplog.records
+        if record.name == "oncelog.doors" and record.levelno >= logging.WARNING
+    ]
+
+
+BEGIN = ("ERROR", "the log could not do what it was asked: no room")
+
+
+def over(count: int) -> tuple[str, str]:
+    return ("WARNING", f"no more requests fail, after {count} that the log could not serve")
+
+
+def test_begin_and_end_are_told_once(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for _ in range(3):
+        assert error_of(DiskFullError("no room")).message == UNKNOWN
+    assert lines(caplog) == [BEGIN]
+    assert len(caplog.records) == 3, "each of them, for who wants to know"
+    for _ in range(QUIET_LOOKS):
+        failures.look()
+    error_of(DiskFullError("no room"))  # a client that came back after seconds
+    for _ in range(QUIET_LOOKS):
+        failures.look()
+    assert lines(caplog) == [BEGIN]
+    failures.look()
+    failures.look()
+    assert lines(caplog) == [BEGIN, over(4)]
+    error_of(DiskFullError("no room"))
+    assert lines(caplog) == [BEGIN, over(4), BEGIN]
+
+
+def test_another_reason_is_told_too(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        error_of(DiskFullError("no room"))
+        error_of(StoreUnavailableError("an I/O error"))
+    assert lines(caplog) == [BEGIN, ("ERROR", "the log could not do what it was asked: an I/O error")]
+    for _ in range(QUIET_LOOKS + 1):
+        failures.look()
+    assert lines(caplog)[2:] == [over(4)]
+
+
+@pytest.mark.usefixtures("failures")
+def test_damage_is_told_of_every_request(caplog: pytest.LogCaptureFixture) -> None:
+    """It may be in another place each time."""
+    for place in (1, 2):
+        error_of(CorruptError(f"record {place} is damaged"))
+    assert [text for _, text in lines(caplog)] == [
+        "the log could not do what it was asked: record 1 is damaged",
+        "the log could not do what it was asked: record 2 is damaged",
+    ]
+
+
+def test_nothing_is_told_where_nothing_failed(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3 * QUIET_LOOKS):
+        failures.look()
+    error_of(CorruptError("damaged"))
+    for _ in range(3 * QUIET_LOOKS):
+        failures.look()
+    assert len(lines(caplog)) == 1
+
+
+@pytest.mark.usefixtures("failures")
+def test_a_server_on_a_full_disk_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full(*_: object) -> None:
+        raise DiskFullError("no room")
+
+    async def main() -> None:
+        async with serving(tmp_path) as served:
+            with monkeypatch.context() as patched:
+                patched.setattr(SqliteStore, "commit", full)
+                for number in range(1, 6):
+                    assert (await served.submit(item(number))).refusal == (500, "server_error")
+            assert BEGIN in lines(caplog)
+            assert (await served.submit(item(1))).status in {200, 503}
+            for _ in range(QUIET_LOOKS + 1):
+                served.server._renew()
+            assert [line for line in lines(caplog) if "could not" in line[1]] == [BEGIN, over(5)]
+
+    run(main())
