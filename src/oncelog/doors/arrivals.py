@@ -32,6 +32,11 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._silent_since_ms)
 
+    def are_all_gone(self) -> bool:
+        """Whether nobody is connected any more."""
+        self.sweep()
+        return not self._silent_since_ms
+
     def protocol(self, serve: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
         """For `loop.create_server`."""
         return _Arrival(self, serve)

@@ -99,7 +99,10 @@ class Quick:
         self.failed = failed
         """Told of every request that was refused: its path, and why."""
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
-        self._vary = b"Vary: Origin\r\n" if varies else b""
+        self._always = b"Vary: Origin\r\n" if varies else b""
+        """Lines of every answer's head."""
+        self.is_ending = False
+        """Whether each answer is the last one of its connection."""
         self.connections: set[_Connection] = set()
         self.head = lru_cache(maxsize=HEADS_MAX)(self._read)
         self._ok: tuple[str, bytes] = ("", b"")
@@ -112,6 +115,17 @@ class Quick:
         """Closes those that have asked for nothing since then."""
         for connection in [one for one in self.connections if one.is_idle_since(since_s)]:
             connection.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has no answer yet."""
+        return any(connection.is_busy for connection in self.connections)
+
+    def end(self) -> None:
+        """From now on each connection is closed with its next answer, which says so."""
+        self.is_ending = True
+        self._always += b"Connection: close\r\n"
+        self._ok = ("", b"")
 
     def finish(self) -> None:
         """Closes all of them; what was answered is sent."""
@@ -157,7 +171,7 @@ class Quick:
             head = (
                 f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\nDate: {date}\r\n"
                 f"Server: {SERVER_SOFTWARE}\r\n"
-            ).encode() + self._vary
+            ).encode() + self._always
             self._ok = (date, head.replace(b"%", b"%%") + b"Content-Length: %d\r\n\r\n%b")
         return self._ok[1] % (len(body), body)
 
@@ -172,7 +186,7 @@ class Quick:
             "Content-Length": str(len(body)),
         }
         lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
-        return f"HTTP/1.1 {response.status} {response.reason}\r\n{lines}".encode() + self._vary + b"\r\n" + body
+        return f"HTTP/1.1 {response.status} {response.reason}\r\n{lines}".encode() + self._always + b"\r\n" + body
 
 
 class _Connection(asyncio.Protocol):
@@ -188,7 +202,8 @@ class _Connection(asyncio.Protocol):
         self._path = ""
         self._waiting = b""
         self._active_s = 0.0
-        self._is_busy = False
+        self.is_busy = False
+        """Whether a request waits for its answer."""
         self._is_paused = False
         """Not read from, because too much waits."""
         self._is_full = False
@@ -217,7 +232,7 @@ class _Connection(asyncio.Protocol):
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_busy or self._is_full or self._waiting:
+        if self.is_busy or self._is_full or self._waiting:
             self._waiting += data
             if len(self._waiting) > WAITING_BYTES_MAX and not self._is_paused:
                 self._is_paused = True
@@ -235,7 +250,7 @@ class _Connection(asyncio.Protocol):
             return
         end = body_at + head.body_bytes
         self._waiting = data[end:]
-        self._is_busy = True
+        self.is_busy = True
         if not self._path:
             self._quick.spoke(self._transport)
         self._path = head.path
@@ -270,13 +285,15 @@ class _Connection(asyncio.Protocol):
             return
         self._transport.write(data)
         self._active_s = self._loop.time()
-        self._is_busy = False
-        if self._waiting:
+        self.is_busy = False
+        if self._quick.is_ending:
+            self.close()
+        elif self._waiting:
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """With what has waited."""
-        if self._is_busy or self._is_full or not self._waiting or self._transport.is_closing():
+        if self.is_busy or self._is_full or not self._waiting or self._transport.is_closing():
             return
         data, self._waiting = self._waiting, b""
         if self._is_paused:
@@ -286,7 +303,7 @@ class _Connection(asyncio.Protocol):
 
     def is_idle_since(self, since_s: float) -> bool:
         """Whether it has had nothing to do since then."""
-        return not self._is_busy and self._active_s < since_s
+        return not self.is_busy and self._active_s < since_s
 
     def close(self) -> None:
         """What was written is sent first."""

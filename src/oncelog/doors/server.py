@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
@@ -77,6 +77,10 @@ JUDGED_MAX: Final = 256
 """Kept of what was found out about addresses and headers."""
 CLOSING_S: Final = 1.0
 """How long one who does not read may take to be closed when the server stops."""
+LINGER_S: Final = 0.25
+"""How long connections without a request are kept when the server stops: one may be on its way, and gets an answer."""
+LOOK_S: Final = 0.005
+"""How often a server that stops looks whether it still has to wait."""
 HEADER_BYTES_MAX: Final = 32 * 1024
 """Of the request line, and of each header."""
 PREFLIGHT: Final = {
@@ -161,6 +165,8 @@ class Server:
         self._counting: asyncio.Task[None] | None = None
         self._wanted_tenants: tuple[Tenant, ...] | None = None
         self._is_ready = False
+        self._asked: dict[int, StreamReader] = {}
+        """Bodies of the requests that have no answer yet, but for those that stay."""
         self.urls: list[str] = []
         """Where it listens."""
 
@@ -240,6 +246,8 @@ class Server:
             return
         self._is_ready = False
         self._door.is_closing = self.ledger.is_closing = self.deltas.is_closing = self._chat_door.is_closing = True
+        self._quick.end()
+        lingers_until_s = asyncio.get_running_loop().time() + min(LINGER_S, self.settings.shutdown_ms / 1000)
         runner, self._runner = self._runner, None
         logger.info("stopping", extra={"connections": self._readers, "queued": self.log.queued})
         if self._listener is not None:
@@ -253,12 +261,13 @@ class Server:
                 await self._answered()
         except TimeoutError:
             logger.warning("not all that was accepted has its answer yet", extra={"queued": self.log.queued})
-        self._quick.finish()
         self.sockets.finish()
         self.chat_sockets.finish()
         self.http.streams.finish()
         self.ledger.streams.finish()
         self.deltas.finish()
+        await self._linger(lingers_until_s)
+        self._quick.finish()
         await runner.cleanup()
         if calls is not None:
             await calls
@@ -275,10 +284,19 @@ class Server:
 
     async def _answered(self) -> None:
         """Returns when nothing is in flight and what was answered is on its way, but for those who do not read."""
+        # A request whose body has not come as a whole may never do so: only those that have are waited for.
+        while self._quick.is_busy or any(body.is_eof() for body in self._asked.values()):  # noqa: ASYNC110 - once
+            await asyncio.sleep(LOOK_S)
         await self.log.settled()
         await asyncio.sleep(0)  # the answers of the last commit
         drained = asyncio.gather(self.sockets.drained(), self.chat_sockets.drained())
         await asyncio.wait([drained], timeout=CLOSING_S)
+
+    async def _linger(self, until_s: float) -> None:
+        """Returns when nobody is connected, or then. Who asks meanwhile is told, and that the connection ends."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < until_s and not self._arrivals.are_all_gone():  # noqa: ASYNC110 - once
+            await asyncio.sleep(LOOK_S)
 
     def _cannot_read(self, error: Exception) -> None:
         """The log could not be read for long. Everybody is let go; whoever comes back finds it as it is then."""
@@ -453,8 +471,18 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Whom we do not serve at all, and how errors look."""
+        """Whom we do not serve at all, how errors look, and which answer is the last one of its connection."""
         self._arrivals.spoke(request.transport)
+        self._asked[id(request)] = request.content
+        try:
+            response = await self._answer(request, handler)
+        finally:
+            self._asked.pop(id(request), None)
+        if self._door.is_closing and not response.prepared:
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         respond = _RESPONSES.get(_door_of(request.path), error_response)
         try:
             self._demand_served(request)
@@ -486,6 +514,8 @@ class Server:
         headers = request.headers
         forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
         self._demand_ours(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
+        if self._door.is_closing and request.path.startswith("/v1/"):
+            raise stopping()
 
     def _demand_ours(
         self, remote: str | None, host: str | None, forwarded: str | None = None, origin: str | None = None
@@ -532,11 +562,16 @@ class Server:
         if self._door.is_closing:
             raise stopping()
 
+    def _let_stay(self, request: web.Request) -> None:
+        """For those that are answered until somebody ends it. Raises DoorError."""
+        self._demand_room()
+        self._asked.pop(id(request), None)
+
     # --- the doors
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            self._demand_room()
+            self._let_stay(request)
             return await self.sockets.serve(request, self._address(request))
         return await self.http.page(request, self._address(request))
 
@@ -544,23 +579,23 @@ class Server:
         return await self.http.submit(request, self._address(request))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        self._demand_room()
+        self._let_stay(request)
         return await self.http.stream(request, self._address(request))
 
     async def _handle_ledger(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/stream"):
-            self._demand_room()
+            self._let_stay(request)
         return await handler(request, self._address(request))
 
     async def _handle_deltas(self, handler: LedgerHandler, path: str, request: web.Request) -> web.StreamResponse:
         if path == LIVE:
-            self._demand_room()
+            self._let_stay(request)
         return await handler(request, self._address(request))
 
     async def _chat_socket(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() != "websocket":
             raise DoorError(codes.BAD_REQUEST, "Upgrade: must be websocket", field="Upgrade", status=426)
-        self._demand_room()
+        self._let_stay(request)
         return await self.chat_sockets.serve(request, self._address(request))
 
     async def _handle_chat(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
