@@ -35,6 +35,8 @@ class LedgerLimits(Struct, frozen=True, kw_only=True):
     pause_ms_min: int = 100
     """Before something is sent again; each further pause is twice as long."""
     pause_ms_max: int = 10_000
+    reconnect_ms_max: int = 1000
+    """Between attempts to reach a server that is away. When it is back the pause is over, however long it was to be."""
     refused_pause_ms_min: int = 5000
     """The same where the server does not let us in."""
 

@@ -40,6 +40,8 @@ logger: Final = logging.getLogger("oncelog.client.ledger")
 
 STORE_PAUSE_S: Final = 0.5
 """Before the next attempt to write to a file that cannot be written."""
+LOOK_S: Final = 0.1
+"""How often is looked whether a server that was away is back. Nothing is sent for that."""
 InStore = Callable[..., Awaitable[Any]]
 """Calls a function of the store's in its thread."""
 
@@ -282,7 +284,7 @@ class Stream:
         if protocol.take_question():
             self._begin(self._ask())
         if protocol.is_held and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._pause_s(), self._release)
+            self._hold()
 
     def _wake_watchers(self) -> None:
         watchers, self._watchers = self._watchers, []
@@ -343,7 +345,12 @@ class Stream:
         self.last_error = reason
         self._retry_after_ms = max(self._retry_after_ms, retry_after_ms)
 
-    def _pause_s(self) -> float:
+    def _hold(self) -> None:
+        """Until the next attempt. If the server is away that comes as soon as it is back.
+
+        But not at once: a server that ends whenever it is asked would be asked all the time.
+        """
+        loop = asyncio.get_running_loop()
         limits = self._limits
         if self._pauses is None:
             self._pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, self._chance)
@@ -351,7 +358,19 @@ class Stream:
         least_ms, self._retry_after_ms = self._retry_after_ms, 0
         if self._protocol.is_refused:
             least_ms = max(least_ms, limits.refused_pause_ms_min)
-        return max(pause_s, least_ms * self._chance.uniform(1, 1.2) / 1000)
+        least_s = least_ms * self._chance.uniform(1, 1.2) / 1000
+        until_s = loop.time() + max(pause_s, least_s)
+        if not self._wire.is_connected:
+            pause_s = min(pause_s, next(pauses_s(limits.reconnect_ms_max, limits.reconnect_ms_max, self._chance)))
+        self._timer = loop.call_later(max(pause_s, least_s), self._look_for_server, until_s)
+
+    def _look_for_server(self, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        left_s = until_s - loop.time()
+        if left_s > 0 and not self._wire.is_connected:
+            self._timer = loop.call_later(min(LOOK_S, left_s), self._look_for_server, until_s)
+        else:
+            self._release()
 
     def _release(self) -> None:
         self._timer = None

@@ -85,8 +85,8 @@ class Wire:
         limits = self.limits
         options = (
             ("grpc.max_receive_message_length", limits.message_bytes_max),
-            ("grpc.initial_reconnect_backoff_ms", limits.pause_ms_min),
-            ("grpc.max_reconnect_backoff_ms", limits.pause_ms_max),
+            ("grpc.initial_reconnect_backoff_ms", min(limits.reconnect_ms_max, limits.pause_ms_min)),
+            ("grpc.max_reconnect_backoff_ms", min(limits.reconnect_ms_max, limits.pause_ms_max)),
             ("grpc.keepalive_time_ms", limits.heartbeat_ms),
             ("grpc.keepalive_timeout_ms", limits.heartbeat_ms),
             ("grpc.use_local_subchannel_pool", 1),  # its pauses are its own
@@ -97,6 +97,12 @@ class Wire:
         else:
             self._channel = grpc.aio.secure_channel(self.address, self._credentials, options)
         self._stub = LedgerStub(self._channel)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now. If not, the channel goes on trying to make one, at its own pace."""
+        channel = self._channel
+        return channel is not None and channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
 
     async def close(self) -> None:
         """Ends what is under way."""
