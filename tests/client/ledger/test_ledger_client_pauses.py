@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from client.ledger.ledgers import NOWHERE, address_of, ledger_of, server_process, written
-from doors.serving import run, serving, soon, until
+from doors.serving import WAIT_S, run, serving, soon, until
 from oncelog import codes
 from oncelog.client.ledger import LedgerClient, LedgerLimits, set_entity
 from oncelog.client.ledger.entries import Unknown
@@ -52,7 +52,8 @@ def test_a_server_that_is_back_is_noticed_however_long_the_pause_was_to_be(tmp_p
                 writing = asyncio.ensure_future(ledger.write(set_entity("b", b"1")))
                 await pause_s(ledger)
                 with server_process(store, int(address.rpartition(":")[2])):
-                    assert written(await soon(writing)).sequence == 2
+                    await asyncio.wait([writing], timeout=WAIT_S)
+                    assert written(writing.result()).sequence == 2
 
     run(main())
 
