@@ -146,7 +146,8 @@ def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
 
 def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:
     lane = desk.lane(item.policy, item.scope)
-    return _known(item, key_identity(item), lane, desk) or claim(item, lane, desk)
+    remembered = desk.keys.get(key_identity(item))
+    return (None if remembered is None else _known(item, remembered, lane)) or claim(item, lane, desk)
 
 
 def _decide_submission(submission: Submission, desk: Desk, validate: Validate | None) -> Verdict:
@@ -157,7 +158,8 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
             return refused
     lane = desk.lane(policy, submission.scope)
     identity = key_identity(submission)
-    answer = _known(submission, identity, lane, desk) if submission.key else None
+    remembered = desk.keys.get(identity) if submission.key else None
+    answer = None if remembered is None else _known(submission, remembered, lane)
     if answer is None and policy.client_sequence:
         answer = not_the_next(submission, lane, desk)
     if answer is None and policy.leased:
@@ -182,9 +184,9 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
 # --- the checks, in their order ----------------------------------------------------------------------
 
 
-def _known(item: Submission | Claim, identity: KeyIdentity, lane: LaneDesk, desk: Desk) -> Replayed | Refused | None:
-    remembered = desk.keys.get(identity)
-    if remembered is None or not lane.remembers(item.policy.retention, remembered.receipt.log_time_ms):
+def _known(item: Submission | Claim, remembered: Remembered, lane: LaneDesk) -> Replayed | Refused | None:
+    """None if it has been forgotten."""
+    if not lane.remembers(item.policy.retention, remembered.receipt.log_time_ms):
         return None
     return known_answer(item, remembered)
 
