@@ -10,6 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import uvloop
+
 import oncelog
 from bench.bare import BareFile, Batch, batches_of
 from bench.disk import directory
@@ -20,6 +22,7 @@ from oncelog.stores.sqlite.files import SqliteDriver, connect
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.statements import SQL
 
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
 RETRIES_AT_ONCE: Final = 500
 PAGE: Final = 500
 T = TypeVar("T")
@@ -59,11 +62,13 @@ def measurements(effort: Effort) -> Iterator[Measurement]:
 class _Commits:
     """Both contenders, each with a fresh file for every sample."""
 
-    def __init__(self, place: Path, submissions: Sequence[Submission]) -> None:
+    def __init__(
+        self, place: Path, submissions: Sequence[Submission], new_loop: NewLoop = uvloop.new_event_loop
+    ) -> None:
         self._ours = place / "ours.db"
         self._bare = place / "bare.db"
         self._submissions = submissions
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=new_loop)
         self._log: Log | None = None
         self._file: BareFile | None = None
         self._batches: list[Batch] = []
@@ -110,18 +115,22 @@ class _Commits:
 
 
 def _commits(place: Path, submissions: Sequence[Submission], sizes: Sizes) -> Iterator[Measurement]:
-    with closing(_Commits(place, submissions)) as commits:
-        yield Measurement(
-            f"commit, {SUBMITTERS} submitters",
-            commits.submit,
-            commits.insert,
-            "executemany of the same rows in the same batches",
-            count=len(submissions),
-            target_ratio=0.5,
-            prepare_ours=commits.prepare_ours,
-            prepare_baseline=commits.prepare_bulk,
-            rounds=6,
-        )
+    for name, new_loop, target_ratio in (
+        ("", uvloop.new_event_loop, 0.5),
+        (", on asyncio's own event loop", asyncio.new_event_loop, None),
+    ):
+        with closing(_Commits(place, submissions, new_loop)) as commits:
+            yield Measurement(
+                f"commit, {SUBMITTERS} submitters{name}",
+                commits.submit,
+                commits.insert,
+                "executemany of the same rows in the same batches",
+                count=len(submissions),
+                target_ratio=target_ratio,
+                prepare_ours=commits.prepare_ours,
+                prepare_baseline=commits.prepare_bulk,
+                rounds=10,
+            )
     fewer = submissions[: 10 * sizes.one_by_one]
     with closing(_Commits(place, fewer)) as commits:
         yield Measurement(
