@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
-from functools import lru_cache, partial
-from typing import Any, Final, NoReturn, TypeVar
+from functools import lru_cache
+from typing import Any, Final, NoReturn
 from urllib.parse import unquote
 
 import grpc
@@ -22,13 +22,13 @@ from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
 from oncelog.doors.ledger.anyone import Health, Reflection, end_call
 from oncelog.doors.ledger.door import LedgerDoor
+from oncelog.doors.ledger.values import Write, WriteAnswer
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.stores.protocol import RelationshipQuery
 
-T = TypeVar("T")
 logger: Final = logging.getLogger("oncelog.doors")
 
 SERVICE: Final = "oncelog.ledger.v1.Ledger"
@@ -61,6 +61,8 @@ CLOSING_S: Final = 1.0
 """How long one who does not read may take to be closed."""
 Context = Any
 """grpc.aio.ServicerContext: its types are only half there."""
+Answer = Callable[[Any, Principal], Awaitable[Message | bytes]]
+"""What a call is answered with, by its message and who sent it; bytes are a message as it is sent."""
 Certificate = Callable[[], tuple[bytes, bytes] | None]
 """Key and chain, in PEM form, as they are now; None without TLS."""
 AddressOf = Callable[[str | None, str | None], str]
@@ -197,7 +199,7 @@ class LedgerRpc:
     # --- calls
 
     def _handlers(self) -> dict[str, Any]:
-        calls: dict[str, tuple[type[Message], Callable[[Any, Principal], Awaitable[Message]]]] = {
+        calls: dict[str, tuple[type[Message], Answer]] = {
             "Write": (pb.WriteRequest, self._write),
             "BatchWrite": (pb.BatchWriteRequest, self._batch_write),
             "GetClientState": (pb.GetClientStateRequest, self._client_state),
@@ -213,41 +215,38 @@ class LedgerRpc:
         # And as streams, which on the wire is the same: so who it is is asked before the message is taken, and not
         # when gRPC has gathered all of it, of whomever.
         unary: dict[str, Any] = {
-            name: grpc.stream_unary_rpc_method_handler(partial(self._call, kind, answer))
+            name: grpc.stream_unary_rpc_method_handler(self._handler(kind, answer))
             for name, (kind, answer) in calls.items()
         }
         return {**unary, "WatchBlocks": grpc.stream_stream_rpc_method_handler(self._watch)}
 
-    async def _call(
-        self,
-        kind: type[Message],
-        answer: Callable[[Any, Principal], Awaitable[Message]],
-        _: object,
-        context: Context,
-    ) -> bytes:
-        counts = self._door.counts
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - gRPC runs every call in one
-        self._came += 1
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        try:
-            told = await self._answered(kind, answer, context)
-        except DoorError as error:
-            await self._abort(context, error)
-        except Exception:  # asyncio.CancelledError is none: the caller has gone
-            logger.exception("a call failed")
-            await self._abort(context, DoorError(codes.SERVER_ERROR, "the server is at fault"))
-        counts.requests["ledger", "grpc", "ok"] += 1
-        return told.SerializeToString()
+    def _handler(self, kind: type[Message], answer: Answer) -> Callable[[object, Context], Awaitable[bytes]]:
+        """A function, and no `partial` of one: gRPC asks at every call what kind it is, and looks long at that."""
 
-    async def _answered(
-        self, kind: type[Message], answer: Callable[[Any, Principal], Awaitable[Message]], context: Context
-    ) -> Message:
-        """Apart from `_call`, which an error is sent from and is kept with: see `end_call`."""
+        async def call(_: object, context: Context) -> bytes:
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101 - gRPC runs every call in one
+            self._came += 1
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            try:
+                told = await self._answered(kind, answer, context)
+            except DoorError as error:
+                await self._abort(context, error)
+            except Exception:  # asyncio.CancelledError is none: the caller has gone
+                logger.exception("a call failed")
+                await self._abort(context, DoorError(codes.SERVER_ERROR, "the server is at fault"))
+            self._door.counts.requests["ledger", "grpc", "ok"] += 1
+            return told
+
+        return call
+
+    async def _answered(self, kind: type[Message], answer: Answer, context: Context) -> bytes:
+        """Apart from `call`, which an error is sent from and is kept with: see `end_call`."""
         principal = self._principal(context)
         request = await self._message(kind, context)
-        return await answer(request, self._door.entrance.still(principal))
+        told = await answer(request, self._door.entrance.still(principal))
+        return told if isinstance(told, bytes) else told.SerializeToString()
 
     async def _abort(self, context: Context, error: DoorError) -> NoReturn:
         """Ends the call with an error; what HTTP has in its body is in the trailing metadata."""
@@ -278,26 +277,15 @@ class LedgerRpc:
         return self._address_of(_address(context.peer()), ",".join(forwarded) if forwarded else None)
 
     async def _message(self, kind: type[Message], context: Context) -> Any:
-        """The one message of a call. Raises DoorError."""
-        data = await self._read(context)
-        if not isinstance(data, bytes):  # grpc.aio.EOF
-            raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
-        message = kind()
-        try:
-            message.ParseFromString(data)
-        except (DecodeError, RecursionError, UnicodeDecodeError):
-            raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}") from None
-        return message
-
-    async def _read(self, context: Context) -> Any:
-        """Within BODY_S, by one timer for all: one for each would take as long as the reading."""
+        """The one message of a call, within BODY_S: by one timer for all, as one for each would take as long as the
+        reading. Raises DoorError."""
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - as in `_call`
+        assert task is not None  # noqa: S101 - as in `_handler`
         self._reading[task] = time.monotonic() + BODY_S
         if self._hurrying is None:
             self._hurry_later()
         try:
-            return await context.read()
+            data = await context.read()
         except asyncio.CancelledError:
             if self._reading[task] is not None:
                 raise
@@ -305,6 +293,12 @@ class LedgerRpc:
             raise DoorError(codes.BAD_REQUEST, f"the message must be there within {BODY_S} seconds") from None
         finally:
             del self._reading[task]
+        try:
+            if isinstance(data, bytes):  # and not grpc.aio.EOF
+                return kind.FromString(data)
+        except (DecodeError, RecursionError, UnicodeDecodeError):
+            pass
+        raise DoorError(codes.BAD_REQUEST, f"the request must be a {kind.DESCRIPTOR.full_name}")
 
     def _hurry_later(self) -> None:
         self._hurrying = asyncio.get_running_loop().call_later(BODY_S / 60, self._hurry)
@@ -320,17 +314,37 @@ class LedgerRpc:
         if self._reading:
             self._hurry_later()
 
-    async def _write(self, request: pb.WriteRequest, principal: Principal) -> pb.WriteResponse:
-        if self._is_closing:
-            raise stopping()
-        asked = await _converted(messages.read_write, request)
-        return messages.answer(await self._door.write(asked, principal))
+    def _write(self, request: pb.WriteRequest, principal: Principal) -> Awaitable[bytes]:
+        return self._written(messages.read_write, request, principal)
 
-    async def _batch_write(self, request: pb.BatchWriteRequest, principal: Principal) -> pb.WriteResponse:
+    def _batch_write(self, request: pb.BatchWriteRequest, principal: Principal) -> Awaitable[bytes]:
+        return self._written(messages.read_batch, request, principal)
+
+    def _written(self, read: Callable[[Any], Write], request: Any, principal: Principal) -> Awaitable[bytes]:
+        """Calls of these come by the thousand: the answer is made where the verdict is told, and waited for once."""
         if self._is_closing:
             raise stopping()
-        asked = await _converted(messages.read_batch, request)
-        return messages.answer(await self._door.write(asked, principal))
+        if request.ByteSize() > LONG_FRAME_BYTES:
+            return self._long_written(read, request, principal)
+        return self._submitted(read(request), principal)
+
+    async def _long_written(self, read: Callable[[Any], Write], request: Any, principal: Principal) -> bytes:
+        """What is long is read in a thread: others must not wait for it."""
+        return await self._submitted(await asyncio.to_thread(read, request), principal)
+
+    def _submitted(self, asked: Write, principal: Principal) -> asyncio.Future[bytes]:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def answer(given: WriteAnswer) -> None:
+            if not future.done():  # or the caller has gone
+                future.set_result(messages.answer(given).SerializeToString())
+
+        def fail(error: Exception) -> None:
+            if not future.done():
+                future.set_exception(error)
+
+        self._door.write_nowait(asked, principal, answer, fail)
+        return future
 
     async def _client_state(self, request: pb.GetClientStateRequest, principal: Principal) -> Message:
         asked = (request.organization, request.vault, request.client_id)
@@ -429,13 +443,6 @@ class _Watcher(Struct):
     scope: str
     error: DoorError | None = None
     """Why it is sent away."""
-
-
-async def _converted(convert: Callable[[Any], T], request: Any) -> T:
-    """What is long is read in a thread: others must not wait for it."""
-    if request.ByteSize() > LONG_FRAME_BYTES:
-        return await asyncio.to_thread(convert, request)
-    return convert(request)
 
 
 @lru_cache(maxsize=4096)  # one connection, many calls
