@@ -22,7 +22,7 @@ from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
 from oncelog.doors.ledger.anyone import Health, Reflection, end_call
 from oncelog.doors.ledger.door import LedgerDoor
-from oncelog.doors.ledger.values import Write, WriteAnswer
+from oncelog.doors.ledger.together import Read, Together
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
 from oncelog.errors import OncelogError, SettingsError
@@ -84,6 +84,7 @@ class LedgerRpc:
         demand_room: Callable[[], None],
     ) -> None:
         self._door = door
+        self._together = Together(door)
         self._host = host
         self._wanted_port = port
         self._with_reflection = with_reflection
@@ -320,31 +321,19 @@ class LedgerRpc:
     def _batch_write(self, request: pb.BatchWriteRequest, principal: Principal) -> Awaitable[bytes]:
         return self._written(messages.read_batch, request, principal)
 
-    def _written(self, read: Callable[[Any], Write], request: Any, principal: Principal) -> Awaitable[bytes]:
+    def _written(self, read: Read, request: Any, principal: Principal) -> Awaitable[bytes]:
         """Calls of these come by the thousand: the answer is made where the verdict is told, and waited for once."""
         if self._is_closing:
             raise stopping()
         if request.ByteSize() > LONG_FRAME_BYTES:
             return self._long_written(read, request, principal)
-        return self._submitted(read(request), principal)
+        return self._together.write(read, request, principal)
 
-    async def _long_written(self, read: Callable[[Any], Write], request: Any, principal: Principal) -> bytes:
+    async def _long_written(self, read: Read, request: Any, principal: Principal) -> bytes:
         """What is long is read in a thread: others must not wait for it."""
-        return await self._submitted(await asyncio.to_thread(read, request), principal)
-
-    def _submitted(self, asked: Write, principal: Principal) -> asyncio.Future[bytes]:
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-        def answer(given: WriteAnswer) -> None:
-            if not future.done():  # or the caller has gone
-                future.set_result(messages.answer(given).SerializeToString())
-
-        def fail(error: Exception) -> None:
-            if not future.done():
-                future.set_exception(error)
-
-        self._door.write_nowait(asked, principal, answer, fail)
-        return future
+        asked = await asyncio.to_thread(read, request)
+        answer = await self._door.write(asked, principal)
+        return messages.answer(answer).SerializeToString()
 
     async def _client_state(self, request: pb.GetClientStateRequest, principal: Principal) -> Message:
         asked = (request.organization, request.vault, request.client_id)

@@ -1,0 +1,77 @@
+"""Writes that come one by one among many others, handed to the log several at a time.
+
+gRPC brings every call alone, and does much for the next one in between: what is done for a single write finds nothing
+of its own in the processor's caches, and takes three times as long as in a row. So while many wait for their commit,
+those who come behind them are held back for a moment. Where few wait, nobody is.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from oncelog.doors.ledger import messages
+from oncelog.doors.ledger.door import LedgerDoor
+from oncelog.doors.ledger.values import Write, WriteAnswer
+from oncelog.doors.principal import Principal
+
+CROWD: Final = 16
+"""From so many on that wait for their commit, others are held back:"""
+HELD_MAX: Final = 16
+"""until there are so many of them,"""
+HELD_S: Final = 0.003
+"""or for so long, or until someone has been answered, and the next batch begins."""
+
+Read = Callable[[Any], Write]
+"""What a message asks for. Raises DoorError."""
+
+
+class Together:
+    """One for a service."""
+
+    def __init__(self, door: LedgerDoor) -> None:
+        self._door = door
+        self._held: list[tuple[Read, Any, Principal, asyncio.Future[bytes]]] = []
+        self._timer: asyncio.Handle | None = None
+        self._is_due = False
+
+    def write(self, read: Read, message: Any, principal: Principal) -> asyncio.Future[bytes]:
+        """The answer to a write, as it is sent. The future raises DoorError."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bytes] = loop.create_future()
+        self._held.append((read, message, principal, future))
+        if len(self._held) >= HELD_MAX or self._door.log.queued < CROWD:
+            self._hand_over()
+        elif self._timer is None:
+            self._timer = loop.call_later(HELD_S, self._hand_over)
+        return future
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._is_due = False
+        held, self._held = self._held, []
+        for read, message, principal, future in held:
+            try:
+                self._submit(read(message), principal, future)
+            except Exception as error:  # noqa: BLE001 - told to the one whose it is, and not to the others
+                _fail(future, error)
+
+    def _submit(self, asked: Write, principal: Principal, future: asyncio.Future[bytes]) -> None:
+        def answer(given: WriteAnswer) -> None:
+            if self._held and not self._is_due:
+                # Not at once: the log is still telling the others.
+                self._is_due = True
+                asyncio.get_running_loop().call_soon(self._hand_over)
+            if not future.done():  # or the caller has gone
+                future.set_result(messages.answer(given).SerializeToString())
+
+        def fail(error: Exception) -> None:
+            _fail(future, error)
+
+        self._door.write_nowait(asked, principal, answer, fail)
+
+
+def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,152 @@
+"""Writes over gRPC that come one by one among many others, and are handed to the log several at a time."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doors.ledger.ledger_doors import Door, opened
+from doors.ledger.wires import GRPC, code, put, refused
+from doors.serving import run, soon, until
+from oncelog.doors.ledger import together
+from oncelog.doors.ledger.together import Together
+from oncelog.doors.limits import LONG_FRAME_BYTES
+from oncelog.engine.committer import Committer
+
+NEVER_S = 1000.0
+
+
+@pytest.fixture
+def held_back(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As if many waited for their commit, and with no end to it but those that a test sets."""
+    monkeypatch.setattr(together, "CROWD", 0)
+    monkeypatch.setattr(together, "HELD_MAX", 1000)
+    monkeypatch.setattr(together, "HELD_S", NEVER_S)
+    return monkeypatch
+
+
+def held(door: Door) -> int:
+    assert door.server.rpc is not None
+    return len(door.server.rpc._together._held)
+
+
+def written(door: Door, number: int, *operations: Any) -> "asyncio.Task[Any]":
+    """By a client of its own."""
+    ledger = door.ledger(client_id=f"client-{number}")
+    return asyncio.ensure_future(ledger.write(1, *(operations or (put(f"entity/{number}", b"v"),))))
+
+
+def test_many_at_a_time_have_each_their_own_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_over: list[int] = []
+    hand_over = Together._hand_over
+
+    def counted(self: Together) -> None:
+        handed_over.append(len(self._held))
+        hand_over(self)
+
+    monkeypatch.setattr(Together, "_hand_over", counted)
+
+    async def main() -> None:
+        async with opened(tmp_path, GRPC) as door:
+            wrong = range(0, 300, 10)
+            calls = {number: written(door, number) for number in range(300) if number not in wrong}
+            errors = {number: asyncio.ensure_future(refused(written(door, number, put("")))) for number in wrong}
+            answers = {number: await call for number, call in calls.items()}
+            assert {code(answer) for answer in answers.values()} == {"OK"}
+            assert len({answer["committed_tx_id"] for answer in answers.values()}) == len(calls)
+            for number in wrong:
+                assert (await errors[number]).field == "operations[0].set_entity.key"
+            for number in calls:
+                again = await door.ledger(client_id=f"client-{number}").get_client_state()
+                assert again["last_committed_sequence"] == 1
+            assert max(handed_over) > 1  # or nobody was held back
+            assert sum(handed_over) == 300
+
+    run(main())
+
+
+def test_one_alone_is_not_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "HELD_S", NEVER_S)
+
+    async def main() -> None:
+        async with opened(tmp_path, GRPC) as door:
+            assert code(await soon(written(door, 1))) == "OK"
+
+    run(main())
+
+
+def test_they_are_handed_over_when_there_are_enough(tmp_path: Path, held_back: pytest.MonkeyPatch) -> None:
+    held_back.setattr(together, "HELD_MAX", 3)
+
+    async def main() -> None:
+        async with opened(tmp_path, GRPC) as door:
+            first = [written(door, 1), written(door, 2, put(""))]
+            await until(lambda: held(door) == 2)
+            assert code(await soon(written(door, 3))) == "OK"
+            assert code(await soon(first[0])) == "OK"
+            assert (await soon(refused(first[1]))).status == "INVALID_ARGUMENT"
+
+    run(main())
+
+
+def test_they_are_handed_over_after_a_while(tmp_path: Path, held_back: pytest.MonkeyPatch) -> None:
+    held_back.setattr(together, "HELD_S", 0.001)
+
+    async def main() -> None:
+        async with opened(tmp_path, GRPC) as door:
+            for number in (1, 2):
+                assert code(await soon(written(door, number))) == "OK"
+
+    run(main())
+
+
+def test_they_are_handed_over_when_another_is_answered(tmp_path: Path, held_back: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        may_go = asyncio.Event()
+        commit = Committer._commit
+
+        async def gated(self: Committer, batch: Any) -> None:
+            await may_go.wait()
+            await commit(self, batch)
+
+        held_back.setattr(Committer, "_commit", gated)
+        async with opened(tmp_path, GRPC) as door:
+            held_back.setattr(together, "CROWD", 1)  # so the first one is not held back
+            first = written(door, 1)
+            await until(lambda: door.server.log.queued == 1)
+            others = [written(door, number) for number in (2, 3)]
+            await until(lambda: held(door) == 2)
+            may_go.set()
+            for call in [first, *others]:
+                assert code(await soon(call)) == "OK"
+
+    run(main())
+
+
+def test_a_held_write_whose_caller_goes_is_committed_and_harms_nobody(
+    tmp_path: Path, held_back: pytest.MonkeyPatch
+) -> None:
+    held_back.setattr(together, "HELD_MAX", 2)
+
+    async def main() -> None:
+        async with opened(tmp_path, GRPC) as door:
+            assert door.server.rpc is not None
+            calls = door.server.rpc._calls
+            gone = written(door, 1)
+            await until(lambda: held(door) == 1)
+            gone.cancel()
+            await until(lambda: not calls)
+            assert code(await soon(written(door, 2))) == "OK"
+            assert await door.ledger().value("entity/1") == b"v"
+
+    run(main())
+
+
+@pytest.mark.usefixtures("held_back")
+def test_a_long_one_is_not_held_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, GRPC) as door:
+            assert code(await soon(written(door, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
+
+    run(main())
