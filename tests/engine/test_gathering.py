@@ -1,11 +1,21 @@
 """Who was answered together comes back together: for whom the next batch waits."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from oncelog.engine import gathering
-from oncelog.engine.gathering import BUSY, ENOUGH_ITEMS, RETURNING_MIN, RETURNING_S, WAIT_S, Gathering
+from oncelog.engine.gathering import (
+    BUSY,
+    ENOUGH_ITEMS,
+    RETURNING_BUSY_MIN,
+    RETURNING_MIN,
+    RETURNING_S,
+    WAIT_S,
+    Gathering,
+)
 
 
 class Queue:
@@ -95,7 +105,8 @@ def test_who_comes_back_first_waits(now_s: list[float], answered: int, behind: i
         (500, ENOUGH_ITEMS - 1, True),
         (500, ENOUGH_ITEMS, False),
         (0, 32, False),  # all of them are there
-        (RETURNING_MIN - 4, 2, False),  # too few to wait for
+        (RETURNING_BUSY_MIN - 1, 1, True),
+        (RETURNING_BUSY_MIN - 2, 1, False),  # too few to wait for
     ],
 )
 def test_a_busy_thread_waits_for_more(
@@ -123,6 +134,36 @@ def test_a_busy_thread_goes_on_when_enough_are_there(
         assert not waiting.done()
         queue.come(1)
         await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("part", [0.4, 0.6])
+def test_a_busy_thread_that_computes_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, now_s: list[float], computed_s: list[float], part: float
+) -> None:
+    """It sends the answers to those who will come, and hears of nobody meanwhile."""
+    monkeypatch.setattr(gathering, "SILENT_BUSY_S", 1000)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        later: list[Callable[[], object]] = []
+
+        def call_later(_: float, call: Callable[..., object], *arguments: object) -> asyncio.Handle:
+            later.append(partial(call, *arguments))
+            return asyncio.Handle(call, arguments, loop)
+
+        monkeypatch.setattr(loop, "call_later", call_later)
+        queue = busy_queue(now_s, computed_s, 30, 20)
+        waiting = asyncio.ensure_future(queue.gathering.wait(loop))
+        await asyncio.sleep(0)
+        computed_s[0] += part * 1000
+        later.pop()()  # the time is over, and nobody has come
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert waiting.done() is (part < 0.5)
+        queue.come(30)
+        await asyncio.wait_for(waiting, None)
 
     asyncio.run(main())
 

@@ -19,17 +19,20 @@ from collections.abc import Callable
 from typing import Final
 
 RETURNING_MIN: Final = 16
-"""Below so many nobody waits for anybody."""
+"""Below so many nobody waits for anybody,"""
+RETURNING_BUSY_MIN: Final = 4
+"""or below so many where the thread is busy: over gRPC calls come in one by one, and who is on the way is not seen."""
 RETURNING_S: Final = 0.01
 """Who comes later after the last commit than this has not come back from it."""
 SILENT_S: Final = 0.001
 """A wait ends when nobody has come for so long,"""
 SILENT_BUSY_S: Final = 0.002
-"""or for so long where the thread is busy: it takes longer from one to the next,"""
+"""or for so long where the thread is busy: it takes longer from one to the next, and a thread that computes for more
+than half of this is not silent, but answers those who will come,"""
 WAIT_S: Final = 0.01
 """and so long after that in any case."""
-BUSY: Final = 0.7
-"""A thread that computes for more than this part of the time has none to spare,"""
+BUSY: Final = 0.5
+"""A thread that computes for more than this part of the time has none to spare: others take their share of its core,"""
 ENOUGH_ITEMS: Final = 64
 """and so many share what a transaction costs well enough."""
 HALVED_MIN: Final = 2 * ENOUGH_ITEMS
@@ -77,7 +80,7 @@ class Gathering:
     @property
     def is_wanted(self) -> bool:
         """Whether the next batch should `wait`."""
-        if self._returning < RETURNING_MIN:
+        if self._returning < (RETURNING_BUSY_MIN if self._is_busy else RETURNING_MIN):
             return False
         is_first = not self._is_enough if self._is_busy else self._queued() * 4 < self._returning
         return is_first and time.perf_counter() - self._settled_s <= RETURNING_S
@@ -87,11 +90,17 @@ class Gathering:
         """Not for ever: those who come one by one may be others."""
         return time.perf_counter() - self._settled_s <= RETURNING_S + WAIT_S
 
+    def _is_silent(self, seen: int, computed_s: float) -> bool:
+        """Nobody has come, and a busy thread has not been kept from hearing of them."""
+        if seen < self._queued():
+            return False
+        return not self._is_busy or time.thread_time() - computed_s <= SILENT_BUSY_S / 2
+
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """Returns when enough of them are there, or no more come."""
-        seen = 0
-        while seen < self._queued() and not self._is_enough and self.is_wanted_still:
-            seen = self._queued()
+        seen, computed_s = 0, math.inf
+        while not self._is_silent(seen, computed_s) and not self._is_enough and self.is_wanted_still:
+            seen, computed_s = self._queued(), time.thread_time()
             self._enough = enough = loop.create_future()
             self.is_waiting = True
             timer = loop.call_later(SILENT_BUSY_S if self._is_busy else SILENT_S, _let_go, enough)
