@@ -9,7 +9,7 @@ import pytest
 from doors.ledger.ledger_doors import Door, opened
 from doors.ledger.wires import GRPC, code, put, refused
 from doors.serving import run, soon, until
-from oncelog.doors.ledger import together
+from oncelog.doors.ledger import messages, together
 from oncelog.doors.ledger.together import Together
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.engine.committer import Committer
@@ -128,6 +128,14 @@ def test_a_held_write_whose_caller_goes_is_committed_and_harms_nobody(
     tmp_path: Path, held_back: pytest.MonkeyPatch
 ) -> None:
     held_back.setattr(together, "HELD_MAX", 2)
+    made: list[Any] = []
+    answer = messages.answer
+
+    def noted(given: Any) -> Any:
+        made.append(given)
+        return answer(given)
+
+    held_back.setattr(messages, "answer", noted)
 
     async def main() -> None:
         async with opened(tmp_path, GRPC) as door:
@@ -139,6 +147,7 @@ def test_a_held_write_whose_caller_goes_is_committed_and_harms_nobody(
             await until(lambda: not calls)
             assert code(await soon(written(door, 2))) == "OK"
             assert await door.ledger().value("entity/1") == b"v"
+            assert len(made) == 1  # there is nobody to read the other
 
     run(main())
 
