@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+from oncelog.doors.faults import DoorError
 from oncelog.doors.ledger import messages
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.values import Write, WriteAnswer
@@ -73,5 +74,11 @@ class Together:
 
 
 def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
+    """What is told is all that is wanted of a DoorError. Where it was raised knows the future, which would keep it: the
+    message would stay until a collection of garbage."""
+    cause: BaseException | None = error if isinstance(error, DoorError) else None
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
     if not future.done():
         future.set_exception(error)
