@@ -22,6 +22,7 @@ from oncelog.core.proof import Block, leaf_hash, record_header, root_of
 from oncelog.errors import OncelogError
 from oncelog.stores.about import About
 from oncelog.stores.rows import evidence_of
+from oncelog.stores.sqlite import index
 from oncelog.stores.sqlite.files import look
 from oncelog.stores.sqlite.reading import evidence
 from oncelog.stores.sqlite.statements import SQL
@@ -72,6 +73,14 @@ class Patient:
         lie = self.lie_after((statement, parameters))
         assert lie is not None, (statement, parameters)
         return lie
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_at_once() -> Iterator[None]:
+    """Four segments are merged: so there are merges under way, also of few keys."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(index, "FAN_OUT", 4)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
 from oncelog.stores.key_hash import HASH_MAX, SECRET_BYTES, hash_of, hashes_of
 from oncelog.stores.side_state import TABLES
 from oncelog.stores.sqlite import SqliteStore, index, sweeping, writing
-from oncelog.stores.sqlite.index import FAN_OUT, Filter, KeyIndex
+from oncelog.stores.sqlite.index import Filter, KeyIndex
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.tables import DELETE, LOAD
@@ -47,6 +47,12 @@ def test_a_hash_does_not_depend_on_what_is_hashed_before_it() -> None:
         assert hashes_of(secret, identities[turn:] + identities[:turn]) == each
 
 
+@pytest.fixture(autouse=True)
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four segments are merged: so there are several levels, and merges under way, also of few keys."""
+    monkeypatch.setattr(index, "FAN_OUT", 4)
+
+
 @contextmanager
 def rows_of(path: Path) -> Iterator[sqlite3.Connection]:
     """A look at the tables from beside."""
@@ -73,7 +79,7 @@ def check_segments(path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM oncelog_keys").fetchone() == inside
         levels = dict(connection.execute("SELECT level, count(*) FROM oncelog_key_segments GROUP BY level").fetchall())
         # Four that are being merged, fewer than four that wait, and one that is being filled.
-        assert max(levels.values(), default=0) <= 2 * FAN_OUT
+        assert max(levels.values(), default=0) <= 2 * index.FAN_OUT
 
 
 def check_all_known(session: Session, upto: int) -> None:

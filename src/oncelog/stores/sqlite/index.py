@@ -16,7 +16,7 @@ Keys are known here by a keyed hash (`key_hash`); a hit is checked against the r
 
 import sys
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, cast
 
@@ -29,9 +29,12 @@ from oncelog.stores.sqlite.statements import SQL, Insert
 
 SEAL_KEYS: Final = 32_768
 """A segment of the lowest level has about this many keys; about twice as many can be hot."""
-FAN_OUT: Final = 4
-PACE: Final = 1.5
-"""Rows that each level's work moves on for every new key. Above 1, so that it ends before the next begins."""
+FAN_OUT: Final = 16
+"""Each level is so many times larger than the one below, and every key is written once more for each of them: with 16
+twice from 8 million keys on. There may be as many segments of each to look for a known key in."""
+PACE: Final = 1.1
+"""Rows that each level's work moves on for every new key. Above 1, so that it ends before the next begins; and not by
+much, so that commits take as long while there is work as while there is none."""
 SLICE_MIN: Final = 32
 FILTER_KEYS_MIN: Final = 1_000_000
 FILTER_ERROR_RATE: Final = 0.005
@@ -224,12 +227,26 @@ class KeyIndex:
                         found.setdefault(one, []).extend(_listed(places))
         # Also what was found: another identity of the same hash may be sealed.
         sealed = [] if not self._segments else [*hashes] if self._filter is None else self._filter.among(hashes)
-        if sealed:
-            segments = orjson.dumps([segment.segment for segment in self._segments]).decode()
-            parameters = {"hashes": orjson.dumps(sealed).decode(), "segments": segments}
-            for one, place in connection.execute(SQL["find_keys"], parameters).fetchall():
+        for segment, some in self._where(sorted(sealed)) if sealed else ():
+            for one, place in connection.execute(SQL["find_keys"], (orjson.dumps(some).decode(), segment)).fetchall():
                 found.setdefault(one, []).append(place)
         return found
+
+    def _where(self, hashes: list[int]) -> Iterator[tuple[int, list[int]]]:
+        """Segments, and which of the hashes may be in each. They come in the order in which they lie there.
+
+        Of a merge that is under way, the target has those up to its cursor, and the sources the others.
+        """
+        ranges: dict[int, tuple[int, int]] = {}
+        for job in self._jobs.values():
+            done = bisect_right(hashes, job.cursor)
+            ranges.update((source, (done, len(hashes))) for source in job.sources)
+            if job.sources:
+                ranges[job.target] = (0, done)
+        for segment in self._segments:
+            first, end = ranges.get(segment.segment, (0, len(hashes)))
+            if first < end:
+                yield segment.segment, hashes[first:end]
 
     def stage(self, added: list[tuple[int, int]], positions: Mapping[int, int]) -> None:
         """Notes what the transaction adds: hashes with their places, and the new positions of the lanes."""

@@ -164,11 +164,11 @@ def _segment(connection: Any, segment: Segment, segments: Segments, found: Tally
 
 def _name_key(connection: Any, segments: Segments) -> None:
     """Says which key is missing, or points to another record."""
-    numbers = orjson.dumps([segment.segment for segment in segments.segments]).decode()
+    numbers = [segment.segment for segment in segments.segments]
     for place, *identity in connection.execute(SQL["all_identities"]):
         for one in segments.index.hashes_of_record(*identity):
-            parameters = {"hashes": orjson.dumps([one]).decode(), "segments": numbers}
-            places = [row[1] for row in connection.execute(SQL["find_keys"], parameters)]
+            sought = orjson.dumps([one]).decode()
+            places = [row[1] for number in numbers for row in connection.execute(SQL["find_keys"], (sought, number))]
             if segments.is_sealed(one, place) and place not in places:
                 raise ContradictionError("the key of the record is not in the key index", *lane_and_position(place))
     for segment in segments.segments:

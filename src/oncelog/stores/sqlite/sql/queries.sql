@@ -253,9 +253,8 @@ SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
 SELECT level, target, sources, keys, cursor FROM oncelog_key_jobs ORDER BY level;
 
 -- name: find_keys
-SELECT k.hash, k.place
-FROM json_each(:hashes) AS h CROSS JOIN json_each(:segments) AS s CROSS JOIN oncelog_keys AS k
-ON k.segment = s.value AND k.hash = h.value;
+-- Of some hashes those that are in a segment.
+SELECT k.hash, k.place FROM json_each(?) AS h CROSS JOIN oncelog_keys AS k ON k.segment = ? AND k.hash = h.value;
 
 -- name: all_hashes
 SELECT hash FROM oncelog_keys;
