@@ -56,14 +56,16 @@ message of as many, with a random UUID. Every sender of messages is a user of it
 of {chats} chats each has {members_of_many} of them as members, and a sender writes to one of its chats after the other.
 Both are on one server, by the same connections. As the door has it for whoever is connected, each sender is sent what
 the others write to its chats: a slice is over when everybody has all of that, and one of them must have it in order.
-The client reads all deliveries, and may be what limits the one chat. The connections of the events door, which has a
-server of its own, follow nothing. After every slice the sequences that were told must go on from the one before, in
-each chat without a gap, and in the end the server must have as many messages. `a second` is the best round, `median`
-the median; `ratio` is the best round of {one} divided by the other's, and beside it the median of that ratio round by
-round.
+So a message to the one chat goes to {others} others and one to the many to {others_of_many}, which is why the many may
+be faster. The client reads all deliveries, and may be what limits the one chat. The connections of the events door,
+which has a server of its own, follow nothing. After every slice the sequences that were told must go on from the one
+before, in each chat without a gap, and in the end the server must have as many messages. `a second` is the best round,
+`median` the median; `ratio` is the best round of {one} divided by the other's, and beside it the median of that ratio
+round by round.
 
-For information: the same on a third server by senders who have asked for answers alone (`"live": false`). Then a
-message to one chat is not delivered to anybody, and what is left of the difference is what the chats cost the store.
+Beside it the same on a third server by senders who have asked for answers alone (`"live": false`). Then no message is
+delivered to anybody, and what is left of the difference is what many chats cost the store. It has the same target, and
+fails no run.
 
 From one to another: {connections} users in chats of two write to each other, {per_s} messages a second at times set
 beforehand; what a message waits is counted from the time when it was due until the other one has it.
@@ -151,6 +153,8 @@ def report_of(figures: Figures, sizes: Sizes, *, judged: bool) -> Report:
         in_flight=sizes.in_flight,
         chats=sizes.chats,
         members_of_many=sizes.members_of_many,
+        others=sizes.connections - 1,
+        others_of_many=sizes.members_of_many - 1,
         per_s=sizes.per_s,
         held=sizes.held,
         members=sizes.members,
@@ -161,15 +165,14 @@ def report_of(figures: Figures, sizes: Sizes, *, judged: bool) -> Report:
 def _findings(figures: Figures, sizes: Sizes) -> list[Finding]:
     sends, many = figures.sends, _many(sizes)
     findings = []
-    for name, (best, middle), target in (
-        (f"{ONE} / {EVENTS_DOOR}", sends[ONE].ratios(sends[EVENTS_DOOR]), EVENTS_RATIO),
-        (f"{many} / {ONE}", sends[many].ratios(sends[ONE]), MANY_RATIO),
-        (f"{many} / {ONE}{UNFOLLOWED}", sends[f"{many}{UNFOLLOWED}"].ratios(sends[f"{ONE}{UNFOLLOWED}"]), None),
+    for name, first, second, target in (
+        (f"{ONE} / {EVENTS_DOOR}", ONE, EVENTS_DOOR, EVENTS_RATIO),
+        (f"{many} / {ONE}", many, ONE, MANY_RATIO),
+        (f"{many} / {ONE}{UNFOLLOWED}", f"{many}{UNFOLLOWED}", f"{ONE}{UNFOLLOWED}", MANY_RATIO),
     ):
-        if target is None:
-            findings.append(Finding(name, best, "×", "", True))
-        else:
-            findings.append(Finding(name, best, "×", f"≥ {target}×", best >= target, fails_run=True))
+        best, middle = sends[first].ratios(sends[second])
+        fails_run = UNFOLLOWED not in first
+        findings.append(Finding(name, best, "×", f"≥ {target}×", best >= target, fails_run=fails_run))
         findings.append(Finding(f"{name}, median of rounds", middle, "×", "", True))
     speeds = [Series([one]).speed for one in figures.paced]
     for name, waited_ms, most_ms in (

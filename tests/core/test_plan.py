@@ -29,6 +29,7 @@ from oncelog.core.values import (
     Acknowledge,
     Applied,
     Claim,
+    Committed,
     Granted,
     Item,
     LaneHead,
@@ -36,6 +37,7 @@ from oncelog.core.values import (
     OpenStream,
     Rate,
     Reason,
+    Refused,
     Release,
     Renew,
     Request,
@@ -972,3 +974,12 @@ def test_the_same_input_gives_the_same_output() -> None:
     snapshot = Snapshot()
     assert plan(batch, snapshot, 5) == plan(batch, snapshot, 5)
     assert snapshot == Snapshot(), "what the store remembers is only read"
+
+
+def test_a_text_that_only_equals_one_is_refused_whatever_came_before() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    for scope in ("notes/1", Name("notes/1")):
+        (verdict,) = plan([Request((replace(result(1), scope=scope),))], Snapshot(), 0).verdicts[0]
+        assert isinstance(verdict, Committed if type(scope) is str else Refused)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -864,7 +865,11 @@ def test_a_batch_waits_for_no_more_than_may_come(monkeypatch: pytest.MonkeyPatch
     assert waited == []
 
 
-def test_many_who_were_answered_together_are_committed_in_two_halves_by_turns() -> None:
+def test_many_who_were_answered_together_are_committed_in_two_halves_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whatever the machine does meanwhile: they come back at once, and a commit takes no time.
+    monkeypatch.setattr("oncelog.engine.gathering.RETURNING_S", 1000)
+    monkeypatch.setattr("oncelog.engine.gathering.time.thread_time", time.perf_counter)
+
     async def main() -> None:
         sizes: list[int] = []
         async with WatchedLog() as log:
@@ -875,9 +880,8 @@ def test_many_who_were_answered_together_are_committed_in_two_halves_by_turns() 
                     await log.submit(event(1000 * first + number))
 
             await asyncio.gather(*map(submitter, range(2 * HALVED_MIN)))
-        assert sizes[0] == 2 * HALVED_MIN
-        assert sizes[1:-1] == [HALVED_MIN] * (len(sizes) - 2)
-        assert sum(sizes) == 10 * HALVED_MIN
+        assert sizes[:2] == [2 * HALVED_MIN] * 2
+        assert sizes[2:] == [HALVED_MIN] * 6
 
     run(main())
 

@@ -1,8 +1,6 @@
 """Who was answered together comes back together: for whom the next batch waits."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -10,7 +8,8 @@ from oncelog.engine import gathering
 from oncelog.engine.gathering import (
     BUSY,
     ENOUGH_ITEMS,
-    RETURNING_BUSY_MIN,
+    HALVED_MIN,
+    IDLE,
     RETURNING_MIN,
     RETURNING_S,
     WAIT_S,
@@ -62,13 +61,67 @@ def busy_queue(now_s: list[float], computed_s: list[float], answered: int, behin
     return queue
 
 
-def test_who_was_there_while_nobody_else_came_is_in_step() -> None:
-    queue = Queue()
-    seen = [queue.gathering.are_in_step]
-    for answered, behind in ((256, 0), (128, 128), (1, 0)):
-        queue.settle(answered, behind)
-        seen.append(queue.gathering.are_in_step)
-    assert seen == [False, True, False, True]
+class Rounds:
+    """Callers who are answered and come back, again and again: seconds by the hand."""
+
+    def __init__(self, now_s: list[float], computed_s: list[float]) -> None:
+        self.queue = Queue()
+        self.gathering = self.queue.gathering
+        self._now_s = now_s
+        self._computed_s = computed_s
+
+    def commit(self, callers: int, answering_s: float, committing_s: float, idle_s: float, behind: int = 0) -> None:
+        """So long after the last one another is committed, for a part of which the thread has nothing to do."""
+        self._now_s[0] += answering_s
+        self._computed_s[0] += answering_s
+        self.gathering.begins()
+        self._now_s[0] += committing_s
+        self._computed_s[0] += committing_s - idle_s
+        self.queue.settle(callers, behind)
+
+
+@pytest.mark.parametrize(
+    ("answering_s", "idle_s", "behind", "waiting", "is_halved"),
+    [
+        (0.002, 0.001, 0, HALVED_MIN, True),
+        (0.002, 0.001, 0, HALVED_MIN - 1, False),  # too few
+        (0.002, 0.001, 1, HALVED_MIN, False),  # somebody has come meanwhile: he is in the next one anyway
+        (0.002, 0.003, 0, HALVED_MIN, False),  # a slow disk: two commits would take longer than one and the answers
+        (RETURNING_S * 1.01, 0.001, 0, HALVED_MIN, False),  # they have not come back from the one before
+    ],
+)
+def test_who_all_wait_for_one_commit_are_divided(
+    now_s: list[float],
+    computed_s: list[float],
+    answering_s: float,
+    idle_s: float,
+    behind: int,
+    waiting: int,
+    is_halved: bool,
+) -> None:
+    rounds = Rounds(now_s, computed_s)
+    rounds.commit(256, 1, 0.004, 0.001)
+    rounds.commit(256, answering_s, 0.004, idle_s, behind)
+    assert rounds.gathering.halved(waiting) is is_halved
+    now_s[0] += RETURNING_S * 1.01  # who comes long after the others is not one of them
+    assert not rounds.gathering.halved(waiting)
+
+
+def test_two_halves_come_together_again_where_the_disk_is_slow(now_s: list[float], computed_s: list[float]) -> None:
+    rounds = Rounds(now_s, computed_s)
+    for _ in range(2):
+        rounds.commit(256, 0.002, 0.004, 0.001)
+    assert rounds.gathering.halved(256)
+    wanted = []
+    rounds.commit(128, 0.002, 0.004, 0.004 * IDLE * 0.99, behind=128)
+    wanted.append(rounds.gathering.is_wanted)  # by turns: those who are there are committed
+    rounds.commit(128, 0.0, 0.004, 0.004 * IDLE * 1.01, behind=128)
+    wanted.append(rounds.gathering.is_wanted)  # they wait for the others
+    rounds.queue.come(128)
+    wanted.append(rounds.gathering.is_wanted)  # who are there now
+    assert wanted == [False, True, False]
+    rounds.commit(256, 0.001, 0.008, 0.004)
+    assert not rounds.gathering.halved(256)
 
 
 def test_the_first_write_of_all_waits_for_nobody() -> None:
@@ -105,8 +158,7 @@ def test_who_comes_back_first_waits(now_s: list[float], answered: int, behind: i
         (500, ENOUGH_ITEMS - 1, True),
         (500, ENOUGH_ITEMS, False),
         (0, 32, False),  # all of them are there
-        (RETURNING_BUSY_MIN - 1, 1, True),
-        (RETURNING_BUSY_MIN - 2, 1, False),  # too few to wait for
+        (RETURNING_MIN - 4, 2, False),  # too few to wait for
     ],
 )
 def test_a_busy_thread_waits_for_more(
@@ -134,36 +186,6 @@ def test_a_busy_thread_goes_on_when_enough_are_there(
         assert not waiting.done()
         queue.come(1)
         await asyncio.wait_for(waiting, 60)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("part", [0.4, 0.6])
-def test_a_busy_thread_that_computes_is_not_silent(
-    monkeypatch: pytest.MonkeyPatch, now_s: list[float], computed_s: list[float], part: float
-) -> None:
-    """It sends the answers to those who will come, and hears of nobody meanwhile."""
-    monkeypatch.setattr(gathering, "SILENT_BUSY_S", 1000)
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        later: list[Callable[[], object]] = []
-
-        def call_later(_: float, call: Callable[..., object], *arguments: object) -> asyncio.Handle:
-            later.append(partial(call, *arguments))
-            return asyncio.Handle(call, arguments, loop)
-
-        monkeypatch.setattr(loop, "call_later", call_later)
-        queue = busy_queue(now_s, computed_s, 30, 20)
-        waiting = asyncio.ensure_future(queue.gathering.wait(loop))
-        await asyncio.sleep(0)
-        computed_s[0] += part * 1000
-        later.pop()()  # the time is over, and nobody has come
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert waiting.done() is (part < 0.5)
-        queue.come(30)
-        await asyncio.wait_for(waiting, None)
 
     asyncio.run(main())
 

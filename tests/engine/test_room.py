@@ -296,9 +296,11 @@ def test_what_lies_beside_the_file_holds_nothing_back_for_long(tmp_path: Path) -
     run(main())
 
 
-def test_room_that_cannot_be_made_is_looked_for_again() -> None:
+@pytest.mark.parametrize("error", [DiskFullError("no room to move anything"), RuntimeError("locking protocol")])
+def test_room_that_cannot_be_made_is_looked_for_again(error: Exception) -> None:
     async def main() -> None:
         store = Unmovable()
+        store.error = error
         store.free = 9
         async with Log(store, room=Room(free_bytes_min=10, **QUICK)) as log:
             await until(lambda: store.tried > 2)
@@ -311,10 +313,11 @@ def test_room_that_cannot_be_made_is_looked_for_again() -> None:
 
 class Unmovable(Disks):
     tried = 0
+    error = Exception()
 
     async def scrub(self) -> bool:
         self.tried += 1
-        raise DiskFullError("no room to move anything")
+        raise self.error
 
 
 # --- a disk that is full -------------------------------------------------------------------------------

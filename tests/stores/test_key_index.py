@@ -11,6 +11,7 @@ from zlib import crc32
 import pytest
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
+from oncelog.errors import DiskFullError
 from oncelog.stores.key_hash import HASH_MAX, SECRET_BYTES, hash_of, hashes_of
 from oncelog.stores.side_state import TABLES
 from oncelog.stores.sqlite import SqliteStore, index, sweeping, writing
@@ -20,7 +21,17 @@ from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.tables import DELETE, LOAD
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.driven import DrivenStore
-from stores.sessions import SETTINGS, FailingDriver, are_known, are_new, commit, session_on, write
+from stores.sessions import (
+    SETTINGS,
+    FailingDriver,
+    QuickConnection,
+    QuickDriver,
+    are_known,
+    are_new,
+    commit,
+    session_on,
+    write,
+)
 
 Identity = KeyIdentity | SequenceIdentity
 EVENTS_HASH = 8299911729424881382
@@ -364,3 +375,27 @@ def test_the_work_on_segments_is_in_proportion_to_what_a_commit_adds(tmp_path: P
             commit(session, number)
             most = max(most, session.connection.total_changes - before)
     assert most < 500
+
+
+def test_a_checkpoint_that_finds_no_room_costs_the_index_nothing(tmp_path: Path) -> None:
+    class Full(QuickConnection):
+        def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
+            if is_full and "wal_checkpoint" in statement:
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorname = "SQLITE_FULL"
+                raise error
+            return super().execute(statement, *arguments)
+
+    class FullDriver(QuickDriver):
+        def connect(self, path: str) -> sqlite3.Connection:
+            return sqlite3.connect(path, factory=Full, isolation_level=None, check_same_thread=False)
+
+    is_full = False
+    with session_on(tmp_path / "log.db", 16, FullDriver()) as session:
+        assert are_new(commit(session, *range(10)))
+        before = session.index
+        is_full = True
+        with pytest.raises(DiskFullError):
+            session.scrub()
+        assert session.index is before
+        assert are_known(commit(session, *range(10)))

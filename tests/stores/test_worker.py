@@ -1,9 +1,11 @@
 """The writer's thread: one thing after the other, and what became of each."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -97,6 +99,31 @@ def test_an_error_is_told_and_the_next_thing_is_done(error: BaseException) -> No
         worker.stop()
 
     asyncio.run(main())
+
+
+def test_nothing_is_kept_by_an_error_that_was_told() -> None:
+    class Batch:
+        pass
+
+    def fail(_: Batch) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        worker = Worker("worker")
+        batch = Batch()
+        kept = weakref.ref(batch)
+        with pytest.raises(ZeroDivisionError):
+            await worker.start(fail, batch)
+        await worker.start(int)  # by now it has let go of the one before
+        del batch
+        assert kept() is None
+        worker.stop()
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_what_nobody_waits_for_any_more_is_left_out_if_it_has_not_begun() -> None:

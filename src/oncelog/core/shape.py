@@ -108,7 +108,8 @@ def _malformed_names(submission: Submission) -> Refused | None:
     scope, actor, client, partitions = submission.scope, submission.actor, submission.client, submission.partitions
     if type(partitions) is not tuple:
         return _refused("partitions", f"must be a tuple of names, not {type(partitions).__name__}")
-    if not (scope in _fine_names and actor in _fine_names and client in _fine_names):
+    is_text = type(scope) is type(actor) is type(client) is str  # and nothing that only equals one
+    if not (is_text and scope in _fine_names and actor in _fine_names and client in _fine_names):
         for field, name in (("scope", scope), ("actor", actor), ("client", client)):
             if type(name) is not str:
                 return _refused(field, f"must be a text, not {type(name).__name__}")

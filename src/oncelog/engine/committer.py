@@ -37,7 +37,7 @@ from oncelog.core.values import (
     key_identity,
 )
 from oncelog.engine.cache import AnswerCache
-from oncelog.engine.gathering import ENOUGH_ITEMS, HALVED_MIN, Gathering
+from oncelog.engine.gathering import ENOUGH_ITEMS, Gathering
 from oncelog.engine.limits import Limits
 from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.room import Guard
@@ -156,6 +156,7 @@ class Committer:
         if not isinstance(item, Submission):
             _demand_item(item)
             return self._accept(item, None, 0, receiver)
+        # `size_of` and `_has_room` for what most writes are, without the calls: this is done for every one of them.
         size = size_of(item) if item.operations or item.delta is not None else len(item.body)
         if size > self._body_bytes_max:
             return self._too_large(size)
@@ -362,6 +363,7 @@ class Committer:
                 if self._queue:
                     if self._gathering.is_wanted:
                         await self._gathering.wait(self._found_loop())
+                    self._gathering.begins()
                     began = time.perf_counter()
                     before = self._items
                     batch = self._take(self._queue, self._items, self._bytes)
@@ -392,7 +394,7 @@ class Committer:
         limits = self._limits
         batch: list[_Waiting] = []
         if items <= limits.batch_items_max and size <= limits.batch_bytes_max:
-            if self._gathering.are_in_step and len(queue) >= HALVED_MIN:
+            if queue is self._queue and self._gathering.halved(len(queue)):
                 return [queue.popleft() for _ in range(len(queue) // 2)]
             batch.extend(queue)
             queue.clear()

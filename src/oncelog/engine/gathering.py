@@ -9,7 +9,9 @@ to spare, few in each would leave less of it for everybody: then they wait for a
 enough has come.
 
 And when all that there are have come in one transaction, the thread has nothing to do while it is made durable. Then
-they are divided: one half is made durable while the other is answered and comes back, by turns from then on.
+they are divided: one half is made durable while the other is answered and comes back, by turns from then on. That is
+worth a transaction more only where one is made durable sooner than all of them are answered: on a slower disk they stay
+together, and come together again.
 """
 
 import asyncio
@@ -19,16 +21,13 @@ from collections.abc import Callable
 from typing import Final
 
 RETURNING_MIN: Final = 16
-"""Below so many nobody waits for anybody,"""
-RETURNING_BUSY_MIN: Final = 4
-"""or below so many where the thread is busy: over gRPC calls come in one by one, and who is on the way is not seen."""
+"""Below so many nobody waits for anybody."""
 RETURNING_S: Final = 0.01
 """Who comes later after the last commit than this has not come back from it."""
 SILENT_S: Final = 0.001
 """A wait ends when nobody has come for so long,"""
 SILENT_BUSY_S: Final = 0.002
-"""or for so long where the thread is busy: it takes longer from one to the next, and a thread that computes for more
-than half of this is not silent, but answers those who will come,"""
+"""or for so long where the thread is busy: it takes longer from one to the next,"""
 WAIT_S: Final = 0.01
 """and so long after that in any case."""
 BUSY: Final = 0.5
@@ -37,6 +36,8 @@ ENOUGH_ITEMS: Final = 64
 """and so many share what a transaction costs well enough."""
 HALVED_MIN: Final = 2 * ENOUGH_ITEMS
 """So many are committed in two halves, if they would all wait for one commit."""
+IDLE: Final = 0.25
+"""Halves during whose commits the thread has nothing to do for more than this part of the time are better together."""
 
 
 class Gathering:
@@ -48,8 +49,12 @@ class Gathering:
         self._settled_s = 0.0
         self._returning = 0
         """So many waited when the last batch was settled, in it and behind it."""
-        self.are_in_step = False
-        """Nobody came while the last batch was made durable: all who are there were in it."""
+        self._began_s = self._began_computed_s = self._answering_s = 0.0
+        self._are_in_step = False
+        """Nobody came while the last batch was made durable, which took less time than to answer those before it."""
+        self._is_halved = False
+        self._is_joining = False
+        """Two halves are to come together again."""
         self._is_busy = False
         self._computed_s = math.inf
         """The processor time of this thread by then: of the first batch nothing can be said."""
@@ -57,14 +62,30 @@ class Gathering:
         self.is_waiting = False
         """Somebody does: those who come are to be told by `arrived`."""
 
+    def begins(self) -> None:
+        """A batch is about to be committed."""
+        self._began_s, self._began_computed_s = time.perf_counter(), time.thread_time()
+        self._answering_s = self._began_s - self._settled_s
+
     def settled(self, callers: int) -> None:
         """A batch of so many has been answered."""
         now_s, computed_s = time.perf_counter(), time.thread_time()
+        committing_s = now_s - self._began_s
+        idle_s = committing_s - (computed_s - self._began_computed_s)
         self._is_busy = computed_s - self._computed_s > BUSY * (now_s - self._settled_s)
         self._settled_s, self._computed_s = now_s, computed_s
         queued = self._queued()
         self._returning = callers + queued
-        self.are_in_step = not queued
+        self._are_in_step = not queued and idle_s < self._answering_s <= RETURNING_S
+        self._is_joining = self._is_halved and idle_s > IDLE * committing_s
+        self._is_halved = self._is_halved and queued > 0 and not self._is_joining
+
+    def halved(self, waiting: int) -> bool:
+        """Whether only half of those who wait should be committed next."""
+        if waiting < HALVED_MIN or not self._are_in_step or time.perf_counter() - self._settled_s > RETURNING_S:
+            return False
+        self._is_halved = True
+        return True
 
     def arrived(self) -> None:
         """Another one has come."""
@@ -73,6 +94,8 @@ class Gathering:
 
     @property
     def _is_enough(self) -> bool:
+        if self._is_joining:
+            return self._queued() >= self._returning
         if self._is_busy:
             return self._queued() >= self._returning or self._has_enough()
         return self._queued() * 2 >= self._returning
@@ -80,9 +103,9 @@ class Gathering:
     @property
     def is_wanted(self) -> bool:
         """Whether the next batch should `wait`."""
-        if self._returning < (RETURNING_BUSY_MIN if self._is_busy else RETURNING_MIN):
+        if self._returning < RETURNING_MIN:
             return False
-        is_first = not self._is_enough if self._is_busy else self._queued() * 4 < self._returning
+        is_first = not self._is_enough if self._is_busy or self._is_joining else self._queued() * 4 < self._returning
         return is_first and time.perf_counter() - self._settled_s <= RETURNING_S
 
     @property
@@ -90,17 +113,11 @@ class Gathering:
         """Not for ever: those who come one by one may be others."""
         return time.perf_counter() - self._settled_s <= RETURNING_S + WAIT_S
 
-    def _is_silent(self, seen: int, computed_s: float) -> bool:
-        """Nobody has come, and a busy thread has not been kept from hearing of them."""
-        if seen < self._queued():
-            return False
-        return not self._is_busy or time.thread_time() - computed_s <= SILENT_BUSY_S / 2
-
     async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """Returns when enough of them are there, or no more come."""
-        seen, computed_s = 0, math.inf
-        while not self._is_silent(seen, computed_s) and not self._is_enough and self.is_wanted_still:
-            seen, computed_s = self._queued(), time.thread_time()
+        seen = 0
+        while seen < self._queued() and not self._is_enough and self.is_wanted_still:
+            seen = self._queued()
             self._enough = enough = loop.create_future()
             self.is_waiting = True
             timer = loop.call_later(SILENT_BUSY_S if self._is_busy else SILENT_S, _let_go, enough)

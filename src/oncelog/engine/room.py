@@ -193,6 +193,8 @@ class Guard:
             await self._store.scrub()
         except OncelogError as error:
             logger.debug("no room was made: %s", error)
+        except Exception:
+            logger.warning("no room was made; it is tried again", exc_info=True)  # or nobody would look any more
         else:
             self._look_at_disk()
 
@@ -204,6 +206,8 @@ class Guard:
             self.store_bytes = await self._store.size_bytes()
         except OncelogError as error:
             logger.debug("the size of the store is not known: %s", error)  # those who submit are told
+        except Exception:
+            logger.warning("the size of the store is not known; it is asked for again", exc_info=True)
         else:
             self._judge_store()
 
@@ -223,6 +227,9 @@ class Guard:
             await self._store.probe()
         except OncelogError as error:
             logger.debug("still nothing can be written: %s", error)
+            return
+        except Exception:
+            logger.warning("still nothing can be written; it is tried again", exc_info=True)
             return
         free = self._store.free_bytes()
         if free is None or free >= FULL_AGAIN_BYTES:

@@ -39,13 +39,13 @@ def written(door: Door, number: int, *operations: Any) -> "asyncio.Task[Any]":
 
 def test_many_at_a_time_have_each_their_own_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handed_over: list[int] = []
-    hand_over = Together._hand_over
+    hand_over = Together.hand_over
 
     def counted(self: Together) -> None:
         handed_over.append(len(self._held))
         hand_over(self)
 
-    monkeypatch.setattr(Together, "_hand_over", counted)
+    monkeypatch.setattr(Together, "hand_over", counted)
 
     async def main() -> None:
         async with opened(tmp_path, GRPC) as door:
@@ -157,5 +157,21 @@ def test_a_long_one_is_not_held_back(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path, GRPC) as door:
             assert code(await soon(written(door, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
+
+    run(main())
+
+
+@pytest.mark.rule("LG-19")
+@pytest.mark.usefixtures("held_back")
+def test_a_long_one_does_not_overtake_those_who_are_held(tmp_path: Path) -> None:
+    """A client that numbers its writes would find a gap."""
+
+    async def main() -> None:
+        async with opened(tmp_path, GRPC) as door:
+            ledger = door.ledger(client_id="till")
+            first = asyncio.ensure_future(ledger.write(1, put("a", b"v")))
+            await until(lambda: held(door) == 1)
+            second = asyncio.ensure_future(ledger.write(2, put("b", bytes(LONG_FRAME_BYTES))))
+            assert [code(await soon(first)), code(await soon(second))] == ["OK", "OK"]
 
     run(main())

@@ -326,6 +326,7 @@ class LedgerRpc:
         if self._is_closing:
             raise stopping()
         if request.ByteSize() > LONG_FRAME_BYTES:
+            self._together.hand_over()
             return self._long_written(read, request, principal)
         return self._together.write(read, request, principal)
 

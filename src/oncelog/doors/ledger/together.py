@@ -41,12 +41,13 @@ class Together:
         future: asyncio.Future[bytes] = loop.create_future()
         self._held.append((read, message, principal, future))
         if len(self._held) >= HELD_MAX or self._door.log.queued < CROWD:
-            self._hand_over()
+            self.hand_over()
         elif self._timer is None:
-            self._timer = loop.call_later(HELD_S, self._hand_over)
+            self._timer = loop.call_later(HELD_S, self.hand_over)
         return future
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
+        """Holds nobody any longer: what comes next must not overtake them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -63,7 +64,7 @@ class Together:
             if self._held and not self._is_due:
                 # Not at once: the log is still telling the others.
                 self._is_due = True
-                asyncio.get_running_loop().call_soon(self._hand_over)
+                asyncio.get_running_loop().call_soon(self.hand_over)
             if not future.done():  # or the caller has gone
                 future.set_result(messages.answer(given).SerializeToString())
 

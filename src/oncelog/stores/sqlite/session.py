@@ -224,6 +224,7 @@ class Session:
 
         It does not wait for the reader: commits would have to wait with it.
         """
+        self._has_begun = False  # if it fails, nothing in memory is wrong
         with self._translating():
             connection = self._connected()
             self._be_patient(connection, is_patient=False)

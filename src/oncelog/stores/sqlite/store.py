@@ -165,7 +165,7 @@ class SqliteStore:
             try:
                 is_large = len(decided.changes.records) >= AT_ONCE_RECORDS
                 finishing = writer.start(self._session.finish, at_once=is_large)
-            except BaseException:  # the interpreter is about to end
+            except RuntimeError:  # the interpreter is about to end
                 self._session.abandon()
                 raise
             await asyncio.shield(finishing)
@@ -226,7 +226,8 @@ class SqliteStore:
 
     async def probe(self) -> None:
         """As `Store` says."""
-        await self._write(self._session.probe)
+        async with self._move_turn:  # as in `scrub`
+            await self._write(self._session.probe)
 
     async def confirm_clock(self) -> None:
         """As `Store` says."""

@@ -87,6 +87,7 @@ class Worker:
             error = raised
         with suppress(RuntimeError):  # the event loop has been closed, so nobody waits
             job.loop.call_soon_threadsafe(self._tell, job.outcome, result, error)
+        del job, error  # which knows this place, and would keep all that is here until a collection of garbage
 
     def _tell(self, outcome: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
         self._unended -= 1
