@@ -10,6 +10,7 @@ from oncelog.engine.gathering import (
     ENOUGH_ITEMS,
     HALVED_MIN,
     IDLE,
+    QUICK,
     RETURNING_MIN,
     RETURNING_S,
     WAIT_S,
@@ -86,7 +87,13 @@ class Rounds:
         (0.002, 0.001, 0, HALVED_MIN, True),
         (0.002, 0.001, 0, HALVED_MIN - 1, False),  # too few
         (0.002, 0.001, 1, HALVED_MIN, False),  # somebody has come meanwhile: he is in the next one anyway
-        (0.002, 0.003, 0, HALVED_MIN, False),  # a slow disk: two commits would take longer than one and the answers
+        (
+            0.002,
+            0.002 * QUICK,
+            0,
+            HALVED_MIN,
+            False,
+        ),  # a slow disk: two commits would take longer than one and the answers
         (RETURNING_S * 1.01, 0.001, 0, HALVED_MIN, False),  # they have not come back from the one before
     ],
 )
@@ -113,14 +120,13 @@ def test_two_halves_come_together_again_where_the_disk_is_slow(now_s: list[float
         rounds.commit(256, 0.002, 0.004, 0.001)
     assert rounds.gathering.halved(256)
     wanted = []
-    rounds.commit(128, 0.002, 0.004, 0.004 * IDLE * 0.99, behind=128)
-    wanted.append(rounds.gathering.is_wanted)  # by turns: those who are there are committed
-    rounds.commit(128, 0.0, 0.004, 0.004 * IDLE * 1.01, behind=128)
-    wanted.append(rounds.gathering.is_wanted)  # they wait for the others
+    for idle_s in (0.004, 0.004 * IDLE * 0.9, 0.004 * IDLE * 1.1):  # during the first there is nobody to be answered
+        rounds.commit(128, 0.0, 0.004, idle_s, behind=128)
+        wanted.append(rounds.gathering.is_wanted)  # by turns: those who are there are committed, or wait for the others
     rounds.queue.come(128)
     wanted.append(rounds.gathering.is_wanted)  # who are there now
-    assert wanted == [False, True, False]
-    rounds.commit(256, 0.001, 0.008, 0.004)
+    assert wanted == [False, False, True, False]
+    rounds.commit(256, 0.001, 0.008, 0.001 * QUICK * 1.01)
     assert not rounds.gathering.halved(256)
 
 

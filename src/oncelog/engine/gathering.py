@@ -10,8 +10,7 @@ enough has come.
 
 And when all that there are have come in one transaction, the thread has nothing to do while it is made durable. Then
 they are divided: one half is made durable while the other is answered and comes back, by turns from then on. That is
-worth a transaction more only where one is made durable sooner than all of them are answered: on a slower disk they stay
-together, and come together again.
+worth a transaction more only where the disk is quick: on a slower one they stay together, and come together again.
 """
 
 import asyncio
@@ -30,13 +29,16 @@ SILENT_BUSY_S: Final = 0.002
 """or for so long where the thread is busy: it takes longer from one to the next,"""
 WAIT_S: Final = 0.01
 """and so long after that in any case."""
-BUSY: Final = 0.5
-"""A thread that computes for more than this part of the time has none to spare: others take their share of its core,"""
+BUSY: Final = 0.7
+"""A thread that computes for more than this part of the time has none to spare,"""
 ENOUGH_ITEMS: Final = 64
 """and so many share what a transaction costs well enough."""
 HALVED_MIN: Final = 2 * ENOUGH_ITEMS
 """So many are committed in two halves, if they would all wait for one commit."""
-IDLE: Final = 0.25
+QUICK: Final = 3
+"""A commit that leaves the thread idle for less than so many times the time of answering is a quick one: most of it is
+writing, and takes half of that for half as many."""
+IDLE: Final = 0.35
 """Halves during whose commits the thread has nothing to do for more than this part of the time are better together."""
 
 
@@ -51,8 +53,9 @@ class Gathering:
         """So many waited when the last batch was settled, in it and behind it."""
         self._began_s = self._began_computed_s = self._answering_s = 0.0
         self._are_in_step = False
-        """Nobody came while the last batch was made durable, which took less time than to answer those before it."""
-        self._is_halved = False
+        """Nobody came while the last batch was made durable, and that was quick."""
+        self._halves = 0
+        """How many of them have been committed by turns."""
         self._is_joining = False
         """Two halves are to come together again."""
         self._is_busy = False
@@ -76,15 +79,16 @@ class Gathering:
         self._settled_s, self._computed_s = now_s, computed_s
         queued = self._queued()
         self._returning = callers + queued
-        self._are_in_step = not queued and idle_s < self._answering_s <= RETURNING_S
-        self._is_joining = self._is_halved and idle_s > IDLE * committing_s
-        self._is_halved = self._is_halved and queued > 0 and not self._is_joining
+        self._are_in_step = not queued and idle_s < QUICK * self._answering_s and self._answering_s <= RETURNING_S
+        # During the first of them there is nobody to be answered.
+        self._is_joining = self._halves > 1 and idle_s > IDLE * committing_s
+        self._halves = self._halves + 1 if self._halves and queued and not self._is_joining else 0
 
     def halved(self, waiting: int) -> bool:
         """Whether only half of those who wait should be committed next."""
         if waiting < HALVED_MIN or not self._are_in_step or time.perf_counter() - self._settled_s > RETURNING_S:
             return False
-        self._is_halved = True
+        self._halves = 1
         return True
 
     def arrived(self) -> None:
