@@ -89,7 +89,7 @@ class Rounds:
         (0.002, 0.001, 1, HALVED_MIN, False),  # somebody has come meanwhile: he is in the next one anyway
         (
             0.002,
-            0.002 * QUICK,
+            0.002 * QUICK * 1.01,
             0,
             HALVED_MIN,
             False,
