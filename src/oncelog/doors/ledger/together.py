@@ -1,8 +1,9 @@
 """Writes that come one by one among many others, handed to the log several at a time.
 
 gRPC brings every call alone, and does much for the next one in between: what is done for a single write finds nothing
-of its own in the processor's caches, and takes three times as long as in a row. So while many wait for their commit,
-those who come behind them are held back for a moment. Where few wait, nobody is.
+of its own in the processor's caches, and takes several times as long as in a row. And it lets the next ones in when the
+last have been: a commit of one or two would leave it no time to let in more. So while many wait for their commit, or
+have just been answered, those who come behind them are held back for a moment. Where few are about, nobody is.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ from oncelog.doors.ledger.values import Write, WriteAnswer
 from oncelog.doors.principal import Principal
 
 CROWD: Final = 16
-"""From so many on that wait for their commit, others are held back:"""
-HELD_MAX: Final = 16
+RECENT_S: Final = 0.02
+"""From so many on that wait for their commit, or have been answered in this time, others are held back:"""
+HELD_MAX: Final = 32
 """until there are so many of them,"""
 HELD_S: Final = 0.003
 """or for so long, or until someone has been answered, and the next batch begins."""
@@ -34,17 +36,31 @@ class Together:
         self._held: list[tuple[Read, Any, Principal, asyncio.Future[bytes]]] = []
         self._timer: asyncio.Handle | None = None
         self._is_due = False
+        self._since_s = 0.0
+        self._answered = self._answered_before = 0
+        """Since then, and in as long a time before it."""
 
     def write(self, read: Read, message: Any, principal: Principal) -> asyncio.Future[bytes]:
         """The answer to a write, as it is sent. The future raises DoorError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
         self._held.append((read, message, principal, future))
-        if len(self._held) >= HELD_MAX or self._door.log.queued < CROWD:
+        if len(self._held) >= HELD_MAX or not self._is_crowded(loop.time()):
             self.hand_over()
         elif self._timer is None:
             self._timer = loop.call_later(HELD_S, self.hand_over)
         return future
+
+    def _is_crowded(self, now_s: float) -> bool:
+        self._count(0, now_s)
+        return self._answered + self._answered_before >= CROWD or self._door.log.queued >= CROWD
+
+    def _count(self, answered: int, now_s: float) -> None:
+        past_s = now_s - self._since_s
+        if past_s >= RECENT_S:
+            self._answered_before = self._answered if past_s < 2 * RECENT_S else 0
+            self._answered, self._since_s = 0, now_s
+        self._answered += answered
 
     def hand_over(self) -> None:
         """Holds nobody any longer: what comes next must not overtake them."""
@@ -61,6 +77,7 @@ class Together:
 
     def _submit(self, asked: Write, principal: Principal, future: asyncio.Future[bytes]) -> None:
         def answer(given: WriteAnswer) -> None:
+            self._count(1, asyncio.get_running_loop().time())
             if self._held and not self._is_due:
                 # Not at once: the log is still telling the others.
                 self._is_due = True
