@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from doors.ledger.ledger_doors import Door, opened
 from doors.ledger.wires import GRPC, code, put, refused
 from doors.serving import run, soon, until
 from oncelog.doors.ledger import messages, together
-from oncelog.doors.ledger.together import Together
+from oncelog.doors.ledger.together import CROWD, RECENT_S, Together
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.engine.committer import Committer
 
@@ -159,6 +160,19 @@ def test_a_long_one_is_not_held_back(tmp_path: Path) -> None:
             assert code(await soon(written(door, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
 
     run(main())
+
+
+def test_who_comes_behind_many_that_were_just_answered_is_held() -> None:
+    """gRPC lets in the next ones when the last have been: of those who will come nothing is seen."""
+    door: Any = SimpleNamespace(log=SimpleNamespace(queued=0))
+    held = Together(door)
+    now_s = 1000.0
+    held._count(CROWD - 1, now_s)
+    seen = [held._is_crowded(now_s)]
+    held._count(1, now_s)
+    for later_s in (0, RECENT_S, 1.9 * RECENT_S, 4 * RECENT_S):
+        seen.append(held._is_crowded(now_s + later_s))
+    assert seen == [False, True, True, True, False]
 
 
 @pytest.mark.rule("LG-19")
