@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -186,5 +187,26 @@ def test_a_socket_and_a_stream_are_not_waited_for(tmp_path: Path) -> None:
             assert not served.server._asked
             async with stopping(served):
                 assert await socket.closed() == 1001
+
+    run(main())
+
+
+def test_who_has_connected_and_not_been_heard_is_answered(tmp_path: Path) -> None:
+    """The system has taken the connection and the request; closing the listener would cut it off."""
+
+    async def main() -> None:
+        async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
+            clients = []
+            for _ in range(50):  # without a turn of the event loop, which would take them
+                client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
+                client.sendall(EVENT)
+                client.setblocking(False)
+                clients.append(client)
+            async with stopping(served):
+                loop = asyncio.get_running_loop()
+                answers = [await soon(loop.sock_recv(client, 100)) for client in clients]
+                assert {answer.split(b" ", 2)[1] for answer in answers} <= {b"200", b"503"}
+            for client in clients:
+                client.close()
 
     run(main())

@@ -122,7 +122,7 @@ def _what_to_try(url: str, store: str, grpc_address: str = "") -> str:
     program = _program()
     where = "" if url == DEFAULT_URL else f" --url {url}"
     event = f'{{"id":"{uuid4()}","partitions":["orders"],"event":{{"type":"order.placed","order":17}}}}'
-    set_entity = '{"set_entity":{"key":"invoice/17","value":"cGFpZA=="}}'
+    set_entity = '{"set_entity":{"key":"invoice/1","value":"cGFpZA=="}}'
     write = (
         f'{{"organization":"acme","client_id":"try-{uuid4().hex[:8]}","sequence":1,"idempotency_key":"{uuid4()}",'
         f'"operations":[{set_entity}]}}'
@@ -148,7 +148,7 @@ In another terminal, try:
 
   # A transaction of a ledger; the same line again gets the same answer.{also}
   curl -s '{url}/v1/ledger/write' -H 'Content-Type: application/json' -d '{write}'
-  curl -s '{url}/v1/ledger/entity?organization=acme&key=invoice/17'
+  curl -s '{url}/v1/ledger/entity?organization=acme&key=invoice/1'
 
   # A row that is synced: the delta is given its clock and its id; then the merged rows.
   echo '{tea}' | {program} deltas push shop{where} --client-id till-1

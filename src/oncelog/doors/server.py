@@ -79,6 +79,8 @@ CLOSING_S: Final = 1.0
 """How long one who does not read may take to be closed when the server stops."""
 LINGER_S: Final = 0.25
 """How long connections without a request are kept when the server stops: one may be on its way, and gets an answer."""
+ACCEPTING_S: Final = 0.05
+"""How long a server that stops still takes connections. Who comes is told, as all are."""
 LOOK_S: Final = 0.005
 """How often a server that stops looks whether it still has to wait."""
 HEADER_BYTES_MAX: Final = 32 * 1024
@@ -250,8 +252,7 @@ class Server:
         lingers_until_s = asyncio.get_running_loop().time() + min(LINGER_S, self.settings.shutdown_ms / 1000)
         runner, self._runner = self._runner, None
         logger.info("stopping", extra={"connections": self._readers, "queued": self.log.queued})
-        if self._listener is not None:
-            self._listener.close()
+        await self._accept_last()
         calls = None if self.rpc is None else asyncio.ensure_future(self.rpc.stop(self.settings.shutdown_ms / 1000))
         for task in (self._renewing, self._listening, self._counting):
             if task is not None:
@@ -273,6 +274,13 @@ class Server:
             await calls
         await self.log.close()
         logger.info("stopped")
+
+    async def _accept_last(self) -> None:
+        """Takes no more connections, but for those that the system has taken for us: it would cut them off."""
+        if self._listener is not None:
+            # The loop comes to know of them by and by, some in each of its turns.
+            await asyncio.sleep(min(ACCEPTING_S, self.settings.shutdown_ms / 1000))
+            self._listener.close()
 
     async def _close_listener(self) -> None:
         """Of a server that could not be started as a whole."""

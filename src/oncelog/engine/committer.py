@@ -475,7 +475,7 @@ class Committer:
     # --- answers
 
     def _settle(self, batch: Sequence[_Waiting], decided: Decided) -> None:
-        if self._failed_batches:
+        if self._failed_batches and not decided.changes.is_empty:
             logger.warning("batches are committed again, after %d that were not", self._failed_batches)
             self._failed_batches = 0
         self._cache.put_all(decided)
