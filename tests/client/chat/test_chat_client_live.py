@@ -419,11 +419,12 @@ def test_a_client_that_is_killed_sends_again_under_the_same_ids(tmp_path: Path, 
             await bob.create("tea", members=["user:ann"])
 
     async def checked(url: str) -> None:
-        async with client_of(url, path=tmp_path / "ann.db") as ann, client_of(url, "bob") as bob:
-            assert len(ann.pending()) == 5
-            await soon(ann.until_settled())
-            assert contents(await all_of(ann, "tea")) == list("01234")
-            assert contents(await all_of(bob, "tea")) == list("01234")
+        async with client_of(url, path=tmp_path / "ann.db") as ann:
+            assert len(ann.pending()) == 5  # before anything else is waited for: they are about to be sent
+            async with client_of(url, "bob") as bob:
+                await soon(ann.until_settled())
+                assert contents(await all_of(ann, "tea")) == list("01234")
+                assert contents(await all_of(bob, "tea")) == list("01234")
 
     async def main() -> None:
         async with serving(tmp_path) as served:
