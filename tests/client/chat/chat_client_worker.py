@@ -24,8 +24,6 @@ def die() -> None:
 
 
 def sending(self: Protocol, *arguments: object) -> None:
-    if is_all_sent and MOMENT == "unsent":
-        die()
     if is_all_sent:
         send_some(self, *arguments)  # type: ignore[arg-type]
 
@@ -41,8 +39,10 @@ async def main() -> None:
     async with ChatClient(URL, path=FILE, token="ann") as client:  # noqa: S106
         for number in range(int(COUNT) - 1):
             await client.send("tea", str(number))
-        is_all_sent = True
+        is_all_sent = MOMENT != "unsent"
         await client.send("tea", str(int(COUNT) - 1))
+        if MOMENT == "unsent":
+            die()  # now that the last one is on the disk too
         await asyncio.Event().wait()
 
 
