@@ -294,14 +294,19 @@ def test_idle_connections_are_closed(tmp_path: Path) -> None:
     on_a_server(test, tmp_path)
 
 
-def test_a_server_that_stops_answers_what_it_has_taken(tmp_path: Path) -> None:
+def test_a_server_that_stops_answers_what_it_has_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(served: Serving, client: Plain) -> None:
         async with plain(served) as idle:
             idle.send(post(write(1, client="other")))
             assert await idle.written() == 1
+            gate = served.hold_commits(monkeypatch)
             client.send(post(write(1)))
-            await until(lambda: served.server.log.queued == 1)
-            await soon(served.server.stop())
+            await soon(gate.reached.wait())
+            stopping = asyncio.ensure_future(served.server.stop())
+            await until(lambda: served.server.ledger.is_closing)
+            assert not stopping.done()
+            gate.open()
+            await soon(stopping)
             assert await client.written() == 1
             assert await soon(client.reader.read()) == b""
             assert await soon(idle.reader.read()) == b""
