@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from oncelog.stores.sqlite.files import SqliteDriver, connect, make_or_open
+from oncelog.stores.sqlite.runs import keys_of, packed_runs
 from oncelog.stores.sqlite.statements import SQL
 
 Row = tuple[Any, ...]
 
 RECORDS: Final = "oncelog_records"
 PARTITIONS: Final = "oncelog_partition_records"
-KEYS: Final = "oncelog_keys"
+KEYS: Final = "oncelog_key_runs"
 
 
 class Batch(NamedTuple):
@@ -80,7 +81,7 @@ class BareFile:
                 moved = {"id": place, "place": place, "key": place.to_bytes(16, "big")}
                 records.append(tuple(moved.get(name, value) for name, value in zip(columns, row, strict=True)))
             partitions = [(*row[:2], place) for place, row in zip(places, before.partitions, strict=True)]
-            keys = [(1, place, place) for place in places]
+            keys = [(1, last, packed) for last, packed in packed_runs((places, places))]
             yield Batch(records, sorted(partitions), keys, *_block_and_lane(height, position + 1, count))
             position += count
 
@@ -92,17 +93,17 @@ class BareFile:
 def batches_of(path: Path, size: int | None = None, records_max: int = -1) -> list[Batch]:
     """The rows of a log's lane 0, in the batches that it committed or in ones of a size.
 
-    Key rows come as the log has them, each segment sorted and at once, when the last of its records is there.
+    Runs of keys come as the log has them, a whole segment at once, when the last of its records is there.
     """
     with closing(connect(SqliteDriver(), str(path))) as connection:
         records = _select(connection, RECORDS, f"ORDER BY place LIMIT {records_max}")
         partitions = iter(_select(connection, PARTITIONS, f"ORDER BY position LIMIT {records_max}"))
         keys: dict[int, list[Row]] = {}
-        for row in _select(connection, KEYS, "ORDER BY segment, hash"):
+        for row in _select(connection, KEYS, "ORDER BY segment, last"):
             keys.setdefault(row[0], []).append(row)
         blocks = connection.execute("SELECT count FROM oncelog_blocks ORDER BY height").fetchall()
     counts = [count for (count,) in blocks] if size is None else [size] * (len(records) // size)
-    due = sorted((max(row[2] for row in rows), rows) for rows in keys.values())
+    due = sorted((max(max(keys_of(row[2])[1]) for row in rows), rows) for rows in keys.values())
     source, position, batches = iter(records), 0, []
     for height, count in enumerate(counts, 1):
         first, position = position + 1, position + count

@@ -22,7 +22,7 @@ from oncelog.core.proof import Block, leaf_hash, record_header, root_of
 from oncelog.errors import OncelogError
 from oncelog.stores.about import About
 from oncelog.stores.rows import evidence_of
-from oncelog.stores.sqlite import index
+from oncelog.stores.sqlite import index, runs
 from oncelog.stores.sqlite.files import look
 from oncelog.stores.sqlite.reading import evidence
 from oncelog.stores.sqlite.statements import SQL
@@ -77,9 +77,11 @@ class Patient:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_at_once() -> Iterator[None]:
-    """Four segments are merged: so there are merges under way, also of few keys."""
+    """Small segments, of which four are merged: so there are several runs and merges, also of few keys."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(index, "FAN_OUT", 4)
+        patched.setattr(index, "CLEARED_RUNS", 2)
+        patched.setattr(runs, "RUN_KEYS", 5)
         yield
 
 
@@ -254,7 +256,7 @@ def test_a_head_that_is_changed_or_missing_is_found(patient: Patient) -> None:
 # --- what is made from the records -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", ["partition_records", "stream_records", "keys", "streams", "clients"])
+@pytest.mark.parametrize("table", ["partition_records", "stream_records", "key_runs", "streams", "clients"])
 def test_a_row_of_an_index_that_is_changed_missing_or_too_much_is_found(patient: Patient, table: str) -> None:
     columns = [row[1] for row in patient.rows(f"PRAGMA table_info(oncelog_{table})")]
     rows = patient.rows(f"SELECT * FROM oncelog_{table}")  # noqa: S608
@@ -276,7 +278,7 @@ def test_segments_that_are_not_as_listed_are_found(patient: Patient) -> None:
     for statement in (
         f"DELETE FROM oncelog_key_segments WHERE segment = {segment}",  # noqa: S608
         f"UPDATE oncelog_key_segments SET keys = {keys + 1} WHERE segment = {segment}",  # noqa: S608
-        f"UPDATE oncelog_keys SET segment = 900 WHERE segment = {segment}",  # noqa: S608
+        f"UPDATE oncelog_key_runs SET segment = 900 WHERE segment = {segment}",  # noqa: S608
         f"INSERT INTO oncelog_key_jobs VALUES ({level + 1}, 900, '[{segment}]', 5, 1)",  # noqa: S608
         "INSERT INTO oncelog_key_jobs VALUES (0, 900, '[]', 5, 1)",
         "UPDATE oncelog_log SET index_secret = zeroblob(32)",

@@ -1,5 +1,6 @@
 """Sessions on one file, as several processes would have them, and a driver whose statements fail."""
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -10,6 +11,7 @@ from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
 from oncelog.core.values import Committed, Replayed, Request, Settings, Submission, Verdict
 from oncelog.statements import statements_of
 from oncelog.stores.sqlite.files import APPLICATION_ID, SqliteDriver
+from oncelog.stores.sqlite.runs import keys_of
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import migrations
 from oncelog.testing.clock import ManualClock
@@ -47,11 +49,24 @@ def make_older(path: Path) -> None:
         for statement in (*statements_of(migrations()[0][1]), *(sql for (sql,) in made)):
             connection.execute(statement)
         for (table,) in connection.execute("SELECT name FROM main.sqlite_schema WHERE type = 'table'").fetchall():
+            if table == "oncelog_keys":
+                connection.executemany("INSERT INTO oncelog_keys VALUES (?, ?, ?)", list(_key_rows(connection)))
+                continue
             columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})"))
             connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM newer.{table}")  # noqa: S608
         connection.execute("UPDATE main.oncelog_log SET schema_version = 1")
         connection.execute(f"PRAGMA main.application_id = {APPLICATION_ID}")
     older.replace(path)
+
+
+def _key_rows(connection: sqlite3.Connection) -> Iterator[tuple[int, int, int]]:
+    """The keys of all segments, without those that have been merged into another."""
+    jobs = connection.execute("SELECT sources, cursor FROM newer.oncelog_key_jobs").fetchall()
+    done = {segment: cursor for sources, cursor in jobs for segment in json.loads(sources)}
+    for segment, packed in connection.execute("SELECT segment, keys FROM newer.oncelog_key_runs"):
+        for one, place in zip(*keys_of(packed), strict=True):
+            if one > done.get(segment, -1):
+                yield segment, one, place
 
 
 def commit(session: Session, *numbers: int) -> list[Verdict]:

@@ -25,7 +25,7 @@ from oncelog.errors import (
     StoreUnavailableError,
 )
 from oncelog.stores.protocol import Query
-from oncelog.stores.sqlite import SqliteStore, files
+from oncelog.stores.sqlite import SqliteStore, files, migrating
 from oncelog.stores.sqlite.files import APPLICATION_ID, SCHEMA_VERSION
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import migrations
@@ -336,7 +336,8 @@ FAILING = "INSERT INTO nowhere VALUES (1);"
 def with_migration(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
     added = [(SCHEMA_VERSION + 1 + place, script) for place, script in enumerate(scripts)]
     known = [*migrations(), *added]
-    monkeypatch.setattr(files, "migrations", lambda: known)
+    for module in (files, migrating):
+        monkeypatch.setattr(module, "migrations", lambda: known)
     monkeypatch.setattr(files, "SCHEMA_VERSION", known[-1][0])
 
 
@@ -378,7 +379,11 @@ def rate_used_up(session: Session) -> bool:
     return isinstance(verdicts[2], Refused) and verdicts[2].reason is Reason.RATE_LIMITED
 
 
-def test_a_file_of_the_first_schema_is_brought_up_to_date_and_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows_at_once", [1, 7, 60_000])
+def test_a_file_of_the_first_schema_is_brought_up_to_date_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(migrating, "_ROWS_AT_ONCE", rows_at_once)
     path = tmp_path / "log.db"
     make_log(path)
     make_older(path)

@@ -24,6 +24,7 @@ from oncelog.errors import (
 from oncelog.statements import statements_of
 from oncelog.stores.about import About, demand_settings, new_epoch
 from oncelog.stores.key_hash import SECRET_BYTES
+from oncelog.stores.sqlite.migrating import migrate
 from oncelog.stores.sqlite.moved import demand_not_moved
 from oncelog.stores.sqlite.statements import SQL, migrations
 
@@ -229,7 +230,7 @@ def brought_up_to_date(connection: Any, path: str, file: About) -> About:
     If it is of an older schema no transaction may be open.
     """
     if file.schema_version < SCHEMA_VERSION:
-        _migrate(connection, file.schema_version)
+        migrate(connection, file.schema_version)
         file = look(connection, path)
     demand_not_moved(connection)
     return file
@@ -313,21 +314,3 @@ def _make(connection: Any, path: str, settings: Settings, now_ms: int) -> None:
 def _demand_empty(connection: Any, path: str) -> None:
     if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         raise NotALogError(f"{path} is an SQLite database, but not a log of Oncelog's. Nothing was changed.")
-
-
-def _migrate(connection: Any, version: int) -> None:
-    """Step by step, each in a transaction of its own that also notes the version it leads to."""
-    for number, script in migrations():
-        if number <= version:
-            continue
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if connection.execute("SELECT schema_version FROM oncelog_log").fetchone()[0] < number:
-                for statement in statements_of(script):
-                    connection.execute(statement)
-                connection.execute(SQL["set_schema_version"], (number,))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise

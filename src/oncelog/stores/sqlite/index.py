@@ -4,7 +4,7 @@ The records are the truth, this is derived from them. A B-tree over millions of 
 million, because every insert touches a page of its own. So keys come to it in three steps:
 
     hot       the newest keys, in memory alone; made anew from the records when a file is opened
-    sealed    sorted into a segment of their own: appended in one direction, a few pages for thousands of keys
+    sealed    sorted into a segment of their own, in runs of some dozens (runs.py), appended in one direction
     merged    FAN_OUT segments of a level become one of the next, so that there are never many
 
 Sealing and merging are done in slices inside the transactions of commits, in proportion to what each commit adds: no
@@ -17,7 +17,7 @@ Keys are known here by a keyed hash (`key_hash`); a hit is checked against the r
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
 import orjson
@@ -25,7 +25,9 @@ from rbloom import Bloom
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity
 from oncelog.stores.key_hash import HASH_MAX, hashes_of
-from oncelog.stores.sqlite.statements import SQL, Insert
+from oncelog.stores.sqlite import runs
+from oncelog.stores.sqlite.runs import Merge, write_runs
+from oncelog.stores.sqlite.statements import SQL
 
 SEAL_KEYS: Final = 32_768
 """A segment of the lowest level has about this many keys; about twice as many can be hot."""
@@ -35,7 +37,9 @@ twice from 8 million keys on. There may be as many segments of each to look for 
 PACE: Final = 1.1
 """Rows that each level's work moves on for every new key. Above 1, so that it ends before the next begins; and not by
 much, so that commits take as long while there is work as while there is none."""
-SLICE_MIN: Final = 32
+CLEARED_RUNS: Final = 16
+"""So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
+the next ones."""
 FILTER_KEYS_MIN: Final = 1_000_000
 FILTER_ERROR_RATE: Final = 0.005
 
@@ -43,7 +47,6 @@ _PART_BITS: Final = 6
 _PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
 
 POSITION_BITS: Final = 48
-_insert: Final = Insert("oncelog_keys", ("segment", "hash", "place"))
 
 
 def place_of(lane: int, position: int) -> int:
@@ -168,6 +171,7 @@ class KeyIndex:
         self._borders: dict[int, tuple[int, int]] = {}
         self._segments: list[Segment] = []
         self._jobs: dict[int, Job] = {}
+        self._merges: dict[int, Merge] = {}
         self._commits = -1
         self._staged: list[tuple[int, int]] = []
         self._next: _Next | None = None
@@ -228,7 +232,7 @@ class KeyIndex:
         # Also what was found: another identity of the same hash may be sealed.
         sealed = [] if not self._segments else [*hashes] if self._filter is None else self._filter.among(hashes)
         for segment, some in self._where(sorted(sealed)) if sealed else ():
-            for one, place in connection.execute(SQL["find_keys"], (orjson.dumps(some).decode(), segment)).fetchall():
+            for one, place in runs.find(connection, segment, some):
                 found.setdefault(one, []).append(place)
         return found
 
@@ -269,12 +273,12 @@ class KeyIndex:
         if state is None:
             return
         self._begin_jobs(connection, state)
-        rows = max(SLICE_MIN, int(PACE * len(self._staged)))
+        keys = max(runs.RUN_KEYS, int(PACE * len(self._staged)))
         for job in list(state.jobs.values()):
             if job.level == 0:
-                self._seal(connection, state, job, rows)
+                self._seal(connection, state, job, keys)
             else:
-                _merge(connection, state, job, rows)
+                self._merge(connection, state, job, keys)
 
     def confirm(self) -> None:
         """The transaction has been committed."""
@@ -329,7 +333,8 @@ class KeyIndex:
         numbers = 2 * sys.getsizeof(2**62) * self.hot_keys
         sealing_order = self._sealing_order  # once: the writer's thread may let go of it at any moment
         order = sealing_order.memory_bytes if sealing_order is not None else 0
-        return hot + numbers + order + (self._filter.memory_bytes if self._filter else 0)
+        merges = sum(merge.memory_bytes for merge in list(self._merges.values()))
+        return hot + numbers + order + merges + (self._filter.memory_bytes if self._filter else 0)
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -401,27 +406,42 @@ class KeyIndex:
                 keys = sum(segment.keys for segment in sources)
                 state.begin(connection, level + 1, tuple(segment.segment for segment in sources), keys)
 
-    def _seal(self, connection: Any, state: "_Next", job: Job, rows: int) -> None:
+    def _seal(self, connection: Any, state: "_Next", job: Job, count: int) -> None:
         keys = self._hot if state.began_sealing else self._sealing
         order = state.sealing_order if state.began_sealing else self._sealing_order
         if order is None:
             order = self._sealing_order = _Order(keys)
-        hashes = order.after(job.cursor, rows + 1)
-        has_more = len(hashes) > rows
-        del hashes[rows:]
-        sealed: Sequence[tuple[int, int, int]]
+        hashes = order.after(job.cursor, count + 1)
+        has_more = len(hashes) > count
+        del hashes[count:]
         places = [keys[one] for one in hashes]
         if _are_alone(places):
-            sealed = list(zip(repeat(job.target), hashes, cast("list[int]", places)))
+            write_runs(connection, job.target, (hashes, cast("list[int]", places)))
         else:
-            sealed = [(job.target, one, place) for one in hashes for place in _listed(keys[one])]
-        _insert(connection, sealed, len(sealed))
+            pairs = [(one, place) for one in hashes for place in sorted(_listed(keys[one]))]
+            write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
         if has_more:
             state.advance(connection, job, hashes[-1])
         else:
             connection.execute(SQL["end_sealing"])
             state.end(connection, job)
             state.ended_sealing = True
+
+    def _merge(self, connection: Any, state: "_Next", job: Job, count: int) -> None:
+        """Hashes are spread evenly, so a part of their range is that part of the keys."""
+        upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
+        merge = self._merges.get(job.level)
+        if merge is None or (merge.target, merge.cursor) != (job.target, job.cursor):
+            # Another process has gone on with it, or nobody has since this index was made.
+            merge = self._merges[job.level] = Merge(job.target, job.sources, job.cursor)
+        merge.advance(connection, upto)
+        for segment in _to_be_cleared(job, upto):
+            connection.execute(SQL["drop_runs"], (segment, upto))
+        if upto < HASH_MAX:
+            state.advance(connection, job, upto)
+        else:
+            del self._merges[job.level]
+            state.end(connection, job)
 
     def _end_sealing(self) -> None:
         self._filter_sealed(list(self._sealing))
@@ -463,16 +483,21 @@ class _Next:
         self.segments = [segment for segment in self.segments if segment.segment not in job.sources]
 
 
-def _merge(connection: Any, state: _Next, job: Job, rows: int) -> None:
-    """Hashes are spread evenly, so a part of their range is that part of the keys."""
-    upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * rows // max(1, job.keys)))
-    between = {"sources": orjson.dumps(job.sources).decode(), "cursor": job.cursor, "upto": upto}
-    connection.execute(SQL["merge_keys"], {"target": job.target, **between})
-    connection.execute(SQL["unmerge_keys"], between)
-    if upto < HASH_MAX:
-        state.advance(connection, job, upto)
-    else:
-        state.end(connection, job)
+def _to_be_cleared(job: Job, upto: int) -> Iterator[int]:
+    """The sources of a merge from which some runs should be taken out when it has come to a hash.
+
+    One after the other, each when about CLEARED_RUNS have been merged since the last time: what is left until then is
+    only room, for nobody looks below the cursor. It follows from the cursor alone, whichever process goes on.
+    """
+    if upto == HASH_MAX:
+        yield from job.sources
+        return
+    times = max(1, job.keys // (len(job.sources) * CLEARED_RUNS * runs.RUN_KEYS))
+    width = (HASH_MAX + 1) // times
+    for number, segment in enumerate(job.sources):
+        shift = number * width // len(job.sources)
+        if (upto + shift) // width > (job.cursor + shift) // width:
+            yield segment
 
 
 def job_of(row: tuple[Any, ...]) -> Job:

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from oncelog.core.values import Record
+from oncelog.errors import CorruptError
 from oncelog.stores.key_hash import HASH_MAX
 from oncelog.stores.sqlite.index import (
     Job,
@@ -18,6 +19,7 @@ from oncelog.stores.sqlite.index import (
     place_of,
 )
 from oncelog.stores.sqlite.reading import record_of
+from oncelog.stores.sqlite.runs import find, keys_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.verifying.findings import ContradictionError, Progress
 from oncelog.stores.verifying.identities import judge
@@ -99,14 +101,22 @@ class SegmentedKeys:
         sealed = [_segment(connection, segment, segments, found) for segment in segments.segments]
         before = (-1, -1)
         group: list[int] = []
-        for one in heapq.merge(*sealed, sorted(self._hot)):
-            if one == before:
-                raise ContradictionError("the key of the record is in the key index twice", *lane_and_position(one[1]))
-            if one[0] != before[0]:
+        hot = ((one, place, False) for one, place in sorted(self._hot))
+        for one, place, is_left in heapq.merge(*sealed, hot):
+            is_twice = (one, place) == before
+            if is_left:
+                if not is_twice:
+                    raise ContradictionError(
+                        "the key of the record should have been merged, and was not", *lane_and_position(place)
+                    )
+                continue
+            if is_twice:
+                raise ContradictionError("the key of the record is in the key index twice", *lane_and_position(place))
+            if one != before[0]:
                 self._judge(group, rules)
                 group = []
-            group.append(one[1])
-            before = one
+            group.append(place)
+            before = one, place
             if found.rows % REPORT_ROWS == 0:
                 yield Progress("keys", found.rows, self._sealed.rows)
         if found != self._sealed:
@@ -138,13 +148,14 @@ def _check_listed(connection: Any, segments: Segments) -> None:
         segment = connection.execute(SQL["next_segment"], (segment,)).fetchone()[0]
 
 
-def _segment(connection: Any, segment: Segment, segments: Segments, found: Tally) -> Iterator[tuple[int, int]]:
+def _segment(connection: Any, segment: Segment, segments: Segments, found: Tally) -> Iterator[tuple[int, int, bool]]:
+    """Its keys, and whether they are only left there: they have been merged into another, and nobody looks here."""
     filling = next((job for job in segments.jobs.values() if job.target == segment.segment), None)
     draining = next((job for job in segments.jobs.values() if segment.segment in job.sources), None)
     where = f"segment {segment.segment} of the key index"
     before = (-1, -1)
     keys = 0
-    for row in connection.execute(SQL["segment_keys"], (segment.segment,)):
+    for row in _keys(connection, segment):
         key_hash, place = row
         if row <= before:
             raise ContradictionError(f"{where} is out of order at the key of the record", *lane_and_position(place))
@@ -152,14 +163,33 @@ def _segment(connection: Any, segment: Segment, segments: Segments, found: Tally
             raise ContradictionError(
                 f"{where} has a key of the record too early, or no such record", *lane_and_position(place)
             )
-        if (filling and key_hash > filling.cursor) or (draining and key_hash <= draining.cursor):
+        if filling and key_hash > filling.cursor:
             raise ContradictionError(f"{where} has a key that belongs in another one", *lane_and_position(place))
-        found.add(key_hash, place)
         before = row
         keys += 1
-        yield row
+        is_left = draining is not None and key_hash <= draining.cursor
+        if not is_left:
+            found.add(key_hash, place)
+        yield key_hash, place, is_left
     if not filling and not draining and keys != segment.keys:
         raise ContradictionError(f"{where} has {keys} keys, and says {segment.keys}")
+
+
+def _keys(connection: Any, segment: Segment) -> Iterator[tuple[int, int]]:
+    """Those of a segment, as its runs have them."""
+    where = f"segment {segment.segment} of the key index"
+    before = -1
+    for last, packed in connection.execute(SQL["segment_runs"], (segment.segment,)):
+        try:
+            hashes, places = keys_of(packed)
+        except CorruptError as error:
+            raise ContradictionError(f"{where}: {error}") from error
+        if hashes[-1] != last:
+            raise ContradictionError(f"{where} has a run that ends elsewhere than it says")
+        if hashes[0] <= before:
+            raise ContradictionError(f"{where} has two runs for one hash")
+        before = last
+        yield from zip(hashes, places, strict=True)
 
 
 def _name_key(connection: Any, segments: Segments) -> None:
@@ -167,12 +197,11 @@ def _name_key(connection: Any, segments: Segments) -> None:
     numbers = [segment.segment for segment in segments.segments]
     for place, *identity in connection.execute(SQL["all_identities"]):
         for one in segments.index.hashes_of_record(*identity):
-            sought = orjson.dumps([one]).decode()
-            places = [row[1] for number in numbers for row in connection.execute(SQL["find_keys"], (sought, number))]
+            places = [found for number in numbers for _, found in find(connection, number, [one])]
             if segments.is_sealed(one, place) and place not in places:
                 raise ContradictionError("the key of the record is not in the key index", *lane_and_position(place))
     for segment in segments.segments:
-        for key_hash, place in connection.execute(SQL["segment_keys"], (segment.segment,)):
+        for key_hash, place in _keys(connection, segment):
             identity = connection.execute(SQL["identity_at"], (place,)).fetchone()
             if identity is None or key_hash not in segments.index.hashes_of_record(*identity):
                 raise ContradictionError("the key index points to the record by another key", *lane_and_position(place))

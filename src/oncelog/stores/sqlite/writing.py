@@ -34,6 +34,7 @@ from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position
 from oncelog.stores.sqlite.moved import demand_not_moved, moved_error
 from oncelog.stores.sqlite.recent import Recent
+from oncelog.stores.sqlite.runs import hashes_in
 from oncelog.stores.sqlite.statements import SQL, Insert
 from oncelog.stores.sqlite.sweeping import Sweep
 from oncelog.stores.tenants import tenants_of
@@ -41,7 +42,7 @@ from oncelog.stores.tenants import tenants_of
 ERASURE_BYTES: Final = 20
 """By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
 FILL_AT_ONCE_KEYS: Final = 100_000
-_FILL_ROWS: Final = 50_000
+_FILL_RUNS: Final = 1000
 _POLICY: Final = msgspec.json.Decoder(Policy)
 
 _RECORD: Final = (
@@ -226,9 +227,9 @@ class Writing:
 def fill_filter(connection: Any, keys: int) -> Filter:
     """A filter over all sealed keys."""
     sealed = Filter(keys)
-    cursor = connection.execute(SQL["all_hashes"])
-    while rows := cursor.fetchmany(_FILL_ROWS):
-        sealed.update([row[0] for row in rows])
+    cursor = connection.execute(SQL["all_runs"])
+    while rows := cursor.fetchmany(_FILL_RUNS):
+        sealed.update(hashes_in(rows))
     return sealed
 
 

@@ -252,12 +252,21 @@ SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
 -- name: jobs
 SELECT level, target, sources, keys, cursor FROM oncelog_key_jobs ORDER BY level;
 
--- name: find_keys
--- Of some hashes those that are in a segment.
-SELECT k.hash, k.place FROM json_each(?) AS h CROSS JOIN oncelog_keys AS k ON k.segment = ? AND k.hash = h.value;
+-- name: find_runs
+-- For each of some hashes the run of a segment that has it, if any has.
+SELECT h.value, (SELECT keys FROM oncelog_key_runs WHERE segment = :segment AND last >= h.value ORDER BY last LIMIT 1)
+FROM json_each(:hashes) AS h;
 
--- name: all_hashes
-SELECT hash FROM oncelog_keys;
+-- name: runs_after
+-- The next runs of a segment.
+SELECT last, keys FROM oncelog_key_runs WHERE segment = ? AND last > ? ORDER BY last LIMIT ?;
+
+-- name: drop_runs
+-- Those of a segment whose keys have all been merged into another.
+DELETE FROM oncelog_key_runs WHERE segment = ? AND last <= ?;
+
+-- name: all_runs
+SELECT keys FROM oncelog_key_runs;
 
 -- name: start_sealing
 UPDATE oncelog_lanes SET sealing_position = ? WHERE lane = ?;
@@ -277,17 +286,6 @@ ON CONFLICT (level) DO UPDATE SET cursor = excluded.cursor;
 
 -- name: end_job
 DELETE FROM oncelog_key_jobs WHERE level = ?;
-
--- name: merge_keys
--- The next slice of a merge: what lies between two hashes in the sources goes to the target …
-INSERT OR FAIL INTO oncelog_keys (segment, hash, place)
-SELECT :target, hash, place FROM oncelog_keys
-WHERE segment IN (SELECT value FROM json_each(:sources)) AND hash > :cursor AND hash <= :upto ORDER BY hash, place;
-
--- name: unmerge_keys
--- … and leaves the sources, so that every key is in one segment at any time.
-DELETE FROM oncelog_keys
-WHERE segment IN (SELECT value FROM json_each(:sources)) AND hash > :cursor AND hash <= :upto;
 
 -- name: all_blocks
 -- Those of all lanes, in order.
@@ -346,12 +344,12 @@ SELECT place, policy, scope, client, client_sequence, key FROM oncelog_records O
 -- name: identity_at
 SELECT policy, scope, client, client_sequence, key FROM oncelog_records WHERE place = ?;
 
--- name: segment_keys
--- The keys of a segment, in its order.
-SELECT hash, place FROM oncelog_keys WHERE segment = ? ORDER BY hash, place;
+-- name: segment_runs
+-- The runs of a segment, in its order.
+SELECT last, keys FROM oncelog_key_runs WHERE segment = ? ORDER BY last;
 
 -- name: next_segment
-SELECT min(segment) FROM oncelog_keys WHERE segment > ?;
+SELECT min(segment) FROM oncelog_key_runs WHERE segment > ?;
 
 -- name: member_without_stream
 -- Somebody who is or was a member of a stream that nobody has opened.

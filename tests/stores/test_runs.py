@@ -1,0 +1,125 @@
+"""Runs of keys: nothing is lost between them, and keys of one hash stay together."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from random import Random
+
+import pytest
+
+from oncelog.errors import CorruptError
+from oncelog.stores.key_hash import HASH_MAX
+from oncelog.stores.sqlite import migrating, runs
+from oncelog.stores.sqlite.runs import RUN_KEYS, Merge, find, hashes_in, keys_of, packed_runs, write_runs
+from oncelog.stores.sqlite.statements import SQL, migrations
+
+SEEDS = range(20)
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    """With the tables of the key index, as it was and as it is."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        scripts = dict(migrations())
+        for number in (1, 7):
+            made.executescript(scripts[number])
+        yield made
+
+
+def some_keys(random: Random, count: int, hashes: int = HASH_MAX) -> tuple[list[int], list[int]]:
+    """In their order; of few hashes, several keys have one."""
+    pairs = sorted({(random.randrange(hashes), random.randrange(1 << 62)) for _ in range(count)})
+    return [one for one, _ in pairs], [place for _, place in pairs]
+
+
+def kept(connection: sqlite3.Connection, segment: int) -> list[tuple[int, int]]:
+    rows = connection.execute(SQL["segment_runs"], (segment,)).fetchall()
+    assert rows == sorted(rows)
+    for last, packed in rows:
+        assert keys_of(packed)[0][-1] == last
+    every = [set(keys_of(packed)[0]) for _, packed in rows]
+    assert sum(map(len, every)) == len(set().union(*every))  # no hash in two of them
+    return [pair for _, packed in rows for pair in zip(*keys_of(packed), strict=True)]
+
+
+@pytest.mark.parametrize("count", [0, 1, RUN_KEYS - 1, RUN_KEYS, RUN_KEYS + 1, 1000])
+@pytest.mark.parametrize("hashes", [1, 3, 50, HASH_MAX])
+def test_what_is_packed_is_there_again_and_no_hash_is_in_two_runs(
+    connection: sqlite3.Connection, count: int, hashes: int
+) -> None:
+    keys = some_keys(Random(count), count, hashes)
+    write_runs(connection, 4, keys)
+    assert kept(connection, 4) == list(zip(*keys, strict=True))
+    lengths = [len(packed) // 16 for _, packed in packed_runs(keys)]
+    if hashes == HASH_MAX:
+        assert max(lengths, default=0) <= RUN_KEYS
+        assert max(lengths, default=0) - min(lengths, default=0) <= 1
+    assert hashes_in(connection.execute(SQL["all_runs"]).fetchall()) == keys[0]
+
+
+def test_a_run_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    [(last, packed)] = packed_runs(([1, HASH_MAX], [2, 3]))
+    assert last == HASH_MAX
+    assert packed.hex() == "0100000000000000ffffffffffffff7f02000000000000000300000000000000"
+    monkeypatch.setattr(runs, "_IS_SWAPPED", True)  # as on a machine of the other order
+    assert [*map(list, keys_of(bytes.fromhex("00000000000000010000000000000002")))] == [[1], [2]]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_keys_are_found_in_their_segment_alone(connection: sqlite3.Connection, seed: int) -> None:
+    random = Random(seed)
+    keys = some_keys(random, 500, random.choice((20, 1000, HASH_MAX)))
+    write_runs(connection, 2, keys)
+    write_runs(connection, 3, some_keys(random, 100))
+    sought = sorted({*keys[0], 0, HASH_MAX, *some_keys(random, 50)[0]})
+    assert sorted(find(connection, 2, sought)) == list(zip(*keys, strict=True))
+    assert list(find(connection, 5, sought)) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_merge_has_every_key_once_whoever_goes_on_with_it(connection: sqlite3.Connection, seed: int) -> None:
+    random = Random(seed)
+    hashes = random.choice((30, 2000, HASH_MAX))
+    sources = range(1, random.choice((2, 5, 17)))
+    for source in sources:
+        write_runs(connection, source, some_keys(random, random.choice((0, 1, 300, 900)), hashes))
+    every = sorted(pair for source in sources for pair in kept(connection, source))
+    cursor = -1
+    merge = Merge(99, sources, cursor)
+    while cursor < hashes:
+        cursor = min(hashes, cursor + random.randrange(1, 2 + hashes // 20))
+        if random.random() < 0.3:
+            merge = Merge(99, sources, merge.cursor)  # another process
+        merge.advance(connection, cursor)
+        if random.random() < 0.3:
+            for source in sources:
+                connection.execute(SQL["drop_runs"], (source, cursor))
+    assert kept(connection, 99) == every
+    assert merge.memory_bytes < 200 * len(sources) + 4096
+
+
+@pytest.mark.parametrize("packed", [b"", bytes(8), bytes(17), bytes(24)])
+def test_what_cannot_be_a_run_is_called_corrupt(connection: sqlite3.Connection, packed: bytes) -> None:
+    connection.execute("INSERT INTO oncelog_key_runs VALUES (1, 5, ?)", (packed,))
+    with pytest.raises(CorruptError, match=f"the key index has a run of {len(packed)} bytes"):
+        list(find(connection, 1, [3]))
+    with pytest.raises(CorruptError):
+        Merge(2, [1], -1).advance(connection, 9)
+    with pytest.raises(CorruptError):
+        hashes_in(connection.execute(SQL["all_runs"]).fetchall())
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 10, 1000])
+def test_keys_that_had_a_row_each_are_packed(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(migrating, "_ROWS_AT_ONCE", rows_at_once)
+    random = Random(3)
+    segments = {1: some_keys(random, 200, 40), 2: some_keys(random, 300), 5: some_keys(random, 50, 1), 6: ([], [])}
+    for segment, keys in segments.items():
+        connection.execute("INSERT INTO oncelog_key_segments VALUES (?, 0, ?)", (segment, len(keys[0])))
+        rows = [(segment, one, place) for one, place in zip(*keys, strict=True)]
+        connection.executemany("INSERT INTO oncelog_keys VALUES (?, ?, ?)", rows)
+    migrating._pack_keys(connection)
+    for segment, keys in segments.items():
+        assert kept(connection, segment) == list(zip(*keys, strict=True))
