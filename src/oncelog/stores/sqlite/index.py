@@ -41,7 +41,8 @@ CLEARED_RUNS: Final = 16
 """So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
 the next ones."""
 FILTER_KEYS_MIN: Final = 1_000_000
-FILTER_ERROR_RATE: Final = 0.005
+FILTER_ERROR_RATE: Final = 0.0005
+"""For each layer. A key that seems to be sealed is looked for in every segment."""
 
 _PART_BITS: Final = 6
 _PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
@@ -113,10 +114,9 @@ class Filter:
 
     def among(self, hashes: Iterable[int]) -> list[int]:
         """Those of them that may be sealed."""
-        if len(self._layers) == 1:
-            (layer,) = self._layers
-            return [one for one in hashes if one in layer]
-        return [one for one in hashes if one in self]
+        asked = list(hashes)
+        found = {one for layer in self._layers for one in asked if one in layer}
+        return [one for one in asked if one in found] if found else []
 
     @property
     def memory_bytes(self) -> int:
@@ -167,6 +167,8 @@ class KeyIndex:
         self._hot: Hot = {}
         self._sealing: Hot = {}
         self._sealing_order: _Order | None = None
+        self._filtered_upto: int | None = None
+        """Keys that are being sealed are in the filter up to this hash; None if others have sealed some of them."""
         self._lanes: dict[int, int] = {}
         self._borders: dict[int, tuple[int, int]] = {}
         self._segments: list[Segment] = []
@@ -287,12 +289,15 @@ class KeyIndex:
             return
         if state.began_sealing:
             self._sealing, self._hot, self._sealing_order = self._hot, {}, state.sealing_order
+            self._filtered_upto = -1
         added: Hot = dict(self._staged)
         if len(added) == len(self._staged) and self._hot.keys().isdisjoint(added):
             self._hot.update(added)
         else:
             for one, place in self._staged:
                 _put(self._hot, one, place)
+        if state.sealed is not None:
+            self._confirm_sealed(state.sealed)
         if state.ended_sealing:
             self._end_sealing()
         self._jobs, self._segments = state.jobs, state.segments
@@ -360,7 +365,7 @@ class KeyIndex:
                 else:
                     _put(hot, one, place)
         self._filter_sealed(sealed)
-        self._hot, self._sealing, self._sealing_order = hot, sealing, None
+        self._hot, self._sealing, self._sealing_order, self._filtered_upto = hot, sealing, None, None
 
     def _take_in(self, rows: Iterable[tuple[Any, ...]], lane: Lane) -> None:
         sealing_position = lane.sealing_position if 0 in self._jobs else 0
@@ -373,7 +378,7 @@ class KeyIndex:
                 continue
             target = self._hot
             if position <= sealing_position:
-                target, self._sealing_order = self._sealing, None
+                target, self._sealing_order, self._filtered_upto = self._sealing, None, None
             for one in hashes:
                 _put(target, one, place)
         self._filter_sealed(sealed)
@@ -420,6 +425,7 @@ class KeyIndex:
         else:
             pairs = [(one, place) for one in hashes for place in sorted(_listed(keys[one]))]
             write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
+        state.sealed = job.cursor, hashes
         if has_more:
             state.advance(connection, job, hashes[-1])
         else:
@@ -443,8 +449,18 @@ class KeyIndex:
             del self._merges[job.level]
             state.end(connection, job)
 
+    def _confirm_sealed(self, sealed: tuple[int, list[int]]) -> None:
+        """Takes them into the filter slice by slice: for all of them at once a commit would have to wait."""
+        cursor, hashes = sealed
+        if cursor == self._filtered_upto and hashes:
+            self._filter_sealed(hashes)
+            self._filtered_upto = hashes[-1]
+        else:
+            self._filtered_upto = None
+
     def _end_sealing(self) -> None:
-        self._filter_sealed(list(self._sealing))
+        if self._filtered_upto is None:
+            self._filter_sealed(list(self._sealing))
         self._sealing, self._sealing_order = {}, None
 
     def _filter_sealed(self, hashes: list[int]) -> None:
@@ -464,6 +480,8 @@ class _Next:
         self.began_sealing = False
         self.ended_sealing = False
         self.sealing_order: _Order | None = None
+        self.sealed: tuple[int, list[int]] | None = None
+        """Behind which hash, and the hashes."""
 
     def begin(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
         target = max((segment.segment for segment in self.segments), default=0) + 1
