@@ -16,8 +16,9 @@ from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
 from oncelog.errors import DiskFullError
 from oncelog.stores.key_hash import HASH_MAX, SECRET_BYTES, hash_of, hashes_of
 from oncelog.stores.side_state import TABLES
-from oncelog.stores.sqlite import SqliteStore, index, runs, sweeping, writing
-from oncelog.stores.sqlite.index import Filter, KeyIndex
+from oncelog.stores.sqlite import SqliteStore, filters, index, runs, sweeping, writing
+from oncelog.stores.sqlite.filters import Filter
+from oncelog.stores.sqlite.index import KeyIndex
 from oncelog.stores.sqlite.runs import keys_of
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
@@ -318,7 +319,7 @@ async def wait_for(store: SqliteStore) -> None:
 
 
 def test_a_filter_grows_by_layers_and_never_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "FILTER_KEYS_MIN", 100)
+    monkeypatch.setattr(filters, "FILTER_KEYS_MIN", 100)
     random = Random(1)
     hashes = [random.randrange(HASH_MAX) for _ in range(5000)]
     sealed = Filter()
@@ -346,6 +347,33 @@ def test_a_key_that_is_new_does_not_look_at_the_segments(tmp_path: Path) -> None
             assert are_new(commit(session, number))
     looks = sum("FROM json_each" in statement and "oncelog_key_runs" in statement for statement in statements)
     assert looks <= 5  # one key in 200 looks known to a filter
+
+
+def looks_for(session: Session, *numbers: int) -> int:
+    """How many segments are looked at for keys that are known."""
+    statements: list[str] = []
+    session.connection.set_trace_callback(statements.append)
+    assert are_known(commit(session, *numbers))
+    session.connection.set_trace_callback(None)
+    return sum("FROM json_each" in statement and "oncelog_key_runs" in statement for statement in statements)
+
+
+def test_a_key_that_is_known_is_looked_for_where_it_may_be(tmp_path: Path) -> None:
+    """Also by who has found the segments there; by who has not made all of them, everywhere else too."""
+    path = tmp_path / "log.db"
+    with session_on(path, 40) as session:
+        for number in range(1500):
+            commit(session, number)
+        segments = len(session.index.segments)
+        assert segments > 5
+        assert sum(looks_for(session, number) for number in range(100)) < 110
+        with session_on(path, 40) as later:
+            assert are_known(commit(later, 0))
+            assert sum(looks_for(later, number) for number in range(100)) < 110
+            for number in range(1500, 2500):
+                commit(session if number % 2 else later, number)
+            assert max(looks_for(later, number) for number in range(0, 2500, 9)) > 1
+            check_all_known(later, 2500)
 
 
 # --- cost ----------------------------------------------------------------------------------------------------

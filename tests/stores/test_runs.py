@@ -10,7 +10,8 @@ import pytest
 from oncelog.errors import CorruptError
 from oncelog.stores.key_hash import HASH_MAX
 from oncelog.stores.sqlite import migrating, runs
-from oncelog.stores.sqlite.runs import RUN_KEYS, Merge, find, hashes_in, keys_of, packed_runs, write_runs
+from oncelog.stores.sqlite.merging import Merge
+from oncelog.stores.sqlite.runs import RUN_KEYS, find, hashes_in, keys_of, packed_runs, write_runs
 from oncelog.stores.sqlite.statements import SQL, migrations
 
 SEEDS = range(20)
@@ -54,7 +55,7 @@ def test_what_is_packed_is_there_again_and_no_hash_is_in_two_runs(
     if hashes == HASH_MAX:
         assert max(lengths, default=0) <= RUN_KEYS
         assert max(lengths, default=0) - min(lengths, default=0) <= 1
-    assert hashes_in(connection.execute(SQL["all_runs"]).fetchall()) == keys[0]
+    assert hashes_in(packed for _, packed in packed_runs(keys)) == keys[0]
 
 
 def test_a_run_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +86,20 @@ def test_a_merge_has_every_key_once_whoever_goes_on_with_it(connection: sqlite3.
         write_runs(connection, source, some_keys(random, random.choice((0, 1, 300, 900)), hashes))
     every = sorted(pair for source in sources for pair in kept(connection, source))
     cursor = -1
-    merge = Merge(99, sources, cursor)
+    merge = Merge(99, sources, cursor, len(every))
+    is_one = True
     while cursor < hashes:
         cursor = min(hashes, cursor + random.randrange(1, 2 + hashes // 20))
-        if random.random() < 0.3:
-            merge = Merge(99, sources, merge.cursor)  # another process
+        if random.random() < (0.3 if seed % 2 else 0):
+            is_one = is_one and merge.cursor < 0
+            merge = Merge(99, sources, merge.cursor, len(every))  # another process
         merge.advance(connection, cursor)
         if random.random() < 0.3:
             for source in sources:
                 connection.execute(SQL["drop_runs"], (source, cursor))
     assert kept(connection, 99) == every
+    assert (merge.filter is not None) is is_one
+    assert merge.filter is None or all(one in merge.filter for one, _ in every)
     assert merge.memory_bytes < 200 * len(sources) + 4096
 
 
@@ -104,9 +109,9 @@ def test_what_cannot_be_a_run_is_called_corrupt(connection: sqlite3.Connection, 
     with pytest.raises(CorruptError, match=f"the key index has a run of {len(packed)} bytes"):
         list(find(connection, 1, [3]))
     with pytest.raises(CorruptError):
-        Merge(2, [1], -1).advance(connection, 9)
+        Merge(2, [1], -1, 9).advance(connection, 9)
     with pytest.raises(CorruptError):
-        hashes_in(connection.execute(SQL["all_runs"]).fetchall())
+        hashes_in([packed])
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 10, 1000])

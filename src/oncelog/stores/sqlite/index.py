@@ -9,7 +9,8 @@ million, because every insert touches a page of its own. So keys come to it in t
 
 Sealing and merging are done in slices inside the transactions of commits, in proportion to what each commit adds: no
 commit waits for a large one. Whatever is under way is written down in the same transaction, and any process can go
-on with it. A filter in memory over all sealed keys lets a new key pass without a look at any segment.
+on with it. A filter in memory over all sealed keys lets a new key pass without a look at any segment, and one for each
+segment says where a known key may be.
 
 Keys are known here by a keyed hash (`key_hash`); a hit is checked against the record itself.
 """
@@ -26,7 +27,9 @@ from rbloom import Bloom
 from oncelog.core.values import KeyIdentity, SequenceIdentity
 from oncelog.stores.key_hash import HASH_MAX, hashes_of
 from oncelog.stores.sqlite import runs
-from oncelog.stores.sqlite.runs import Merge, write_runs
+from oncelog.stores.sqlite.filters import Filter, filter_of_segment
+from oncelog.stores.sqlite.merging import Merge
+from oncelog.stores.sqlite.runs import write_runs
 from oncelog.stores.sqlite.statements import SQL
 
 SEAL_KEYS: Final = 32_768
@@ -40,9 +43,6 @@ much, so that commits take as long while there is work as while there is none.""
 CLEARED_RUNS: Final = 16
 """So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
 the next ones."""
-FILTER_KEYS_MIN: Final = 1_000_000
-FILTER_ERROR_RATE: Final = 0.0005
-"""For each layer. A key that seems to be sealed is looked for in every segment."""
 
 _PART_BITS: Final = 6
 _PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
@@ -90,38 +90,6 @@ SOON_KEYS: Final = 1000
 """So many of others' are taken in soon."""
 Places = int | tuple[int, ...]
 Hot = dict[int, Places]
-
-
-class Filter:
-    """May say of a key that it is sealed though it is not, never the other way. Grows by layers, twice as large."""
-
-    def __init__(self, keys: int = 0) -> None:
-        self._capacity = max(FILTER_KEYS_MIN, 2 * keys)
-        self._room = self._capacity
-        self._layers = [Bloom(self._capacity, FILTER_ERROR_RATE)]
-
-    def update(self, hashes: Sequence[int]) -> None:
-        """Takes in sealed keys."""
-        if self._room < len(hashes):
-            self._capacity = max(2 * self._capacity, len(hashes))
-            self._room = self._capacity
-            self._layers.insert(0, Bloom(self._capacity, FILTER_ERROR_RATE))
-        self._layers[0].update(hashes)
-        self._room -= len(hashes)
-
-    def __contains__(self, key_hash: int) -> bool:
-        return any(key_hash in layer for layer in self._layers)
-
-    def among(self, hashes: Iterable[int]) -> list[int]:
-        """Those of them that may be sealed."""
-        asked = list(hashes)
-        found = {one for layer in self._layers for one in asked if one in layer}
-        return [one for one in asked if one in found] if found else []
-
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes."""
-        return sum(layer.size_in_bits // 8 for layer in self._layers)
 
 
 class _Order:
@@ -179,6 +147,9 @@ class KeyIndex:
         self._next: _Next | None = None
         self._unfiltered: list[int] = []
         self._filter: Filter | None = None
+        self._inside: dict[int, Bloom] = {}
+        """A filter of each complete segment that this process has read or made from end to end."""
+        self._sealing_filter: Bloom | None = None
 
     def hash_of(self, identity: KeyIdentity | SequenceIdentity) -> int:
         """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
@@ -198,6 +169,7 @@ class KeyIndex:
             return
         self._segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
         self._jobs = {row[0]: job_of(row) for row in connection.execute(SQL["jobs"]).fetchall()}
+        self._forget_segments(self._inside.keys() - {segment.segment for segment in self._segments})
         borders = {number: (lane.sealed_position, lane.sealing_position) for number, lane in lanes.items()}
         if any(self._borders.get(number, (0, 0)) != border for number, border in borders.items()):
             self._split(lanes)
@@ -234,7 +206,9 @@ class KeyIndex:
         # Also what was found: another identity of the same hash may be sealed.
         sealed = [] if not self._segments else [*hashes] if self._filter is None else self._filter.among(hashes)
         for segment, some in self._where(sorted(sealed)) if sealed else ():
-            for one, place in runs.find(connection, segment, some):
+            inside = self._inside.get(segment)
+            likely = some if inside is None else [one for one in some if one in inside]
+            for one, place in runs.find(connection, segment, likely) if likely else ():
                 found.setdefault(one, []).append(place)
         return found
 
@@ -289,7 +263,6 @@ class KeyIndex:
             return
         if state.began_sealing:
             self._sealing, self._hot, self._sealing_order = self._hot, {}, state.sealing_order
-            self._filtered_upto = -1
         added: Hot = dict(self._staged)
         if len(added) == len(self._staged) and self._hot.keys().isdisjoint(added):
             self._hot.update(added)
@@ -297,9 +270,9 @@ class KeyIndex:
             for one, place in self._staged:
                 _put(self._hot, one, place)
         if state.sealed is not None:
-            self._confirm_sealed(state.sealed)
-        if state.ended_sealing:
-            self._end_sealing()
+            self._confirm_sealed(*state.sealed)
+        if state.ended_sealing_of:
+            self._end_sealing(state.ended_sealing_of)
         self._jobs, self._segments = state.jobs, state.segments
         self._lanes.update(state.positions)
         self._commits += 1
@@ -317,6 +290,8 @@ class KeyIndex:
         sealed.update(self._unfiltered)
         self._unfiltered = []
         self._filter = sealed
+        there = {segment.segment for segment in self._segments}
+        self._inside |= {segment: inside for segment, inside in sealed.segments.items() if segment in there}
 
     # --- figures
 
@@ -339,7 +314,8 @@ class KeyIndex:
         sealing_order = self._sealing_order  # once: the writer's thread may let go of it at any moment
         order = sealing_order.memory_bytes if sealing_order is not None else 0
         merges = sum(merge.memory_bytes for merge in list(self._merges.values()))
-        return hot + numbers + order + merges + (self._filter.memory_bytes if self._filter else 0)
+        filters = sum(one.size_in_bits // 8 for one in list(self._inside.values()))
+        return hot + numbers + order + merges + filters + (self._filter.memory_bytes if self._filter else 0)
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -425,13 +401,13 @@ class KeyIndex:
         else:
             pairs = [(one, place) for one in hashes for place in sorted(_listed(keys[one]))]
             write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
-        state.sealed = job.cursor, hashes
+        state.sealed = job, hashes
         if has_more:
             state.advance(connection, job, hashes[-1])
         else:
             connection.execute(SQL["end_sealing"])
             state.end(connection, job)
-            state.ended_sealing = True
+            state.ended_sealing_of = job.target
 
     def _merge(self, connection: Any, state: "_Next", job: Job, count: int) -> None:
         """Hashes are spread evenly, so a part of their range is that part of the keys."""
@@ -439,7 +415,7 @@ class KeyIndex:
         merge = self._merges.get(job.level)
         if merge is None or (merge.target, merge.cursor) != (job.target, job.cursor):
             # Another process has gone on with it, or nobody has since this index was made.
-            merge = self._merges[job.level] = Merge(job.target, job.sources, job.cursor)
+            merge = self._merges[job.level] = Merge(job.target, job.sources, job.cursor, job.keys)
         merge.advance(connection, upto)
         for segment in _to_be_cleared(job, upto):
             connection.execute(SQL["drop_runs"], (segment, upto))
@@ -447,21 +423,32 @@ class KeyIndex:
             state.advance(connection, job, upto)
         else:
             del self._merges[job.level]
+            if merge.filter is not None:
+                self._inside[job.target] = merge.filter
+            self._forget_segments(job.sources)
             state.end(connection, job)
 
-    def _confirm_sealed(self, sealed: tuple[int, list[int]]) -> None:
-        """Takes them into the filter slice by slice: for all of them at once a commit would have to wait."""
-        cursor, hashes = sealed
-        if cursor == self._filtered_upto and hashes:
+    def _forget_segments(self, gone: Iterable[int]) -> None:
+        for segment in gone:
+            self._inside.pop(segment, None)
+
+    def _confirm_sealed(self, job: Job, hashes: list[int]) -> None:
+        """Takes them into the filters slice by slice: for all of them at once a commit would have to wait."""
+        if job.cursor < 0:
+            self._filtered_upto, self._sealing_filter = -1, filter_of_segment(job.keys)
+        if job.cursor == self._filtered_upto and hashes and self._sealing_filter is not None:
             self._filter_sealed(hashes)
+            self._sealing_filter.update(hashes)
             self._filtered_upto = hashes[-1]
         else:
             self._filtered_upto = None
 
-    def _end_sealing(self) -> None:
+    def _end_sealing(self, segment: int) -> None:
         if self._filtered_upto is None:
             self._filter_sealed(list(self._sealing))
-        self._sealing, self._sealing_order = {}, None
+        elif self._sealing_filter is not None:
+            self._inside[segment] = self._sealing_filter
+        self._sealing, self._sealing_order, self._sealing_filter = {}, None, None
 
     def _filter_sealed(self, hashes: list[int]) -> None:
         if self._filter is None:
@@ -478,10 +465,11 @@ class _Next:
         self.segments = segments
         self.positions = positions
         self.began_sealing = False
-        self.ended_sealing = False
+        self.ended_sealing_of = 0
+        """A segment, which has all its keys now."""
         self.sealing_order: _Order | None = None
-        self.sealed: tuple[int, list[int]] | None = None
-        """Behind which hash, and the hashes."""
+        self.sealed: tuple[Job, list[int]] | None = None
+        """A slice of what work, and the hashes."""
 
     def begin(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
         target = max((segment.segment for segment in self.segments), default=0) + 1

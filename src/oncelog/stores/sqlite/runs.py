@@ -20,10 +20,8 @@ from oncelog.stores.sqlite.statements import SQL, Insert
 
 RUN_KEYS: Final = 60
 """So many fill a quarter of a page, the most that SQLite keeps in a page of such a table and not beside it."""
-RUNS_AT_ONCE: Final = 4
-"""So many are read at once from each source of a merge."""
 
-_NUMBER: Final = "q"
+NUMBER: Final = "q"
 _NUMBER_BYTES: Final = 8
 _IS_SWAPPED: Final = sys.byteorder == "big"
 _insert: Final = Insert("oncelog_key_runs", ("segment", "last", "keys"))
@@ -55,7 +53,7 @@ def packed_runs(keys: Pairs) -> Iterator[tuple[int, bytes]]:
 
 def keys_of(packed: bytes) -> Pairs:
     """What a run has."""
-    numbers = _numbers_of(packed)
+    numbers = numbers_of(packed)
     middle = len(numbers) // 2
     return numbers[:middle], numbers[middle:]
 
@@ -66,7 +64,7 @@ def find(connection: Any, segment: int, hashes: Sequence[int]) -> Iterator[tuple
     for one, packed in connection.execute(SQL["find_runs"], sought).fetchall():
         if packed is None:
             continue
-        numbers = _numbers_of(packed)
+        numbers = numbers_of(packed)
         middle = len(numbers) // 2
         at = bisect_left(numbers, one, 0, middle)
         while at < middle and numbers[at] == one:
@@ -74,100 +72,26 @@ def find(connection: Any, segment: int, hashes: Sequence[int]) -> Iterator[tuple
             at += 1
 
 
-def hashes_in(rows: Iterable[tuple[bytes]]) -> list[int]:
+def hashes_in(runs: Iterable[bytes]) -> list[int]:
     """The hashes of several runs."""
     hashes: list[int] = []
-    for (packed,) in rows:
+    for packed in runs:
         hashes += keys_of(packed)[0]
     return hashes
 
 
-class Merge:
-    """A merge that is under way: what has been read of its sources and not been written yet."""
-
-    def __init__(self, target: int, sources: Sequence[int], cursor: int) -> None:
-        self.target = target
-        self.cursor = cursor
-        self._sources = [_Source(segment, cursor) for segment in sources]
-
-    def advance(self, connection: Any, upto: int) -> None:
-        """Copies what lies between the cursor and a hash to the target."""
-        hashes: list[int] = []
-        places: list[int] = []
-        for source in self._sources:
-            some = source.taken(connection, upto)
-            hashes += some[0]
-            places += some[1]
-        write_runs(connection, self.target, _in_order(hashes, places))
-        self.cursor = upto
-
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes."""
-        return sum(source.memory_bytes for source in self._sources)
-
-
-class _Source:
-    """A segment that is read from a hash on, some runs at a time."""
-
-    def __init__(self, segment: int, cursor: int) -> None:
-        self._segment = segment
-        self._cursor = cursor
-        self._read_upto = cursor
-        self._is_at_end = False
-        self._hashes = array(_NUMBER)
-        self._places = array(_NUMBER)
-
-    def taken(self, connection: Any, upto: int) -> Pairs:
-        """What lies behind what was taken before, up to a hash."""
-        while self._read_upto < upto and not self._is_at_end:
-            self._read(connection)
-        end = bisect_right(self._hashes, upto)
-        some = self._hashes[:end], self._places[:end]
-        del self._hashes[:end], self._places[:end]
-        self._cursor = upto
-        return some
-
-    def _read(self, connection: Any) -> None:
-        row = (self._segment, self._read_upto, RUNS_AT_ONCE)
-        runs = connection.execute(SQL["runs_after"], row).fetchall()
-        self._is_at_end = len(runs) < RUNS_AT_ONCE
-        for last, packed in runs:
-            numbers = _numbers_of(packed)
-            middle = len(numbers) // 2
-            # Of the first run a part may have been taken before this was made.
-            begin = bisect_right(numbers, self._cursor, 0, middle)
-            self._hashes += numbers[begin:middle]
-            self._places += numbers[middle + begin :]
-            self._read_upto = last
-
-    @property
-    def memory_bytes(self) -> int:
-        return sys.getsizeof(self._hashes) + sys.getsizeof(self._places)
-
-
-def _in_order(hashes: list[int], places: list[int]) -> Pairs:
-    """Keys by hash, and those of one hash by place."""
-    place_of = dict(zip(hashes, places, strict=True))
-    if len(place_of) == len(hashes):  # as nearly always: numbers are sorted sooner than pairs
-        hashes.sort()
-        return hashes, [place_of[one] for one in hashes]
-    pairs = sorted(zip(hashes, places, strict=True))
-    return [one for one, _ in pairs], [place for _, place in pairs]
-
-
-def _numbers_of(packed: bytes) -> "array[int]":
+def numbers_of(packed: bytes) -> "array[int]":
     """The hashes, and as many places."""
     if not packed or len(packed) % (2 * _NUMBER_BYTES):
         raise CorruptError(f"the key index has a run of {len(packed)} bytes, which are no whole keys")
-    numbers = array(_NUMBER, packed)
+    numbers = array(NUMBER, packed)
     if _IS_SWAPPED:
         numbers.byteswap()
     return numbers
 
 
 def _bytes_of(numbers: Sequence[int]) -> bytes:
-    packed = array(_NUMBER, numbers)
+    packed = array(NUMBER, numbers)
     if _IS_SWAPPED:
         packed.byteswap()
     return packed.tobytes()

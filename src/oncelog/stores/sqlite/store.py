@@ -49,11 +49,11 @@ from oncelog.stores.protocol import (
 from oncelog.stores.sqlite import delta_reading, ledger_reading, member_reading, reading
 from oncelog.stores.sqlite import tenants as tenants_of_file
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
+from oncelog.stores.sqlite.filters import fill_filter
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.worker import Worker
-from oncelog.stores.sqlite.writing import fill_filter
 from oncelog.stores.tenants import COUNT_TRIES, Count
 from oncelog.stores.tenants import text_of as kept_text
 

@@ -31,10 +31,10 @@ from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
 from oncelog.stores.sqlite import tables
-from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, Filter, KeyIndex, Lane, lane_and_position
+from oncelog.stores.sqlite.filters import fill_filter
+from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, KeyIndex, Lane, lane_and_position
 from oncelog.stores.sqlite.moved import demand_not_moved, moved_error
 from oncelog.stores.sqlite.recent import Recent
-from oncelog.stores.sqlite.runs import hashes_in
 from oncelog.stores.sqlite.statements import SQL, Insert
 from oncelog.stores.sqlite.sweeping import Sweep
 from oncelog.stores.tenants import tenants_of
@@ -42,7 +42,6 @@ from oncelog.stores.tenants import tenants_of
 ERASURE_BYTES: Final = 20
 """By so much a row grows, at most, when a hash takes the place of salt and body: shorter bodies are padded."""
 FILL_AT_ONCE_KEYS: Final = 100_000
-_FILL_RUNS: Final = 1000
 _POLICY: Final = msgspec.json.Decoder(Policy)
 
 _RECORD: Final = (
@@ -222,15 +221,6 @@ class Writing:
         heads = [(lane, *msgspec.structs.astuple(head)) for lane, head in changes.heads.items()]
         connection.executemany(SQL["save_lane"], heads)
         tables.save(connection, changes, self.file.settings.lanes, there)
-
-
-def fill_filter(connection: Any, keys: int) -> Filter:
-    """A filter over all sealed keys."""
-    sealed = Filter(keys)
-    cursor = connection.execute(SQL["all_runs"])
-    while rows := cursor.fetchmany(_FILL_RUNS):
-        sealed.update(hashes_in(rows))
-    return sealed
 
 
 def _save_records(connection: Any, records: Sequence[Record], salts: Sequence[bytes]) -> None:

@@ -265,9 +265,6 @@ SELECT last, keys FROM oncelog_key_runs WHERE segment = ? AND last > ? ORDER BY 
 -- Those of a segment whose keys have all been merged into another.
 DELETE FROM oncelog_key_runs WHERE segment = ? AND last <= ?;
 
--- name: all_runs
-SELECT keys FROM oncelog_key_runs;
-
 -- name: start_sealing
 UPDATE oncelog_lanes SET sealing_position = ? WHERE lane = ?;
 

@@ -1,0 +1,71 @@
+"""Filters of the key index: in memory, so that most looks at the segments can be spared."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from rbloom import Bloom
+
+from oncelog.stores.sqlite.runs import hashes_in
+from oncelog.stores.sqlite.statements import SQL
+
+FILTER_KEYS_MIN: Final = 1_000_000
+FILTER_ERROR_RATE: Final = 0.001
+"""For each layer."""
+SEGMENT_ERROR_RATE: Final = 0.01
+"""Of a known key's looks at segments that have not got it, so many are not spared."""
+_FILL_RUNS: Final = 1000
+
+
+class Filter:
+    """May say of a key that it is sealed though it is not, never the other way. Grows by layers, twice as large."""
+
+    def __init__(self, keys: int = 0) -> None:
+        self._capacity = max(FILTER_KEYS_MIN, 2 * keys)
+        self._room = self._capacity
+        self._layers = [Bloom(self._capacity, FILTER_ERROR_RATE)]
+        self.segments: dict[int, Bloom] = {}
+        """One for each segment that was complete."""
+
+    def update(self, hashes: Sequence[int]) -> None:
+        """Takes in sealed keys."""
+        if self._room < len(hashes):
+            self._capacity = max(2 * self._capacity, len(hashes))
+            self._room = self._capacity
+            self._layers.insert(0, Bloom(self._capacity, FILTER_ERROR_RATE))
+        self._layers[0].update(hashes)
+        self._room -= len(hashes)
+
+    def __contains__(self, key_hash: int) -> bool:
+        return any(key_hash in layer for layer in self._layers)
+
+    def among(self, hashes: Iterable[int]) -> list[int]:
+        """Those of them that may be sealed."""
+        asked = list(hashes)
+        found = {one for layer in self._layers for one in asked if one in layer}
+        return [one for one in asked if one in found] if found else []
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes."""
+        return sum(layer.size_in_bits // 8 for layer in self._layers)
+
+
+def filter_of_segment(keys: int) -> Bloom:
+    """For so many."""
+    return Bloom(max(1, keys), SEGMENT_ERROR_RATE)
+
+
+def fill_filter(connection: Any, keys: int) -> Filter:
+    """A filter over all sealed keys, and one for each complete segment. In one transaction."""
+    sealed = Filter(keys)
+    being_filled = {row[1] for row in connection.execute(SQL["jobs"]).fetchall()}
+    for segment, _, its_keys in connection.execute(SQL["segments"]).fetchall():
+        inside = filter_of_segment(its_keys)
+        cursor = connection.execute(SQL["segment_runs"], (segment,))
+        while rows := cursor.fetchmany(_FILL_RUNS):
+            hashes = hashes_in(packed for _, packed in rows)
+            sealed.update(hashes)
+            inside.update(hashes)
+        if segment not in being_filled:
+            sealed.segments[segment] = inside
+    return sealed
