@@ -40,6 +40,9 @@ twice from 8 million keys on. There may be as many segments of each to look for 
 PACE: Final = 1.1
 """Rows that each level's work moves on for every new key. Above 1, so that it ends before the next begins; and not by
 much, so that commits take as long while there is work as while there is none."""
+SLICE_KEYS: Final = 480
+"""Work is done for so many keys at a time at least, or an eighth of a segment: each time begins and ends with pages
+that the next one takes up again."""
 CLEARED_RUNS: Final = 16
 """So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
 the next ones."""
@@ -135,8 +138,6 @@ class KeyIndex:
         self._hot: Hot = {}
         self._sealing: Hot = {}
         self._sealing_order: _Order | None = None
-        self._filtered_upto: int | None = None
-        """Keys that are being sealed are in the filter up to this hash; None if others have sealed some of them."""
         self._lanes: dict[int, int] = {}
         self._borders: dict[int, tuple[int, int]] = {}
         self._segments: list[Segment] = []
@@ -146,10 +147,12 @@ class KeyIndex:
         self._staged: list[tuple[int, int]] = []
         self._next: _Next | None = None
         self._unfiltered: list[int] = []
+        self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
+        self._owed = float(self._slice_keys)
+        """For how many keys work is to be done. At first for some, also if this process ends after a single commit."""
         self._filter: Filter | None = None
         self._inside: dict[int, Bloom] = {}
-        """A filter of each complete segment that this process has read or made from end to end."""
-        self._sealing_filter: Bloom | None = None
+        """A filter of each segment that this process has read, or has made from its beginning."""
 
     def hash_of(self, identity: KeyIdentity | SequenceIdentity) -> int:
         """What an identity is known by. A number in place of the key makes it that of a client's sequence."""
@@ -169,7 +172,7 @@ class KeyIndex:
             return
         self._segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
         self._jobs = {row[0]: job_of(row) for row in connection.execute(SQL["jobs"]).fetchall()}
-        self._forget_segments(self._inside.keys() - {segment.segment for segment in self._segments})
+        self._forget_merges()
         borders = {number: (lane.sealed_position, lane.sealing_position) for number, lane in lanes.items()}
         if any(self._borders.get(number, (0, 0)) != border for number, border in borders.items()):
             self._split(lanes)
@@ -215,14 +218,14 @@ class KeyIndex:
     def _where(self, hashes: list[int]) -> Iterator[tuple[int, list[int]]]:
         """Segments, and which of the hashes may be in each. They come in the order in which they lie there.
 
-        Of a merge that is under way, the target has those up to its cursor, and the sources the others.
+        Of a merge that is under way, the target has those up to its cursor, and the sources the others. What is being
+        sealed is in memory as well.
         """
         ranges: dict[int, tuple[int, int]] = {}
         for job in self._jobs.values():
             done = bisect_right(hashes, job.cursor)
             ranges.update((source, (done, len(hashes))) for source in job.sources)
-            if job.sources:
-                ranges[job.target] = (0, done)
+            ranges[job.target] = (0, done if job.sources else 0)
         for segment in self._segments:
             first, end = ranges.get(segment.segment, (0, len(hashes)))
             if first < end:
@@ -248,8 +251,11 @@ class KeyIndex:
         state = self._next
         if state is None:
             return
+        self._owed += PACE * len(self._staged)
+        if self._owed < self._slice_keys:
+            return
+        keys, self._owed = int(self._owed), 0.0
         self._begin_jobs(connection, state)
-        keys = max(runs.RUN_KEYS, int(PACE * len(self._staged)))
         for job in list(state.jobs.values()):
             if job.level == 0:
                 self._seal(connection, state, job, keys)
@@ -269,8 +275,6 @@ class KeyIndex:
         else:
             for one, place in self._staged:
                 _put(self._hot, one, place)
-        if state.sealed is not None:
-            self._confirm_sealed(*state.sealed)
         if state.ended_sealing_of:
             self._end_sealing(state.ended_sealing_of)
         self._jobs, self._segments = state.jobs, state.segments
@@ -341,7 +345,7 @@ class KeyIndex:
                 else:
                     _put(hot, one, place)
         self._filter_sealed(sealed)
-        self._hot, self._sealing, self._sealing_order, self._filtered_upto = hot, sealing, None, None
+        self._hot, self._sealing, self._sealing_order = hot, sealing, None
 
     def _take_in(self, rows: Iterable[tuple[Any, ...]], lane: Lane) -> None:
         sealing_position = lane.sealing_position if 0 in self._jobs else 0
@@ -354,7 +358,7 @@ class KeyIndex:
                 continue
             target = self._hot
             if position <= sealing_position:
-                target, self._sealing_order, self._filtered_upto = self._sealing, None, None
+                target, self._sealing_order = self._sealing, None
             for one in hashes:
                 _put(target, one, place)
         self._filter_sealed(sealed)
@@ -401,7 +405,6 @@ class KeyIndex:
         else:
             pairs = [(one, place) for one in hashes for place in sorted(_listed(keys[one]))]
             write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
-        state.sealed = job, hashes
         if has_more:
             state.advance(connection, job, hashes[-1])
         else:
@@ -413,9 +416,10 @@ class KeyIndex:
         """Hashes are spread evenly, so a part of their range is that part of the keys."""
         upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
         merge = self._merges.get(job.level)
-        if merge is None or (merge.target, merge.cursor) != (job.target, job.cursor):
-            # Another process has gone on with it, or nobody has since this index was made.
+        if merge is None:
             merge = self._merges[job.level] = Merge(job.target, job.sources, job.cursor, job.keys)
+            if merge.filter is not None:
+                self._inside[job.target] = merge.filter
         merge.advance(connection, upto)
         for segment in _to_be_cleared(job, upto):
             connection.execute(SQL["drop_runs"], (segment, upto))
@@ -423,32 +427,27 @@ class KeyIndex:
             state.advance(connection, job, upto)
         else:
             del self._merges[job.level]
-            if merge.filter is not None:
-                self._inside[job.target] = merge.filter
-            self._forget_segments(job.sources)
+            for segment in job.sources:
+                self._inside.pop(segment, None)
             state.end(connection, job)
 
-    def _forget_segments(self, gone: Iterable[int]) -> None:
-        for segment in gone:
-            self._inside.pop(segment, None)
-
-    def _confirm_sealed(self, job: Job, hashes: list[int]) -> None:
-        """Takes them into the filters slice by slice: for all of them at once a commit would have to wait."""
-        if job.cursor < 0:
-            self._filtered_upto, self._sealing_filter = -1, filter_of_segment(job.keys)
-        if job.cursor == self._filtered_upto and hashes and self._sealing_filter is not None:
-            self._filter_sealed(hashes)
-            self._sealing_filter.update(hashes)
-            self._filtered_upto = hashes[-1]
-        else:
-            self._filtered_upto = None
+    def _forget_merges(self) -> None:
+        """What this process has of merges that another has gone on with, and of segments that are gone."""
+        for level, merge in list(self._merges.items()):
+            job = self._jobs.get(level)
+            if job is None or (merge.target, merge.cursor) != (job.target, job.cursor):
+                del self._merges[level]
+                self._inside.pop(merge.target, None)
+        for segment in self._inside.keys() - {segment.segment for segment in self._segments}:
+            del self._inside[segment]
 
     def _end_sealing(self, segment: int) -> None:
-        if self._filtered_upto is None:
-            self._filter_sealed(list(self._sealing))
-        elif self._sealing_filter is not None:
-            self._inside[segment] = self._sealing_filter
-        self._sealing, self._sealing_order, self._sealing_filter = {}, None, None
+        """Takes them into the filters all at once: a few milliseconds, and slice by slice several times as many."""
+        hashes = list(self._sealing)
+        self._filter_sealed(hashes)
+        self._inside[segment] = inside = filter_of_segment(len(hashes))
+        inside.update(hashes)
+        self._sealing, self._sealing_order = {}, None
 
     def _filter_sealed(self, hashes: list[int]) -> None:
         if self._filter is None:
@@ -468,8 +467,6 @@ class _Next:
         self.ended_sealing_of = 0
         """A segment, which has all its keys now."""
         self.sealing_order: _Order | None = None
-        self.sealed: tuple[Job, list[int]] | None = None
-        """A slice of what work, and the hashes."""
 
     def begin(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
         target = max((segment.segment for segment in self.segments), default=0) + 1
