@@ -29,11 +29,13 @@ class Attested(Struct, frozen=True):
     actor: str
 
 
-class _Kept(Struct, frozen=True):
+class _Kept(Struct, frozen=True, gc=False):
+    """Of tuples alone: a look for objects in cycles goes through every list again, and leaves out such tuples."""
+
     block: Block
     tree: Tree
-    salts: Sequence[bytes]
-    actors: Sequence[str]
+    salts: tuple[bytes, ...]
+    actors: tuple[str, ...]
 
 
 class AnswerCache:
@@ -95,7 +97,8 @@ class AnswerCache:
             return  # what was decided before an erasure may have been erased by it
         self._answers.update(decided.changes.keys)
         for block, salts, actors in _attestations(decided):
-            self._blocks[block.lane, block.height] = _Kept(block, decided.sealed.trees[block.lane], salts, actors)
+            tree = tuple(map(tuple, decided.sealed.trees[block.lane]))
+            self._blocks[block.lane, block.height] = _Kept(block, tree, tuple(salts), tuple(actors))
             self._leaves += block.count
         self._shrink()
 
