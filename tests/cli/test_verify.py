@@ -22,7 +22,7 @@ from oncelog.core.proof import Block, leaf_hash, record_header, root_of
 from oncelog.errors import OncelogError
 from oncelog.stores.about import About
 from oncelog.stores.rows import evidence_of
-from oncelog.stores.sqlite import index, runs
+from oncelog.stores.sqlite import index, jobs, runs
 from oncelog.stores.sqlite.files import look
 from oncelog.stores.sqlite.reading import evidence
 from oncelog.stores.sqlite.statements import SQL
@@ -80,7 +80,7 @@ def few_at_once() -> Iterator[None]:
     """Small segments, of which four are merged: so there are several runs and merges, also of few keys."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(index, "FAN_OUT", 4)
-        patched.setattr(index, "CLEARED_RUNS", 2)
+        patched.setattr(jobs, "CLEARED_RUNS", 2)
         patched.setattr(runs, "RUN_KEYS", 5)
         yield
 

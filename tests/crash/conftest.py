@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from crash.scripted import SLICE_KEYS
-from oncelog.stores.sqlite import index, runs
+from crash.scripted import RUN_KEYS
+from oncelog.stores.sqlite import index, jobs, runs
 
 pytest.register_assert_rewrite("crash.applications")
 
@@ -20,7 +20,8 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sealing and merging take several transactions though there are few keys."""
-    monkeypatch.setattr(runs, "RUN_KEYS", SLICE_KEYS)
+    monkeypatch.setattr(runs, "RUN_KEYS", RUN_KEYS)
+    monkeypatch.setattr(jobs, "CLEARED_RUNS", 1)
     monkeypatch.setattr(index, "PACE", 0.8)
     monkeypatch.setattr(index, "FAN_OUT", 2)
 
@@ -28,6 +29,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def early_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merging begins after a few transactions."""
-    monkeypatch.setattr(runs, "RUN_KEYS", SLICE_KEYS)
+    monkeypatch.setattr(runs, "RUN_KEYS", RUN_KEYS)
+    monkeypatch.setattr(jobs, "CLEARED_RUNS", 1)
     monkeypatch.setattr(index, "PACE", 1.0)
     monkeypatch.setattr(index, "FAN_OUT", 2)

@@ -32,7 +32,7 @@ from oncelog.testing.disk import Disk, DiskDriver
 
 NAME: Final = "log.db"
 SEAL_KEYS: Final = 5
-SLICE_KEYS: Final = 2
+RUN_KEYS: Final = 2
 BATCHES: Final = 12
 ERASE_AFTER: Final = 1
 ERASED: Final = (1, 2)

@@ -400,6 +400,25 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_works(
     assert isinstance(last, Passed), last
 
 
+def test_a_process_of_an_older_version_loses_no_key_while_a_file_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps it may have the file, and write to its index: from the first one on it has none."""
+    path = tmp_path / "log.db"
+    make_log(path)
+    make_older(path)
+    steps = migrations()
+    with monkeypatch.context() as patched, database(path) as connection:
+        patched.setattr(migrating, "migrations", lambda: [step for step in steps if step[0] <= 7])
+        migrating.migrate(connection, 1)
+        with pytest.raises(sqlite3.OperationalError, match="no such table: oncelog_keys"):
+            connection.execute("INSERT INTO oncelog_keys VALUES (1, 2, 3)")
+    assert version_of(path) == 7
+    with session_on(path, 50) as session:
+        assert are_known(commit(session, *range(300)))
+    assert version_of(path) == SCHEMA_VERSION
+
+
 def test_a_file_of_the_first_schema_is_read_by_nobody_before(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     make_log(path, 50)

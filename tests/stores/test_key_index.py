@@ -16,7 +16,7 @@ from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
 from oncelog.errors import DiskFullError
 from oncelog.stores.key_hash import HASH_MAX, SECRET_BYTES, hash_of, hashes_of
 from oncelog.stores.side_state import TABLES
-from oncelog.stores.sqlite import SqliteStore, filters, index, runs, sweeping, writing
+from oncelog.stores.sqlite import SqliteStore, filters, index, jobs, runs, sweeping, writing
 from oncelog.stores.sqlite.filters import Filter
 from oncelog.stores.sqlite.index import KeyIndex
 from oncelog.stores.sqlite.runs import keys_of
@@ -66,7 +66,7 @@ def test_a_hash_does_not_depend_on_what_is_hashed_before_it() -> None:
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small segments, of which four are merged: so there are several levels, runs and merges, also of few keys."""
     monkeypatch.setattr(index, "FAN_OUT", 4)
-    monkeypatch.setattr(index, "CLEARED_RUNS", 2)
+    monkeypatch.setattr(jobs, "CLEARED_RUNS", 2)
     monkeypatch.setattr(runs, "RUN_KEYS", 5)
 
 
@@ -161,7 +161,7 @@ def test_what_another_process_committed_and_sealed_in_the_meantime_is_known(
 
 @pytest.mark.rule("CO-14")
 def test_sealing_that_one_process_began_is_gone_on_with_by_others(tmp_path: Path) -> None:
-    """Slices of 32 keys from segments of 150: every segment is written by several processes."""
+    """Slices of 18 keys from segments of 150: every segment is written by several processes."""
     path = tmp_path / "log.db"
     with ExitStack() as stack:
         sessions = [stack.enter_context(session_on(path, 150)) for _ in range(3)]
@@ -326,10 +326,8 @@ def test_a_filter_grows_by_layers_and_never_forgets(monkeypatch: pytest.MonkeyPa
     for start in range(0, 5000, 37):
         sealed.update(hashes[start : start + 37])
     assert len(sealed._layers) > 1
-    assert all(one in sealed for one in hashes)
     assert sealed.among(hashes) == hashes
-    strangers = sum(random.randrange(HASH_MAX) in sealed for _ in range(5000))
-    assert strangers < 400
+    assert len(sealed.among(random.randrange(HASH_MAX) for _ in range(5000))) < 80
     few = Filter()
     few.update(hashes[:50])
     assert few.among(hashes[:50]) == hashes[:50]
@@ -346,7 +344,7 @@ def test_a_key_that_is_new_does_not_look_at_the_segments(tmp_path: Path) -> None
         for number in range(400, 500):
             assert are_new(commit(session, number))
     looks = sum("FROM json_each" in statement and "oncelog_key_runs" in statement for statement in statements)
-    assert looks <= 5  # one key in 200 looks known to a filter
+    assert looks <= 5  # one key in 1000 looks known to a layer of a filter
 
 
 def looks_for(session: Session, *numbers: int) -> int:
@@ -366,11 +364,11 @@ def test_a_key_that_is_known_is_looked_for_where_it_may_be(tmp_path: Path) -> No
             commit(session, number)
         segments = len(session.index.segments)
         assert segments > 3
-        assert sum(looks_for(session, number) for number in range(100)) < 110
+        assert sum(looks_for(session, number) for number in range(100)) < 150
         with session_on(path, 40) as later:
             assert are_known(commit(later, 0))
             # One is being merged, of which it has not seen the beginning.
-            assert sum(looks_for(later, number) for number in range(100)) < 180
+            assert sum(looks_for(later, number) for number in range(100)) < 190
             for number in range(1500, 2500):
                 commit(session if number % 2 else later, number)
             assert max(looks_for(later, number) for number in range(0, 2500, 9)) > 1
@@ -381,7 +379,7 @@ def test_a_key_that_is_known_is_looked_for_where_it_may_be(tmp_path: Path) -> No
 
 GROWING = re.compile(r"oncelog_(records|key_runs|partition_records|stream_records|rows)\b")
 LOOKS_AT_ALL = re.compile(r"(all|missing|extra)_\w+")
-"""Statements that are meant to: they make the filter, or verify a log."""
+"""Statements that are meant to: they verify a log."""
 SORTS_A_FEW = {"briefs_at", "records_at"}
 """A page."""
 
@@ -413,14 +411,36 @@ def test_no_statement_looks_through_a_table_that_grows(tmp_path: Path) -> None:
 
 
 def test_the_work_on_segments_is_in_proportion_to_what_a_commit_adds(tmp_path: Path) -> None:
-    """No commit pays for a large merge: the rows that one commit writes to the index stay within a few slices."""
+    """No commit pays for a large merge: the rows that one commit writes stay within a few slices."""
     with session_on(tmp_path / "log.db", 64) as session:
         most = 0
         for number in range(2000):
             before = session.connection.total_changes
             commit(session, number)
             most = max(most, session.connection.total_changes - before)
-    assert most < 500
+    assert most < 60  # with whole merges in one commit more than 400
+
+
+def test_what_has_been_merged_is_cleared_before_long(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    left = 0
+    with session_on(path, 64) as session, rows_of(path) as connection:
+        for number in range(1500):
+            commit(session, number)
+            for sources, cursor in connection.execute("SELECT sources, cursor FROM oncelog_key_jobs").fetchall():
+                for source in json.loads(sources):
+                    below = "SELECT count(*) FROM oncelog_key_runs WHERE segment = ? AND last <= ?"
+                    left = max(left, connection.execute(below, (source, cursor)).fetchone()[0])
+    # A slice more than it should be, and hashes are not spread quite evenly; a source has 13 runs and more.
+    assert 0 < left <= 3 * jobs.CLEARED_RUNS
+
+
+def test_processes_that_commit_once_and_end_do_their_part(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    for number in range(300):
+        with session_on(path, 40) as session:
+            assert are_new(commit(session, number))
+            assert session.index.hot_keys < 2 * 40
 
 
 def test_a_checkpoint_that_finds_no_room_costs_the_index_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Filters of the key index: in memory, so that most looks at the segments can be spared."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rbloom import Bloom
 
@@ -13,7 +13,8 @@ FILTER_ERROR_RATE: Final = 0.001
 """For each layer."""
 SEGMENT_ERROR_RATE: Final = 0.01
 """Of a known key's looks at segments that have not got it, so many are not spared."""
-_FILL_RUNS: Final = 1000
+_FILL_RUNS: Final = 100
+"""At a time: meanwhile nobody else has the interpreter."""
 
 
 class Filter:
@@ -23,8 +24,6 @@ class Filter:
         self._capacity = max(FILTER_KEYS_MIN, 2 * keys)
         self._room = self._capacity
         self._layers = [Bloom(self._capacity, FILTER_ERROR_RATE)]
-        self.segments: dict[int, Bloom] = {}
-        """One for each segment that was complete."""
 
     def update(self, hashes: Sequence[int]) -> None:
         """Takes in sealed keys."""
@@ -34,9 +33,6 @@ class Filter:
             self._layers.insert(0, Bloom(self._capacity, FILTER_ERROR_RATE))
         self._layers[0].update(hashes)
         self._room -= len(hashes)
-
-    def __contains__(self, key_hash: int) -> bool:
-        return any(key_hash in layer for layer in self._layers)
 
     def among(self, hashes: Iterable[int]) -> list[int]:
         """Those of them that may be sealed."""
@@ -55,9 +51,17 @@ def filter_of_segment(keys: int) -> Bloom:
     return Bloom(max(1, keys), SEGMENT_ERROR_RATE)
 
 
-def fill_filter(connection: Any, keys: int) -> Filter:
-    """A filter over all sealed keys, and one for each complete segment. In one transaction."""
+class Filters(NamedTuple):
+    """Over all sealed keys, and over those of each segment that is complete."""
+
+    sealed: Filter
+    segments: dict[int, Bloom]
+
+
+def read_filters(connection: Any, keys: int) -> Filters:
+    """Of so many sealed keys. In one transaction."""
     sealed = Filter(keys)
+    segments = {}
     being_filled = {row[1] for row in connection.execute(SQL["jobs"]).fetchall()}
     for segment, _, its_keys in connection.execute(SQL["segments"]).fetchall():
         inside = filter_of_segment(its_keys)
@@ -67,5 +71,5 @@ def fill_filter(connection: Any, keys: int) -> Filter:
             sealed.update(hashes)
             inside.update(hashes)
         if segment not in being_filled:
-            sealed.segments[segment] = inside
-    return sealed
+            segments[segment] = inside
+    return Filters(sealed, segments)

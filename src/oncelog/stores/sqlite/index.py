@@ -21,15 +21,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
-import orjson
 from rbloom import Bloom
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity
 from oncelog.stores.key_hash import HASH_MAX, hashes_of
 from oncelog.stores.sqlite import runs
-from oncelog.stores.sqlite.filters import Filter, filter_of_segment
+from oncelog.stores.sqlite.filters import Filter, Filters, filter_of_segment
+from oncelog.stores.sqlite.hot import Hot, Order, are_alone, count_of, listed, put
+from oncelog.stores.sqlite.jobs import Job, Next, Segment, job_of, to_be_cleared
 from oncelog.stores.sqlite.merging import Merge
-from oncelog.stores.sqlite.runs import write_runs
 from oncelog.stores.sqlite.statements import SQL
 
 SEAL_KEYS: Final = 32_768
@@ -38,18 +38,11 @@ FAN_OUT: Final = 16
 """Each level is so many times larger than the one below, and every key is written once more for each of them: with 16
 twice from 8 million keys on. There may be as many segments of each to look for a known key in."""
 PACE: Final = 1.1
-"""Rows that each level's work moves on for every new key. Above 1, so that it ends before the next begins; and not by
+"""Keys that each level's work moves on for every new key. Above 1, so that it ends before the next begins; and not by
 much, so that commits take as long while there is work as while there is none."""
 SLICE_KEYS: Final = 480
 """Work is done for so many keys at a time at least, or an eighth of a segment: each time begins and ends with pages
 that the next one takes up again."""
-CLEARED_RUNS: Final = 16
-"""So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
-the next ones."""
-
-_PART_BITS: Final = 6
-_PART_SHIFT: Final = HASH_MAX.bit_length() - _PART_BITS
-
 POSITION_BITS: Final = 48
 
 
@@ -63,24 +56,6 @@ def lane_and_position(place: int) -> tuple[int, int]:
     return place >> POSITION_BITS, place & (1 << POSITION_BITS) - 1
 
 
-class Segment(NamedTuple):
-    """A sorted run of keys."""
-
-    segment: int
-    level: int
-    keys: int
-
-
-class Job(NamedTuple):
-    """Work that fills a segment. Level 0 is filled from memory, the others from the sources."""
-
-    level: int
-    target: int
-    sources: tuple[int, ...]
-    keys: int
-    cursor: int
-
-
 class Lane(NamedTuple):
     """How far a lane's keys have come."""
 
@@ -91,38 +66,6 @@ class Lane(NamedTuple):
 
 SOON_KEYS: Final = 1000
 """So many of others' are taken in soon."""
-Places = int | tuple[int, ...]
-Hot = dict[int, Places]
-
-
-class _Order:
-    """Hashes in their order. They are sorted a part at a time: for all of them at once a commit would have to wait."""
-
-    def __init__(self, hashes: Iterable[int]) -> None:
-        self._parts: list[list[int]] = [[] for _ in range(1 << _PART_BITS)]
-        self._sorted = [False] * len(self._parts)
-        add = [part.append for part in self._parts]
-        for one in hashes:
-            add[one >> _PART_SHIFT](one)
-
-    def after(self, cursor: int, count: int) -> list[int]:
-        """The first ones above the cursor, at most so many."""
-        found: list[int] = []
-        number = max(cursor, 0) >> _PART_SHIFT
-        while len(found) < count and number < len(self._parts):
-            part = self._parts[number]
-            if not self._sorted[number]:
-                part.sort()
-                self._sorted[number] = True
-            start = bisect_right(part, cursor)
-            found += part[start : start + count - len(found)]
-            number += 1
-        return found
-
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes beside the hashes."""
-        return sum(map(sys.getsizeof, self._parts))
 
 
 class KeyIndex:
@@ -137,7 +80,7 @@ class KeyIndex:
         self._seal_keys = seal_keys
         self._hot: Hot = {}
         self._sealing: Hot = {}
-        self._sealing_order: _Order | None = None
+        self._sealing_order: Order | None = None
         self._lanes: dict[int, int] = {}
         self._borders: dict[int, tuple[int, int]] = {}
         self._segments: list[Segment] = []
@@ -145,13 +88,13 @@ class KeyIndex:
         self._merges: dict[int, Merge] = {}
         self._commits = -1
         self._staged: list[tuple[int, int]] = []
-        self._next: _Next | None = None
+        self._next: Next | None = None
         self._unfiltered: list[int] = []
         self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
         self._owed = float(self._slice_keys)
         """For how many keys work is to be done. At first for some, also if this process ends after a single commit."""
         self._filter: Filter | None = None
-        self._inside: dict[int, Bloom] = {}
+        self._segment_filters: dict[int, Bloom] = {}
         """A filter of each segment that this process has read, or has made from its beginning."""
 
     def hash_of(self, identity: KeyIdentity | SequenceIdentity) -> int:
@@ -205,11 +148,11 @@ class KeyIndex:
                 for one in hashes:
                     places = keys.get(one)
                     if places is not None:
-                        found.setdefault(one, []).extend(_listed(places))
+                        found.setdefault(one, []).extend(listed(places))
         # Also what was found: another identity of the same hash may be sealed.
         sealed = [] if not self._segments else [*hashes] if self._filter is None else self._filter.among(hashes)
         for segment, some in self._where(sorted(sealed)) if sealed else ():
-            inside = self._inside.get(segment)
+            inside = self._segment_filters.get(segment)
             likely = some if inside is None else [one for one in some if one in inside]
             for one, place in runs.find(connection, segment, likely) if likely else ():
                 found.setdefault(one, []).append(place)
@@ -234,7 +177,7 @@ class KeyIndex:
     def stage(self, added: list[tuple[int, int]], positions: Mapping[int, int]) -> None:
         """Notes what the transaction adds: hashes with their places, and the new positions of the lanes."""
         self._staged = added
-        self._next = _Next(dict(self._jobs), list(self._segments), dict(positions))
+        self._next = Next(dict(self._jobs), list(self._segments), dict(positions))
 
     @property
     def commits(self) -> int:
@@ -274,7 +217,7 @@ class KeyIndex:
             self._hot.update(added)
         else:
             for one, place in self._staged:
-                _put(self._hot, one, place)
+                put(self._hot, one, place)
         if state.ended_sealing_of:
             self._end_sealing(state.ended_sealing_of)
         self._jobs, self._segments = state.jobs, state.segments
@@ -289,13 +232,13 @@ class KeyIndex:
         """Without it every look goes to the segments: right, but slower."""
         return self._filter is not None
 
-    def use_filter(self, sealed: Filter) -> None:
-        """Takes a filter over all keys that had been sealed at some time after this index was made."""
-        sealed.update(self._unfiltered)
+    def use_filters(self, filters: Filters) -> None:
+        """Takes filters over all keys that had been sealed at some time after this index was made."""
+        filters.sealed.update(self._unfiltered)
         self._unfiltered = []
-        self._filter = sealed
+        self._filter = filters.sealed
         there = {segment.segment for segment in self._segments}
-        self._inside |= {segment: inside for segment, inside in sealed.segments.items() if segment in there}
+        self._segment_filters |= {one: inside for one, inside in filters.segments.items() if one in there}
 
     # --- figures
 
@@ -318,7 +261,7 @@ class KeyIndex:
         sealing_order = self._sealing_order  # once: the writer's thread may let go of it at any moment
         order = sealing_order.memory_bytes if sealing_order is not None else 0
         merges = sum(merge.memory_bytes for merge in list(self._merges.values()))
-        filters = sum(one.size_in_bits // 8 for one in list(self._inside.values()))
+        filters = sum(one.size_in_bits // 8 for one in list(self._segment_filters.values()))
         return hot + numbers + order + merges + filters + (self._filter.memory_bytes if self._filter else 0)
 
     @property
@@ -335,15 +278,15 @@ class KeyIndex:
         sealing: Hot = {}
         sealed: list[int] = []
         for one, places in chain(self._sealing.items(), self._hot.items()):
-            for place in _listed(places):
+            for place in listed(places):
                 number, position = lane_and_position(place)
                 lane = lanes[number]
                 if position <= lane.sealed_position:
                     sealed.append(one)
                 elif job is not None and position <= lane.sealing_position:
-                    _put(sealing, one, place)
+                    put(sealing, one, place)
                 else:
-                    _put(hot, one, place)
+                    put(hot, one, place)
         self._filter_sealed(sealed)
         self._hot, self._sealing, self._sealing_order = hot, sealing, None
 
@@ -360,7 +303,7 @@ class KeyIndex:
             if position <= sealing_position:
                 target, self._sealing_order = self._sealing, None
             for one in hashes:
-                _put(target, one, place)
+                put(target, one, place)
         self._filter_sealed(sealed)
 
     def hashes_of_record(self, policy: str, scope: str, client: str, client_sequence: int, key: bytes) -> list[int]:
@@ -373,13 +316,13 @@ class KeyIndex:
             hashes.append(self.hash_of((policy, scope, client, client_sequence)))
         return hashes
 
-    def _begin_jobs(self, connection: Any, state: "_Next") -> None:
+    def _begin_jobs(self, connection: Any, state: Next) -> None:
         if 0 not in state.jobs and not self._sealing and len(self._hot) >= self._seal_keys:
             # What this transaction adds stays hot: the border is where the lanes stood before it.
             connection.executemany(SQL["start_sealing"], [(position, lane) for lane, position in self._lanes.items()])
-            state.begin(connection, 0, (), _count(self._hot))
+            state.begin(connection, 0, (), count_of(self._hot))
             state.began_sealing = True
-            state.sealing_order = _Order(self._hot)
+            state.sealing_order = Order(self._hot)
         filling = {job.target for job in state.jobs.values()}
         levels: dict[int, list[Segment]] = {}
         for segment in state.segments:
@@ -391,20 +334,20 @@ class KeyIndex:
                 keys = sum(segment.keys for segment in sources)
                 state.begin(connection, level + 1, tuple(segment.segment for segment in sources), keys)
 
-    def _seal(self, connection: Any, state: "_Next", job: Job, count: int) -> None:
+    def _seal(self, connection: Any, state: Next, job: Job, count: int) -> None:
         keys = self._hot if state.began_sealing else self._sealing
         order = state.sealing_order if state.began_sealing else self._sealing_order
         if order is None:
-            order = self._sealing_order = _Order(keys)
+            order = self._sealing_order = Order(keys)
         hashes = order.after(job.cursor, count + 1)
         has_more = len(hashes) > count
         del hashes[count:]
         places = [keys[one] for one in hashes]
-        if _are_alone(places):
-            write_runs(connection, job.target, (hashes, cast("list[int]", places)))
+        if are_alone(places):
+            runs.write_runs(connection, job.target, (hashes, cast("list[int]", places)))
         else:
-            pairs = [(one, place) for one in hashes for place in sorted(_listed(keys[one]))]
-            write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
+            pairs = [(one, place) for one in hashes for place in sorted(listed(keys[one]))]
+            runs.write_runs(connection, job.target, ([one for one, _ in pairs], [place for _, place in pairs]))
         if has_more:
             state.advance(connection, job, hashes[-1])
         else:
@@ -412,23 +355,23 @@ class KeyIndex:
             state.end(connection, job)
             state.ended_sealing_of = job.target
 
-    def _merge(self, connection: Any, state: "_Next", job: Job, count: int) -> None:
+    def _merge(self, connection: Any, state: Next, job: Job, count: int) -> None:
         """Hashes are spread evenly, so a part of their range is that part of the keys."""
         upto = min(HASH_MAX, job.cursor + max(1, (HASH_MAX + 1) * count // max(1, job.keys)))
         merge = self._merges.get(job.level)
         if merge is None:
             merge = self._merges[job.level] = Merge(job.target, job.sources, job.cursor, job.keys)
             if merge.filter is not None:
-                self._inside[job.target] = merge.filter
+                self._segment_filters[job.target] = merge.filter
         merge.advance(connection, upto)
-        for segment in _to_be_cleared(job, upto):
+        for segment in to_be_cleared(job, upto):
             connection.execute(SQL["drop_runs"], (segment, upto))
         if upto < HASH_MAX:
             state.advance(connection, job, upto)
         else:
             del self._merges[job.level]
             for segment in job.sources:
-                self._inside.pop(segment, None)
+                self._segment_filters.pop(segment, None)
             state.end(connection, job)
 
     def _forget_merges(self) -> None:
@@ -437,15 +380,17 @@ class KeyIndex:
             job = self._jobs.get(level)
             if job is None or (merge.target, merge.cursor) != (job.target, job.cursor):
                 del self._merges[level]
-                self._inside.pop(merge.target, None)
-        for segment in self._inside.keys() - {segment.segment for segment in self._segments}:
-            del self._inside[segment]
+                self._segment_filters.pop(merge.target, None)
+        for segment in self._segment_filters.keys() - {segment.segment for segment in self._segments}:
+            del self._segment_filters[segment]
 
     def _end_sealing(self, segment: int) -> None:
-        """Takes them into the filters all at once: a few milliseconds, and slice by slice several times as many."""
+        """Takes them into the filters all at once. That takes milliseconds, and between commits, with other things in
+        the processor's caches, several times as many.
+        """
         hashes = list(self._sealing)
         self._filter_sealed(hashes)
-        self._inside[segment] = inside = filter_of_segment(len(hashes))
+        self._segment_filters[segment] = inside = filter_of_segment(len(hashes))
         inside.update(hashes)
         self._sealing, self._sealing_order = {}, None
 
@@ -454,80 +399,3 @@ class KeyIndex:
             self._unfiltered += hashes
         elif hashes:
             self._filter.update(hashes)
-
-
-class _Next:
-    """How segments and jobs stand if the transaction is committed."""
-
-    def __init__(self, jobs: dict[int, Job], segments: list[Segment], positions: dict[int, int]) -> None:
-        self.jobs = jobs
-        self.segments = segments
-        self.positions = positions
-        self.began_sealing = False
-        self.ended_sealing_of = 0
-        """A segment, which has all its keys now."""
-        self.sealing_order: _Order | None = None
-
-    def begin(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
-        target = max((segment.segment for segment in self.segments), default=0) + 1
-        self.segments.append(Segment(target, level, keys))
-        connection.execute(SQL["add_segment"], (target, level, keys))
-        self.advance(connection, Job(level, target, sources, keys, -1), -1)
-
-    def advance(self, connection: Any, job: Job, cursor: int) -> None:
-        self.jobs[job.level] = job._replace(cursor=cursor)
-        row = (job.level, job.target, orjson.dumps(job.sources).decode(), job.keys, cursor)
-        connection.execute(SQL["save_job"], row)
-
-    def end(self, connection: Any, job: Job) -> None:
-        del self.jobs[job.level]
-        connection.execute(SQL["end_job"], (job.level,))
-        connection.execute(SQL["drop_segments"], (orjson.dumps(job.sources).decode(),))
-        self.segments = [segment for segment in self.segments if segment.segment not in job.sources]
-
-
-def _to_be_cleared(job: Job, upto: int) -> Iterator[int]:
-    """The sources of a merge from which some runs should be taken out when it has come to a hash.
-
-    One after the other, each when about CLEARED_RUNS have been merged since the last time: what is left until then is
-    only room, for nobody looks below the cursor. It follows from the cursor alone, whichever process goes on.
-    """
-    if upto == HASH_MAX:
-        yield from job.sources
-        return
-    times = max(1, job.keys // (len(job.sources) * CLEARED_RUNS * runs.RUN_KEYS))
-    width = (HASH_MAX + 1) // times
-    for number, segment in enumerate(job.sources):
-        shift = number * width // len(job.sources)
-        if (upto + shift) // width > (job.cursor + shift) // width:
-            yield segment
-
-
-def job_of(row: tuple[Any, ...]) -> Job:
-    """From the columns of the statement `jobs`."""
-    level, target, sources, keys, cursor = row
-    return Job(level, target, tuple(orjson.loads(sources)), keys, cursor)
-
-
-def _listed(places: Places) -> list[int]:
-    return [places] if isinstance(places, int) else list(places)
-
-
-def _are_alone(places: Iterable[Places]) -> bool:
-    """Whether each is one place, as nearly all are."""
-    return set(map(type, places)) == {int}
-
-
-def _count(keys: Hot) -> int:
-    """All places of all keys."""
-    if _are_alone(keys.values()):
-        return len(keys)
-    return sum(len(_listed(places)) for places in keys.values())
-
-
-def _put(keys: Hot, one: int, place: int) -> None:
-    known = keys.get(one)
-    if known is None:
-        keys[one] = place
-    elif place not in _listed(known):
-        keys[one] = (*_listed(known), place)

@@ -40,7 +40,7 @@ def _pack_keys(connection: Any) -> None:
 def _key_rows(connection: Any, segment: int) -> Iterator[Pairs]:
     """Some at a time, those of one hash together."""
     cursor = connection.execute(
-        "SELECT hash, place FROM oncelog_keys WHERE segment = ? ORDER BY hash, place", (segment,)
+        "SELECT hash, place FROM oncelog_key_rows WHERE segment = ? ORDER BY hash, place", (segment,)
     )
     pairs: list[tuple[int, int]] = []
     while rows := cursor.fetchmany(_ROWS_AT_ONCE):

@@ -49,7 +49,7 @@ from oncelog.stores.protocol import (
 from oncelog.stores.sqlite import delta_reading, ledger_reading, member_reading, reading
 from oncelog.stores.sqlite import tenants as tenants_of_file
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
-from oncelog.stores.sqlite.filters import fill_filter
+from oncelog.stores.sqlite.filters import read_filters
 from oncelog.stores.sqlite.index import SEAL_KEYS
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
@@ -428,8 +428,8 @@ class SqliteStore:
         if index is None:
             return
         try:
-            sealed = await self._read(fill_filter, index.sealed_keys)
-            await self._write(index.use_filter, sealed)
+            filters = await self._read(read_filters, index.sealed_keys)
+            await self._write(index.use_filters, filters)
         except Exception:
             logger.warning("the key filter could not be filled; it is tried again with the next commit", exc_info=True)
 

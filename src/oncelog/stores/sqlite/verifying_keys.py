@@ -9,15 +9,8 @@ import orjson
 from oncelog.core.values import Record
 from oncelog.errors import CorruptError
 from oncelog.stores.key_hash import HASH_MAX
-from oncelog.stores.sqlite.index import (
-    Job,
-    KeyIndex,
-    Lane,
-    Segment,
-    job_of,
-    lane_and_position,
-    place_of,
-)
+from oncelog.stores.sqlite.index import KeyIndex, Lane, lane_and_position, place_of
+from oncelog.stores.sqlite.jobs import Job, Segment, job_of
 from oncelog.stores.sqlite.reading import record_of
 from oncelog.stores.sqlite.runs import find, keys_of
 from oncelog.stores.sqlite.statements import SQL
@@ -64,12 +57,14 @@ class Segments:
                     "keys are said to be on their way to a segment, but no such work is noted", number
                 )
         levels = {segment.segment: segment.level for segment in self.segments}
+        keys = {segment.segment: segment.keys for segment in self.segments}
         for job in self.jobs.values():
             if levels.get(job.target) != job.level or any(levels.get(one) != job.level - 1 for one in job.sources):
                 raise ContradictionError(
                     f"the key index notes work on level {job.level} with segments that do not exist"
                 )
-            if not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
+            is_odd = len(set(job.sources)) != len(job.sources) or job.keys != keys[job.target]
+            if is_odd or not -1 <= job.cursor <= HASH_MAX or bool(job.sources) is (job.level == 0):
                 raise ContradictionError(f"the key index notes work on level {job.level} that cannot be")
 
 

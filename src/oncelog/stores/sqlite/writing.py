@@ -31,7 +31,7 @@ from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
 from oncelog.stores.sqlite import tables
-from oncelog.stores.sqlite.filters import fill_filter
+from oncelog.stores.sqlite.filters import read_filters
 from oncelog.stores.sqlite.index import POSITION_BITS, SEAL_KEYS, KeyIndex, Lane, lane_and_position
 from oncelog.stores.sqlite.moved import demand_not_moved, moved_error
 from oncelog.stores.sqlite.recent import Recent
@@ -177,7 +177,7 @@ class Writing:
             index = KeyIndex(self.file.index_secret, self.seal_keys)
             index.catch_up(connection, state.commits, state.lanes)
             if index.sealed_keys <= FILL_AT_ONCE_KEYS:
-                index.use_filter(fill_filter(connection, index.sealed_keys))
+                index.use_filters(read_filters(connection, index.sealed_keys))
             self.index = index
         else:
             self.index.catch_up(connection, state.commits, state.lanes)

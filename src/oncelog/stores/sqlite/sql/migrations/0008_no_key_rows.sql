@@ -1,2 +1,2 @@
--- Its keys are in runs by now (files.py).
-DROP TABLE oncelog_keys;
+-- Its keys are in runs by now (migrating.py).
+DROP TABLE oncelog_key_rows;

@@ -1,0 +1,89 @@
+"""The segments of the key index, and the work on them that is under way."""
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from oncelog.stores.key_hash import HASH_MAX
+from oncelog.stores.sqlite import runs
+from oncelog.stores.sqlite.hot import Order
+from oncelog.stores.sqlite.statements import SQL
+
+CLEARED_RUNS: Final = 16
+"""So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
+the next ones."""
+
+
+class Segment(NamedTuple):
+    """Sorted keys, in runs."""
+
+    segment: int
+    level: int
+    keys: int
+
+
+class Job(NamedTuple):
+    """Work that fills a segment. Level 0 is filled from memory, the others from the sources."""
+
+    level: int
+    target: int
+    sources: tuple[int, ...]
+    keys: int
+    cursor: int
+
+
+def job_of(row: tuple[Any, ...]) -> Job:
+    """From the columns of the statement `jobs`."""
+    level, target, sources, keys, cursor = row
+    return Job(level, target, tuple(orjson.loads(sources)), keys, cursor)
+
+
+class Next:
+    """How segments and jobs stand if the transaction is committed."""
+
+    def __init__(self, jobs: dict[int, Job], segments: list[Segment], positions: dict[int, int]) -> None:
+        self.jobs = jobs
+        self.segments = segments
+        self.positions = positions
+        self.began_sealing = False
+        self.ended_sealing_of = 0
+        """A segment, which has all its keys now."""
+        self.sealing_order: Order | None = None
+
+    def begin(self, connection: Any, level: int, sources: tuple[int, ...], keys: int) -> None:
+        """Notes new work, and the segment that it fills."""
+        target = max((segment.segment for segment in self.segments), default=0) + 1
+        self.segments.append(Segment(target, level, keys))
+        connection.execute(SQL["add_segment"], (target, level, keys))
+        self.advance(connection, Job(level, target, sources, keys, -1), -1)
+
+    def advance(self, connection: Any, job: Job, cursor: int) -> None:
+        """Notes that work has come to a hash."""
+        self.jobs[job.level] = job._replace(cursor=cursor)
+        row = (job.level, job.target, orjson.dumps(job.sources).decode(), job.keys, cursor)
+        connection.execute(SQL["save_job"], row)
+
+    def end(self, connection: Any, job: Job) -> None:
+        """Notes that work is done, and its sources are gone."""
+        del self.jobs[job.level]
+        connection.execute(SQL["end_job"], (job.level,))
+        connection.execute(SQL["drop_segments"], (orjson.dumps(job.sources).decode(),))
+        self.segments = [segment for segment in self.segments if segment.segment not in job.sources]
+
+
+def to_be_cleared(job: Job, upto: int) -> Iterator[int]:
+    """The sources of a merge from which some runs should be taken out when it has come to a hash.
+
+    One after the other, each when about CLEARED_RUNS have been merged since the last time: what is left until then is
+    only room, for nobody looks below the cursor. It follows from the cursor alone, whichever process goes on.
+    """
+    if upto == HASH_MAX:
+        yield from job.sources
+        return
+    times = max(1, job.keys // (len(job.sources) * CLEARED_RUNS * runs.RUN_KEYS))
+    width = (HASH_MAX + 1) // times
+    for number, segment in enumerate(job.sources):
+        shift = number * width // len(job.sources)
+        if (upto + shift) // width > (job.cursor + shift) // width:
+            yield segment
