@@ -11,6 +11,8 @@ from oncelog.stores.sqlite.statements import SQL
 FILTER_KEYS_MIN: Final = 1_000_000
 FILTER_ERROR_RATE: Final = 0.001
 """For each layer."""
+LAYERS_GROW: Final = 8
+"""So many times as large as the one before is each layer: a new key is looked for in all of them."""
 SEGMENT_ERROR_RATE: Final = 0.01
 """Of a known key's looks at segments that have not got it, so many are not spared."""
 _FILL_RUNS: Final = 100
@@ -18,7 +20,7 @@ _FILL_RUNS: Final = 100
 
 
 class Filter:
-    """May say of a key that it is sealed though it is not, never the other way. Grows by layers, twice as large."""
+    """May say of a key that it is sealed though it is not, never the other way. Grows by layers."""
 
     def __init__(self, keys: int = 0) -> None:
         self._capacity = max(FILTER_KEYS_MIN, 2 * keys)
@@ -28,7 +30,7 @@ class Filter:
     def update(self, hashes: Sequence[int]) -> None:
         """Takes in sealed keys."""
         if self._room < len(hashes):
-            self._capacity = max(2 * self._capacity, len(hashes))
+            self._capacity = max(LAYERS_GROW * self._capacity, len(hashes))
             self._room = self._capacity
             self._layers.insert(0, Bloom(self._capacity, FILTER_ERROR_RATE))
         self._layers[0].update(hashes)
