@@ -9,9 +9,9 @@ from oncelog.stores.sqlite.runs import hashes_in
 from oncelog.stores.sqlite.statements import SQL
 
 FILTER_KEYS_MIN: Final = 1_000_000
-FILTER_ERROR_RATE: Final = 0.001
+FILTER_ERROR_RATE: Final = 0.005
 """For each layer."""
-LAYERS_GROW: Final = 8
+LAYERS_GROW: Final = 5
 """So many times as large as the one before is each layer: a new key is looked for in all of them."""
 SEGMENT_ERROR_RATE: Final = 0.01
 """Of a known key's looks at segments that have not got it, so many are not spared."""

@@ -83,7 +83,8 @@ def hashes_in(runs: Iterable[bytes]) -> list[int]:
 def numbers_of(packed: bytes) -> "array[int]":
     """The hashes, and as many places."""
     if not packed or len(packed) % (2 * _NUMBER_BYTES):
-        raise CorruptError(f"the key index has a run of {len(packed)} bytes, which are no whole keys; see `oncelog verify`")
+        what = f"the key index has a run of {len(packed)} bytes, which are no whole keys"
+        raise CorruptError(f"{what}; see `oncelog verify`")
     numbers = array(NUMBER, packed)
     if _IS_SWAPPED:
         numbers.byteswap()
