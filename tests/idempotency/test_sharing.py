@@ -29,6 +29,7 @@ from oncelog import (
     share,
     work_of,
 )
+from oncelog.stores.sqlite import writing
 from oncelog.stores.sqlite.files import SCHEMA_VERSION
 from oncelog.stores.sqlite.guest import Guest
 from oncelog.testing.clock import ManualClock
@@ -291,8 +292,12 @@ class TestWithTheLogItself:
         with pytest.raises(PolicyError):
             transfer_on(connection, retention=FOREVER)("a", 30)
 
-    def test_more_keys_than_a_segment_has(self, path: Path, connection: sqlite3.Connection) -> None:
+    @pytest.mark.parametrize("filtered_keys_max", [writing.FILL_AT_ONCE_KEYS, -1], ids=["filter", "too many for one"])
+    def test_more_keys_than_a_segment_has(
+        self, path: Path, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, filtered_keys_max: int
+    ) -> None:
         """The key index of a guest follows what others seal and merge, and seals itself."""
+        monkeypatch.setattr(writing, "FILL_AT_ONCE_KEYS", filtered_keys_max)
         calls = []
         log = share(connection)
 
@@ -310,6 +315,10 @@ class TestWithTheLogItself:
         for number in range(150):
             assert work(number) == number
         assert calls == list(range(150))
+        index = log._guest._file.writing.index
+        assert index is not None
+        assert index.has_filter is (filtered_keys_max > 0)
+        assert index._unfiltered == []  # it would only grow
         with closing(sqlite3.connect(path)) as other:
             assert other.execute("SELECT count(*) FROM oncelog_key_segments").fetchone()[0] > 0
         with started(str(Path(__file__).with_name("verify_worker.py")), str(path)) as process:

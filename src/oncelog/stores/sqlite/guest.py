@@ -75,7 +75,7 @@ class _File:
 @lru_cache(maxsize=16)
 def _file_of(file: About, mark: Hashable, process: int, clock: Any) -> _File:  # noqa: ARG001 - which file it is
     """For the files that were used last: what is not here any more is made anew, at the cost of some reading."""
-    return _File(Writing(file, clock, os.urandom, JUMP_MS_MAX))
+    return _File(Writing(file, clock, os.urandom, JUMP_MS_MAX, fills_later=False))
 
 
 _file_lock: Final = threading.Lock()

@@ -90,6 +90,7 @@ class KeyIndex:
         self._staged: list[tuple[int, int]] = []
         self._next: Next | None = None
         self._unfiltered: list[int] = []
+        self._awaits_filter = True
         self._slice_keys = max(1, min(SLICE_KEYS, seal_keys // 8))
         self._owed = float(self._slice_keys)
         """For how many keys work is to be done. At first for some, also if this process ends after a single commit."""
@@ -231,6 +232,10 @@ class KeyIndex:
     def has_filter(self) -> bool:
         """Without it every look goes to the segments: right, but slower."""
         return self._filter is not None
+
+    def do_without_filter(self) -> None:
+        """Nobody will fill one, so what should be in it need not be remembered."""
+        self._awaits_filter = False
 
     def use_filters(self, filters: Filters) -> None:
         """Takes filters over all keys that had been sealed at some time after this index was made."""
@@ -396,6 +401,6 @@ class KeyIndex:
 
     def _filter_sealed(self, hashes: list[int]) -> None:
         if self._filter is None:
-            self._unfiltered += hashes
+            self._unfiltered += hashes if self._awaits_filter else ()
         elif hashes:
             self._filter.update(hashes)

@@ -83,7 +83,16 @@ class State(msgspec.Struct):
 class Writing:
     """Of one log. Used by one transaction at a time; whoever shares it between threads has a lock for that."""
 
-    def __init__(self, file: About, clock: Clock, draw: Draw, jump_ms_max: int, seal_keys: int = SEAL_KEYS) -> None:
+    def __init__(
+        self,
+        file: About,
+        clock: Clock,
+        draw: Draw,
+        jump_ms_max: int,
+        seal_keys: int = SEAL_KEYS,
+        *,
+        fills_later: bool = True,
+    ) -> None:
         self.file = file
         self.index: KeyIndex | None = None
         """As of the newest transaction; None until the first one."""
@@ -91,6 +100,8 @@ class Writing:
         self._draw = draw
         self._jump_ms_max = jump_ms_max
         self.seal_keys = seal_keys
+        self._fills_later = fills_later
+        """Who has it fills the filter of a large index beside the commits."""
         self._sweep = Sweep()
         self._recent = Recent()
 
@@ -178,6 +189,8 @@ class Writing:
             index.catch_up(connection, state.commits, state.lanes)
             if index.sealed_keys <= FILL_AT_ONCE_KEYS:
                 index.use_filters(read_filters(connection, index.sealed_keys))
+            elif not self._fills_later:
+                index.do_without_filter()
             self.index = index
         else:
             self.index.catch_up(connection, state.commits, state.lanes)
