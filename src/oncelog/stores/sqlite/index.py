@@ -390,9 +390,7 @@ class KeyIndex:
             del self._segment_filters[segment]
 
     def _end_sealing(self, segment: int) -> None:
-        """Takes them into the filters all at once. That takes milliseconds, and between commits, with other things in
-        the processor's caches, several times as many.
-        """
+        """Takes them into the filters all at once: slice by slice, among other work, it takes several times as long."""
         hashes = list(self._sealing)
         self._filter_sealed(hashes)
         self._segment_filters[segment] = inside = filter_of_segment(len(hashes))
