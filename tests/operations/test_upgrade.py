@@ -13,14 +13,14 @@ from oncelog.engine.log import open_log
 from oncelog.errors import NewerSchemaError
 from oncelog.stores.postgres import database
 from oncelog.stores.postgres.statements import MIGRATIONS, SCHEMA_VERSION
-from oncelog.stores.sqlite import files
+from oncelog.stores.sqlite import files, migrating
 from oncelog.stores.sqlite.statements import migrations
 
 NEWER = """
 ALTER TABLE oncelog_state ADD COLUMN later text;
 CREATE TABLE oncelog_later (lane integer NOT NULL PRIMARY KEY);
 """
-"""What a later version might add, as all migrations until now have: columns and tables that the older does not name."""
+"""What a later version might add, as most migrations have: columns and tables that the older does not name."""
 
 
 @BOTH_STORES
@@ -70,7 +70,8 @@ def be_newer(patch: pytest.MonkeyPatch, kind: str) -> None:
         patch.setattr(database, "SCHEMA_VERSION", number)
     else:
         number, known = files.SCHEMA_VERSION + 1, migrations()
-        patch.setattr(files, "migrations", lambda: [*known, (number, NEWER)])
+        for module in (files, migrating):
+            patch.setattr(module, "migrations", lambda: [*known, (number, NEWER)])
         patch.setattr(files, "SCHEMA_VERSION", number)
 
 

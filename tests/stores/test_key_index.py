@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from oncelog.core.values import KeyIdentity, SequenceIdentity, key_identity
-from oncelog.errors import DiskFullError
+from oncelog.errors import CorruptError, DiskFullError
 from oncelog.stores.key_hash import HASH_MAX, SECRET_BYTES, hash_of, hashes_of
 from oncelog.stores.side_state import TABLES
 from oncelog.stores.sqlite import SqliteStore, filters, index, jobs, runs, sweeping, writing
@@ -275,6 +275,29 @@ def check_known_or_not_at_all(path: Path, number: int, batch: tuple[int, ...]) -
         assert all(it is not None for it in remembered)
         assert len({it is None for it in fresh.remembered([key_identity(write(known)) for known in batch])}) == 1
     check_segments(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("key_segments SET keys = 1 << 60", "a segment with 1152921504606846976 keys, of 60 records"),
+        ("key_segments SET keys = -1", "a segment with -1 keys"),
+        ("key_jobs SET keys = 1 << 60", "a segment with 1152921504606846976 keys"),
+        ("key_jobs SET sources = '[1,'", "work on '[1,', which are no segments"),
+        ("key_jobs SET sources = '7'", "work on '7', which are no segments"),
+    ],
+)
+def test_an_index_that_cannot_be_is_called_corrupt(tmp_path: Path, change: str, message: str) -> None:
+    """Before memory is made for so many keys: there an allocation that fails ends the process."""
+    path = tmp_path / "log.db"
+    with session_on(path, 8) as session:
+        for number in range(60):
+            commit(session, number)
+    with rows_of(path) as connection:
+        assert connection.execute(f"UPDATE oncelog_{change}").rowcount > 0
+        connection.commit()
+    with pytest.raises(CorruptError, match=re.escape(message)), session_on(path, 8) as session:
+        commit(session, 1)
 
 
 # --- the filter ----------------------------------------------------------------------------------------------

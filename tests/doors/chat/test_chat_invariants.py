@@ -159,5 +159,10 @@ def _as_before(path: Path) -> None:
         "DELETE FROM oncelog_streams",
         f"UPDATE oncelog_log SET schema_version = {2 if is_postgres() else 4}",  # noqa: S608
     ]
+    if not is_postgres():
+        statements += [
+            "DROP TABLE oncelog_key_runs",  # which is empty
+            "CREATE TABLE oncelog_keys (segment INTEGER, hash INTEGER, place INTEGER)",
+        ]
     for statement in statements:
         changed(path, statement, statement)

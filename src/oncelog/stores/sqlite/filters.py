@@ -69,7 +69,7 @@ def read_filters(connection: Any, keys: int) -> Filters:
         inside = filter_of_segment(its_keys)
         cursor = connection.execute(SQL["segment_runs"], (segment,))
         while rows := cursor.fetchmany(_FILL_RUNS):
-            hashes = hashes_in(packed for _, packed in rows)
+            hashes = hashes_in(rows)
             sealed.update(hashes)
             inside.update(hashes)
         if segment not in being_filled:

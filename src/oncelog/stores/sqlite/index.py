@@ -28,7 +28,7 @@ from oncelog.stores.key_hash import HASH_MAX, hashes_of
 from oncelog.stores.sqlite import runs
 from oncelog.stores.sqlite.filters import Filter, Filters, filter_of_segment
 from oncelog.stores.sqlite.hot import Hot, Order, are_alone, count_of, listed, put
-from oncelog.stores.sqlite.jobs import Job, Next, Segment, job_of, to_be_cleared
+from oncelog.stores.sqlite.jobs import Job, Next, Segment, demand_possible, job_of, to_be_cleared
 from oncelog.stores.sqlite.merging import Merge
 from oncelog.stores.sqlite.statements import SQL
 
@@ -116,6 +116,7 @@ class KeyIndex:
             return
         self._segments = [Segment(*row) for row in connection.execute(SQL["segments"]).fetchall()]
         self._jobs = {row[0]: job_of(row) for row in connection.execute(SQL["jobs"]).fetchall()}
+        demand_possible(self._segments, self._jobs.values(), sum(lane.position for lane in lanes.values()))
         self._forget_merges()
         borders = {number: (lane.sealed_position, lane.sealing_position) for number, lane in lanes.items()}
         if any(self._borders.get(number, (0, 0)) != border for number, border in borders.items()):
@@ -254,9 +255,9 @@ class KeyIndex:
 
     @property
     def sealed_keys(self) -> int:
-        """How many keys are in segments."""
-        merging = sum(job.keys for job in self._jobs.values() if job.sources)  # in source or target, counted in both
-        return sum(segment.keys for segment in self._segments) - merging
+        """How many keys are in segments, those that are being sealed left out."""
+        # What is being merged is in source or target, and counted in both.
+        return sum(segment.keys for segment in self._segments) - sum(job.keys for job in self._jobs.values())
 
     @property
     def memory_bytes(self) -> int:

@@ -1,15 +1,19 @@
 """The segments of the key index, and the work on them that is under way."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from oncelog.errors import CorruptError
 from oncelog.stores.key_hash import HASH_MAX
 from oncelog.stores.sqlite import runs
 from oncelog.stores.sqlite.hot import Order
+from oncelog.stores.sqlite.runs import VERIFY
 from oncelog.stores.sqlite.statements import SQL
 
+KEYS_A_RECORD: Final = 2
 CLEARED_RUNS: Final = 16
 """So many of a source are taken out at once, when they have been merged: each time takes a page that they share with
 the next ones."""
@@ -36,7 +40,18 @@ class Job(NamedTuple):
 def job_of(row: tuple[Any, ...]) -> Job:
     """From the columns of the statement `jobs`."""
     level, target, sources, keys, cursor = row
-    return Job(level, target, tuple(orjson.loads(sources)), keys, cursor)
+    try:
+        return Job(level, target, tuple(orjson.loads(sources)), keys, cursor)
+    except (ValueError, TypeError) as error:
+        raise CorruptError(f"the key index notes work on {sources!r}, which are no segments; {VERIFY}") from error
+
+
+def demand_possible(segments: Iterable[Segment], jobs: Iterable[Job], records: int) -> None:
+    """Memory is made for as many keys as they say. Raises CorruptError if there are not so many records."""
+    for one in chain[Segment | Job](segments, jobs):
+        if not 0 <= one.keys <= KEYS_A_RECORD * records:
+            what = f"a segment with {one.keys} keys, of {records} records"
+            raise CorruptError(f"the key index says that it has {what}; {VERIFY}")
 
 
 class Next:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oncelog.stores.sqlite.filters import filter_of_segment
-from oncelog.stores.sqlite.runs import NUMBER, Pairs, numbers_of, write_runs
+from oncelog.stores.sqlite.runs import NUMBER, Pairs, keys_of, write_runs
 from oncelog.stores.sqlite.statements import SQL
 
 RUNS_AT_ONCE: Final = 4
@@ -69,12 +69,11 @@ class _Source:
         runs = connection.execute(SQL["runs_after"], row).fetchall()
         self._is_at_end = len(runs) < RUNS_AT_ONCE
         for last, packed in runs:
-            numbers = numbers_of(packed)
-            middle = len(numbers) // 2
+            hashes, places = keys_of(packed, last)
             # Of the first run a part may have been taken before this was made.
-            begin = bisect_right(numbers, self._cursor, 0, middle)
-            self._hashes += numbers[begin:middle]
-            self._places += numbers[middle + begin :]
+            begin = bisect_right(hashes, self._cursor)
+            self._hashes.extend(hashes[begin:])
+            self._places.extend(places[begin:])
             self._read_upto = last
 
     @property

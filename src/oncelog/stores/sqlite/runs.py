@@ -21,6 +21,7 @@ from oncelog.stores.sqlite.statements import SQL, Insert
 RUN_KEYS: Final = 60
 """So many fill a quarter of a page, the most that SQLite keeps in a page of such a table and not beside it."""
 
+VERIFY: Final = "see `oncelog verify`"
 NUMBER: Final = "q"
 _NUMBER_BYTES: Final = 8
 _IS_SWAPPED: Final = sys.byteorder == "big"
@@ -51,10 +52,12 @@ def packed_runs(keys: Pairs) -> Iterator[tuple[int, bytes]]:
         begin = end
 
 
-def keys_of(packed: bytes) -> Pairs:
-    """What a run has."""
-    numbers = numbers_of(packed)
+def keys_of(packed: bytes, last: int | None = None) -> Pairs:
+    """What a run has. Raises CorruptError if it is no run, or not the one that ends with a hash."""
+    numbers = _numbers_of(packed)
     middle = len(numbers) // 2
+    if last is not None and numbers[middle - 1] != last:
+        raise CorruptError(f"the key index has a run that ends elsewhere than it says; {VERIFY}")
     return numbers[:middle], numbers[middle:]
 
 
@@ -64,27 +67,29 @@ def find(connection: Any, segment: int, hashes: Sequence[int]) -> Iterator[tuple
     for one, packed in connection.execute(SQL["find_runs"], sought).fetchall():
         if packed is None:
             continue
-        numbers = numbers_of(packed)
+        numbers = _numbers_of(packed)
         middle = len(numbers) // 2
+        if numbers[middle - 1] < one:
+            raise CorruptError(f"the key index has a run that ends elsewhere than it says; {VERIFY}")
         at = bisect_left(numbers, one, 0, middle)
         while at < middle and numbers[at] == one:
             yield one, numbers[middle + at]
             at += 1
 
 
-def hashes_in(runs: Iterable[bytes]) -> list[int]:
-    """The hashes of several runs."""
+def hashes_in(runs: Iterable[tuple[int, bytes]]) -> list[int]:
+    """The hashes of several runs, each with its last one."""
     hashes: list[int] = []
-    for packed in runs:
-        hashes += keys_of(packed)[0]
+    for last, packed in runs:
+        hashes += keys_of(packed, last)[0]
     return hashes
 
 
-def numbers_of(packed: bytes) -> "array[int]":
+def _numbers_of(packed: bytes) -> "array[int]":
     """The hashes, and as many places."""
     if not packed or len(packed) % (2 * _NUMBER_BYTES):
         what = f"the key index has a run of {len(packed)} bytes, which are no whole keys"
-        raise CorruptError(f"{what}; see `oncelog verify`")
+        raise CorruptError(f"{what}; {VERIFY}")
     numbers = array(NUMBER, packed)
     if _IS_SWAPPED:
         numbers.byteswap()

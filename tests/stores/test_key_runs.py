@@ -55,7 +55,7 @@ def test_what_is_packed_is_there_again_and_no_hash_is_in_two_runs(
     if hashes == HASH_MAX:
         assert max(lengths, default=0) <= RUN_KEYS
         assert max(lengths, default=0) - min(lengths, default=0) <= 1
-    assert hashes_in(packed for _, packed in packed_runs(keys)) == keys[0]
+    assert hashes_in(packed_runs(keys)) == keys[0]
 
 
 def test_a_run_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,20 @@ def test_what_cannot_be_a_run_is_called_corrupt(connection: sqlite3.Connection, 
     with pytest.raises(CorruptError):
         Merge(2, [1], -1, 9).advance(connection, 9)
     with pytest.raises(CorruptError):
-        hashes_in([packed])
+        hashes_in([(5, packed)])
+
+
+def test_a_run_that_ends_elsewhere_than_it_says_is_called_corrupt(connection: sqlite3.Connection) -> None:
+    [(last, packed)] = packed_runs(([3, 5], [1, 2]))
+    connection.execute("INSERT INTO oncelog_key_runs VALUES (1, ?, ?)", (last + 4, packed))
+    assert list(find(connection, 1, [3])) == [(3, 1)]
+    for look in (
+        lambda: list(find(connection, 1, [7])),
+        lambda: Merge(2, [1], -1, 9).advance(connection, 9),
+        lambda: hashes_in([(last + 4, packed)]),
+    ):
+        with pytest.raises(CorruptError, match="a run that ends elsewhere than it says"):
+            look()
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 10, 1000])
