@@ -398,6 +398,7 @@ def _settings(
     settings.setdefault("development", not tokens and not api_keys)
     settings.setdefault("store", log_at(directory / "events.db"))
     settings.setdefault("port", 0)
+    settings.setdefault("grpc_port", 0)  # 100 above a given port may be somebody else's
     made = ServerSettings(door_limits=DoorLimits(**door), engine_limits=Limits(**engine), **settings)
     return made, keys, chosen
 
