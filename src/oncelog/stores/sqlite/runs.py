@@ -22,6 +22,7 @@ RUN_KEYS: Final = 60
 """So many fill a quarter of a page, the most that SQLite keeps in a page of such a table and not beside it."""
 
 VERIFY: Final = "see `oncelog verify`"
+_ENDS_ELSEWHERE: Final = f"the key index has a run that ends elsewhere than it says; {VERIFY}"
 NUMBER: Final = "q"
 _NUMBER_BYTES: Final = 8
 _IS_SWAPPED: Final = sys.byteorder == "big"
@@ -57,7 +58,7 @@ def keys_of(packed: bytes, last: int | None = None) -> Pairs:
     numbers = _numbers_of(packed)
     middle = len(numbers) // 2
     if last is not None and numbers[middle - 1] != last:
-        raise CorruptError(f"the key index has a run that ends elsewhere than it says; {VERIFY}")
+        raise CorruptError(_ENDS_ELSEWHERE)
     return numbers[:middle], numbers[middle:]
 
 
@@ -70,7 +71,7 @@ def find(connection: Any, segment: int, hashes: Sequence[int]) -> Iterator[tuple
         numbers = _numbers_of(packed)
         middle = len(numbers) // 2
         if numbers[middle - 1] < one:
-            raise CorruptError(f"the key index has a run that ends elsewhere than it says; {VERIFY}")
+            raise CorruptError(_ENDS_ELSEWHERE)
         at = bisect_left(numbers, one, 0, middle)
         while at < middle and numbers[at] == one:
             yield one, numbers[middle + at]
