@@ -7,7 +7,6 @@ import resource
 import shlex
 import signal
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 from uuid import uuid4
 
@@ -15,7 +14,7 @@ import typer
 
 from oncelog.cli.garbage import collect_for_ever
 from oncelog.cli.remote import DEFAULT_URL, TOKEN_VARIABLE
-from oncelog.cli.terminal import INTERRUPTED, ending_well
+from oncelog.cli.terminal import INTERRUPTED, discard_output, ending_well
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.stores.address import shown
 
@@ -105,8 +104,10 @@ def _run(settings: "ServerSettings", again: "Callable[[], ServerSettings]", *, s
         loop.add_signal_handler(signal.SIGHUP, server.reload)
         async with server:
             if says_more:
-                with suppress(OSError):  # whoever reads it has gone, and the server has not
+                try:
                     typer.echo(_what_to_try(server.urls[0], shown(settings.store), server.grpc_address))
+                except OSError:  # the reader of the output has gone; the server goes on
+                    discard_output(sys.stdout)
             collecting = loop.create_task(collect_for_ever())
             await stopped.wait()
             collecting.cancel()

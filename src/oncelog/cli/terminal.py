@@ -5,9 +5,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import orjson
 import typer
@@ -38,17 +38,30 @@ def ending_well() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Who read our output has enough. Python flushes once more at exit, and that must have somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         raise typer.Exit(NOBODY_READS) from None
     except OncelogError as error:
         _say(str(error))
         raise typer.Exit(CANNOT_GO_ON if _is_of_the_disk(error) else CANNOT_LOOK) from None
     except OSError as error:
         _say(f"cannot go on: {error.strerror}")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            discard_output(sys.stdout)
         raise typer.Exit(CANNOT_GO_ON) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def discard_output(stream: TextIO) -> None:
+    """Send to /dev/null what a stream could not write.
+
+    Python flushes its streams once more at exit, and replaces the exit status by 120 if that fails.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 @contextmanager
@@ -79,8 +92,10 @@ def _is_of_the_disk(error: OncelogError) -> bool:
 
 def _say(sentence: str) -> None:
     """On standard error, if anybody listens there: the exit status tells it too."""
-    with suppress(OSError):
+    try:
         typer.echo(f"oncelog: {sentence}", err=True)
+    except OSError:
+        discard_output(sys.stderr)
 
 
 def printable(text: str) -> str:
