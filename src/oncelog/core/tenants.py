@@ -75,14 +75,17 @@ def _above(name: str) -> Iterable[str]:
 
 
 def demand_tenants(tenants: Sequence[Tenant]) -> None:
-    """Raises SettingsError for what can be no quota, and for a prefix that is there twice."""
+    """Raises SettingsError for an invalid quota and for a repeated prefix.
+
+    Each message begins with `tenants must`, as messages of other settings do: callers put the source in front of it.
+    """
     if len(tenants) > TENANTS_MAX:
         raise SettingsError(f"tenants must be at most {TENANTS_MAX}, not {len(tenants)}")
     seen: set[str] = set()
     for tenant in tenants:
         _demand_tenant(tenant)
         if tenant.prefix in seen:
-            raise SettingsError(f"tenants: the prefix {tenant.prefix!r} is there twice")
+            raise SettingsError(f"tenants must have distinct prefixes; {tenant.prefix!r} appears twice")
         seen.add(tenant.prefix)
 
 
@@ -95,14 +98,17 @@ def _demand_tenant(tenant: Tenant) -> None:
         or nfc(prefix) != prefix
     ):
         raise SettingsError(
-            f"tenants: a prefix must have 1 to {NAME_CHARACTERS_MAX} characters, in NFC, without U+0000"
+            f"tenants must have prefixes of 1 to {NAME_CHARACTERS_MAX} characters, in NFC, without U+0000"
         )
     if prefix.endswith(SEPARATOR):
-        raise SettingsError(f"tenants: the prefix {prefix!r} must not end with {SEPARATOR}: what is below it is meant")
+        raise SettingsError(
+            f"tenants must have prefixes that do not end with {SEPARATOR}, not {prefix!r}: "
+            "a prefix includes all names below it"
+        )
     if prefix.startswith(SEPARATOR) or prefix.split(SEPARATOR)[-1] == "*":
         raise SettingsError(
-            f"tenants: the prefix {prefix!r} must be a name, without a {SEPARATOR} before it or a * below it: "
-            "what is below it is meant"
+            f"tenants must have prefixes without a leading {SEPARATOR} and without a final *, not {prefix!r}: "
+            "a prefix includes all names below it"
         )
     per_second, at_once = tenant.new_writes_per_second_max, tenant.new_writes_at_once_max
     for name, highest in (
@@ -114,8 +120,9 @@ def _demand_tenant(tenant: Tenant) -> None:
         value = getattr(tenant, name)
         if type(value) is not int or not 0 <= value <= highest:
             raise SettingsError(
-                f"tenants: {name} of {prefix!r} must be a whole number from 1 to {highest}, or 0 for no limit, "
-                f"not {value!r}"
+                f"tenants must have a {name} from 1 to {highest}, or 0 for no limit; {prefix!r} has {value!r}"
             )
     if at_once and not per_second:
-        raise SettingsError(f"tenants: new_writes_at_once_max of {prefix!r} needs new_writes_per_second_max beside it")
+        raise SettingsError(
+            f"tenants must set new_writes_per_second_max where they set new_writes_at_once_max; {prefix!r} does not"
+        )
