@@ -139,6 +139,11 @@ def abandoning(connection: Connection, limit_ms: int) -> Iterator[None]:
     timer = asyncio.get_running_loop().call_later(limit_ms / 1000, connection.terminate)
     try:
         yield
+    except AttributeError as error:
+        # asyncpg has no protocol left if the connection is terminated between the two round trips of a statement.
+        if connection.is_closed():
+            raise asyncpg.ConnectionDoesNotExistError("the connection was terminated during a statement") from error
+        raise
     finally:
         timer.cancel()
 
