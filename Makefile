@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo cluster test lint format bench peers soak pins stubs conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak pins stubs conformance clean help new-venv node-and-browser
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,8 +10,8 @@ PEERS := .venv-peers
 NODE := .node
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# In as many processes as there are processors. Who runs a few tests by hand says `pytest`, and has them in one.
-PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
+# Two processes more than processors, because many tests wait for other processes. A plain `pytest` uses one process.
+PYTEST := $(BIN)/python -m pytest --numprocesses=$$(($$(nproc) + 2)) --maxprocesses=8 --dist=worksteal
 
 # An environment that was moved or copied here, or whose Python is gone, loses its stamp and is made anew.
 WHOLE := import os, sys, oncelog; sys.exit(not oncelog.__file__.startswith(os.getcwd() + os.sep))
@@ -39,6 +39,15 @@ test: $(VENV)/.dev $(NODE)/.whole ## Everything: lint, types, import rules, all 
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) --conformance=check
 
+check: $(VENV)/.dev ## The tests for the inner loop: core, protocols, sessions, the SQLite store (under 90 seconds)
+	@$(PYTEST) --check
+
+alone: $(VENV)/.dev $(NODE)/.whole ## Every test in its own process, in random order
+	@$(BIN)/python -m pytest --alone
+
+mutants: $(VENV)/.dev $(NODE)/.whole ## Introduce 60 faults one at a time; report which ones no test notices (takes long)
+	@PYTHONPATH=tests $(BIN)/python -m mutants
+
 lint: $(VENV)/.dev ## Format, lint, types and import rules, without the tests
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
@@ -61,7 +70,7 @@ peers: $(VENV)/.dev ## Measure against Powertools, DBOS, NATS and PostgreSQL, in
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench server
 
 soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many seeds, large histories (about 40 minutes)
-	@$(BIN)/python -m pytest --soak
+	@$(PYTEST) --soak
 
 conformance: $(VENV)/.dev $(NODE)/.whole ## Write docs/conformance.md anew from the tests
 	@$(PYTEST) --conformance=write
@@ -69,7 +78,7 @@ conformance: $(VENV)/.dev $(NODE)/.whole ## Write docs/conformance.md anew from 
 pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
 	@for name in runtime dev peers; do \
 	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
-	    --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	    --no-strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done
 
 stubs: $(VENV)/.dev ## Compile the ledger's .proto anew, into the Python files beside it
