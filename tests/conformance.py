@@ -36,6 +36,7 @@ SELECTING_OPTIONS = {
     "ignore": "--ignore",
     "ignore_glob": "--ignore-glob",
     "collectonly": "--collect-only",
+    "check": "--check",
 }
 
 INTRODUCTION = (

@@ -1,6 +1,6 @@
-"""A stand-in for curl, for machines that have none: the options that our documents and `oncelog serve` show, no others.
+"""A stand-in for curl: only the options that the documents and `oncelog serve` show.
 
-It is both: a program of the standard library alone, and what puts it on a PATH.
+This file is a program of the standard library, and the helper that puts it on a PATH.
 """
 
 import shlex
@@ -29,12 +29,12 @@ REAL: Final = "real"
 
 
 def kinds() -> list[str]:
-    """Those that there are here, to parametrize with: the stand-in is everywhere."""
+    """Return the available kinds, for parametrization: the stand-in is always available."""
     return [STAND_IN] if shutil.which("curl") is None else [STAND_IN, REAL]
 
 
 def environment_with(kind: str, environment: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """The same environment, in which `curl` is of that kind. The stand-in is put into the directory."""
+    """Return the environment with a `curl` of this kind. The stand-in is written to the directory."""
     if kind == REAL:
         return dict(environment)
     program = directory / "curl"
@@ -72,11 +72,11 @@ def main() -> int:
 
 
 def _options() -> Namespace:
-    # A word that is not known ends it with status 2, as curl's own does.
+    # An unknown option ends the program with status 2, as in curl.
     parser = ArgumentParser("curl", add_help=False, allow_abbrev=False)
     parser.add_argument("url")
     parser.add_argument("-s", dest="is_silent", action="store_true")
-    parser.add_argument("-N", dest="is_unbuffered", action="store_true", help="it always is")
+    parser.add_argument("-N", dest="is_unbuffered", action="store_true", help="always unbuffered")
     parser.add_argument("-H", dest="headers", action="append", default=[])
     parser.add_argument("-d", dest="data")
     parser.add_argument("--fail", action="store_true")
@@ -85,7 +85,7 @@ def _options() -> Namespace:
 
 
 def _end_after(seconds: float) -> None:
-    """All of it, as curl does: a timeout of the socket would begin anew with every piece."""
+    """Limit the whole transfer, as curl does: a socket timeout would restart with every piece."""
 
     def end(*_: object) -> None:
         raise TooLateError
@@ -116,7 +116,7 @@ def _fetch(options: Namespace) -> None:
 
 def _failed(options: Namespace, status: int, message: str) -> int:
     if not options.is_silent:
-        print(f"curl: ({status}) {message}", file=sys.stderr)  # noqa: T201 - what it is for
+        print(f"curl: ({status}) {message}", file=sys.stderr)  # noqa: T201 - its output
     return status
 
 

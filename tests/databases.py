@@ -7,16 +7,18 @@ name the file of a log, it says `log_at(path)`.
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 import pytest
 
 from oncelog.testing.postgres import Server, fresh_schema, postgres_server
+
+T = TypeVar("T")
 
 SQLITE: Final = "sqlite"
 POSTGRES: Final = "postgres"
@@ -41,8 +43,7 @@ class _Running:
 
     def schema_of(self, path: Path) -> str:
         if path not in self._schemas:
-            with ThreadPoolExecutor(1) as aside:  # there may be a loop that runs here
-                self._schemas[path] = aside.submit(asyncio.run, fresh_schema(self.server.address)).result()
+            self._schemas[path] = run_in_thread(fresh_schema(self.server.address))
         return self._schemas[path]
 
     def stop(self) -> None:
@@ -94,8 +95,14 @@ def server_address() -> str:
     return _running.server.address
 
 
+def run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in another thread, because this one may already run an event loop."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
+
+
 def query(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """What a statement gives, on a session of its own."""
+    """Return the rows of a statement, executed in a new session."""
 
     async def fetched() -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(address)
@@ -104,7 +111,7 @@ def query(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...
         finally:
             await connection.close()
 
-    return asyncio.run(fetched())
+    return run_in_thread(fetched())
 
 
 @pytest.fixture(params=["memory", SQLITE, POSTGRES])

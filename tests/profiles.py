@@ -1,13 +1,28 @@
-"""How much randomness the tests use.
+"""How much of the suite runs, and how much randomness it uses.
 
 By default every run is the same run: hypothesis derives its examples from the test itself. `--soak` draws new ones,
-many more of them, from a seed that it prints; `--soak --hypothesis-seed=N` repeats that run.
+many more of them, from a seed that it prints; `--soak --hypothesis-seed=N` repeats that run. `--check` selects the
+tests for the inner loop: core, protocols, sessions and the SQLite store, without PostgreSQL.
 """
 
 import secrets
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+CHECK_FILES: Final = (
+    "tests/core/*",
+    "tests/engine/*",
+    "tests/stores/*",
+    "tests/client/*_protocol*.py",
+    "tests/client/*_store*.py",
+    "tests/doors/*_session*.py",
+    "tests/doors/*_camel*.py",
+)
+"""`--check` runs the tests of these files that do not use PostgreSQL."""
 
 settings.register_profile("default", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile(
@@ -22,14 +37,35 @@ settings.register_profile(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="many more generated cases, from a new seed that is printed")
+    parser.addoption("--check", action="store_true", help="only core, protocols, sessions and the SQLite store")
 
 
-@pytest.hookimpl(tryfirst=True)  # before hypothesis looks at its seed
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed
 def pytest_configure(config: pytest.Config) -> None:
     is_soak = config.getoption("--soak")
     settings.load_profile("soak" if is_soak else "default")
     if is_soak and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbelow(2**32))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the other files before they are imported, which takes as long as many tests do."""
+    if not config.getoption("--check") or collection_path.suffix != ".py":
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return None if any(fnmatch(path, pattern) for pattern in CHECK_FILES) else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--check"):
+        return
+    selected = [item for item in items if _is_for_check(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
+    items[:] = selected
+
+
+def _is_for_check(item: pytest.Item) -> bool:
+    return "database" not in getattr(item, "fixturenames", ()) and "postgres" not in item.nodeid.lower()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -29,12 +29,12 @@ def test_shows_it():
 
 PAGE = Path("pages/conformance.md")
 
-# Hypothesis would be imported anew in each inner run, and that takes a second.
-PLUGINS = ("-p", "no:randomly", "-p", "no:hypothesispytest", "-p", "conformance")
+# The inner runs do not need these plugins, and importing Hypothesis again takes a second.
+PLUGINS = ("-p", "no:randomly", "-p", "no:hypothesispytest", "-p", "no:asyncio", "-p", "conformance")
 
 
 class Project:
-    """A small project of its own with three rules, on which pytest runs with the plugin."""
+    """A small project with three rules, on which pytest runs with the plugin."""
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self.pytester = pytester
@@ -68,7 +68,7 @@ def text_of(result: pytest.RunResult) -> str:
 
 
 class TestRules:
-    def test_the_file_of_this_project_is_in_order(self) -> None:
+    def test_rules_file_of_this_project_is_valid(self) -> None:
         path = Path(__file__).parents[1] / "docs" / "rules.toml"
         rules = list(conformance.load_rules(path).values())
         documents = list(conformance.DOCUMENTS)
@@ -79,7 +79,7 @@ class TestRules:
         assert {rule.document for rule in rules} == set(documents)
         assert [place(rule) for rule in rules] == sorted(map(place, rules))
 
-    def test_every_meaning_of_this_project_is_one_short_line(self) -> None:
+    def test_every_rule_of_this_project_is_one_short_line(self) -> None:
         path = Path(__file__).parents[1] / "docs" / "rules.toml"
         rules = conformance.load_rules(path).values()
         assert [rule.rule_id for rule in rules if len(rule.meaning) > 120] == []
@@ -103,13 +103,13 @@ class TestRules:
         ],
         ids=["state", "no meaning", "empty meaning", "more", "no table", "document", "not toml"],
     )
-    def test_a_wrong_file_stops_the_run(self, project: Project, text: str, complaint: str) -> None:
+    def test_invalid_rules_file_stops_the_run(self, project: Project, text: str, complaint: str) -> None:
         project.add("rules.toml", text)
         result = project.run()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert complaint in text_of(result)
 
-    def test_a_missing_file_stops_the_run(self, project: Project) -> None:
+    def test_missing_rules_file_stops_the_run(self, project: Project) -> None:
         (project.pytester.path / "rules.toml").unlink()
         result = project.run()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -117,7 +117,7 @@ class TestRules:
 
 
 class TestPage:
-    def test_it_has_a_table_a_document(self) -> None:
+    def test_page_has_one_table_per_document(self) -> None:
         rules = [
             Rule("CO-1", "One | two.", "proven"),
             Rule("CO-2", "Three.", "planned"),
@@ -161,14 +161,12 @@ class TestPage:
             ([Outcome.SKIPPED, Outcome.FAILED], Outcome.FAILED),
         ],
     )
-    def test_a_function_passes_when_a_case_passes_and_none_fails(
-        self, outcomes: list[Outcome], folded: Outcome
-    ) -> None:
+    def test_function_passes_when_a_case_passes_and_none_fails(self, outcomes: list[Outcome], folded: Outcome) -> None:
         cases = [Case("a.py::test_a", frozenset({"CO-1"}), outcome) for outcome in outcomes]
         for order in (cases, cases[::-1]):
             assert conformance.outcomes_by_rule(order) == {"CO-1": {"a.py::test_a": folded}}
 
-    def test_only_the_case_that_carries_an_id_speaks_for_it(self) -> None:
+    def test_only_cases_with_the_marker_prove_a_rule(self) -> None:
         cases = [
             Case("a.py::test_a", frozenset({"CO-1"}), Outcome.PASSED),
             Case("a.py::test_a", frozenset({"CO-2"}), Outcome.SKIPPED),
@@ -179,7 +177,7 @@ class TestPage:
 
 class TestMarker:
     @pytest.mark.parametrize("mode", ["off", "check", "write"])
-    def test_an_unknown_rule_stops_the_collection(self, project: Project, mode: str) -> None:
+    def test_unknown_rule_stops_the_collection(self, project: Project, mode: str) -> None:
         project.add(
             "test_a.py",
             "import pytest\n@pytest.mark.rule('CO-1', 'CO-99')\ndef test_names_it():\n    open('ran', 'w').close()\n",
@@ -191,7 +189,7 @@ class TestMarker:
         assert not (project.pytester.path / "ran").exists()
         assert not project.page.exists()
 
-    def test_an_unknown_rule_does_not_hide_behind_a_selection(self, project: Project) -> None:
+    def test_unknown_rule_stops_the_run_although_its_test_is_deselected(self, project: Project) -> None:
         unknown = PASSING.replace("CO-1", "CO-99").replace("test_shows_it", "test_hidden")
         project.add("test_a.py", PASSING)
         project.add("test_b.py", unknown)
@@ -200,20 +198,20 @@ class TestMarker:
         assert "test_b.py::test_hidden: there is no rule 'CO-99'." in text_of(result)
 
     @pytest.mark.parametrize("arguments", ["", "()", "(id='CO-1')", "('CO-1', why='because')"])
-    def test_it_takes_ids_and_at_least_one(self, project: Project, arguments: str) -> None:
+    def test_marker_needs_at_least_one_id(self, project: Project, arguments: str) -> None:
         project.add("test_a.py", PASSING.replace('("CO-1")', arguments))
         result = project.run()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert "test_a.py::test_shows_it: the rule marker takes rule ids" in text_of(result)
 
     @pytest.mark.parametrize("argument", ["3", "['CO-1']", "None"])
-    def test_an_id_is_a_string(self, project: Project, argument: str) -> None:
+    def test_marker_accepts_only_strings(self, project: Project, argument: str) -> None:
         project.add("test_a.py", PASSING.replace('"CO-1"', argument))
         result = project.run()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert f"test_a.py::test_shows_it: there is no rule {argument}." in text_of(result)
 
-    def test_ids_travel_with_the_reports(self, project: Project) -> None:
+    def test_reports_contain_the_rule_ids(self, project: Project) -> None:
         project.add(
             "test_a.py",
             "import pytest\n"
@@ -228,13 +226,13 @@ class TestMarker:
         expected = [("rule", "CO-1"), ("rule", "CO-2"), ("rule", "EV-1")]
         assert [report.user_properties for report in reports] == [expected] * 3
 
-    def test_marker_and_option_are_described(self, project: Project) -> None:
+    def test_marker_and_option_have_help(self, project: Project) -> None:
         assert "@pytest.mark.rule(*ids): the rules" in text_of(project.run("--markers"))
         assert "--conformance={off,check,write}" in text_of(project.run("--help"))
 
 
 class TestWrite:
-    def test_it_writes_the_page_that_check_accepts(self, project: Project) -> None:
+    def test_written_page_passes_the_check(self, project: Project) -> None:
         project.add("folder/test_a.py", PASSING)
         project.add("test_b.py", PASSING.replace("CO-1", "CO-2"))
         written = project.run("--conformance=write")
@@ -251,14 +249,14 @@ class TestWrite:
         assert "1 of 3 rules proven." in text_of(checked)
         assert "is written" not in text_of(checked)
 
-    def test_links_start_where_the_page_is(self, project: Project) -> None:
+    def test_links_are_relative_to_the_page(self, project: Project) -> None:
         project.add("test_a.py", PASSING)
         assert project.run("--conformance=write", "-o", "conformance_page=page.md").ret == 0
         page = (project.pytester.path / "page.md").read_text(encoding="utf-8")
         assert "[`test_shows_it`](test_a.py)" in page
         assert not project.page.exists()
 
-    def test_the_order_of_the_tests_does_not_show(self, project: Project) -> None:
+    def test_page_does_not_depend_on_the_order_of_tests(self, project: Project) -> None:
         project.add(
             "test_a.py",
             "import pytest\n"
@@ -281,7 +279,7 @@ class TestWrite:
         links = "[`test_a`](../test_a.py), [`test_b`](../test_a.py), [`test_shows_it`](../test_b.py)"
         assert f"| proven | {links} |" in forwards.decode()
 
-    def test_tests_that_did_not_pass_are_not_on_the_page(self, project: Project) -> None:
+    def test_page_lists_only_passed_tests(self, project: Project) -> None:
         project.add(
             "test_a.py",
             PASSING + "@pytest.mark.rule('CO-1')\n"
@@ -311,7 +309,7 @@ class TestWrite:
         ],
         ids=["no test", "a failure", "stopped", "left", "not called", "not collected", "nothing"],
     )
-    def test_a_run_that_shows_too_little_leaves_the_page(
+    def test_incomplete_run_does_not_write_the_page(
         self, project: Project, test: str, arguments: list[str], complaint: str
     ) -> None:
         project.page.write_text("as it was", encoding="utf-8")
@@ -323,7 +321,7 @@ class TestWrite:
 
 
 class TestCheck:
-    def test_a_proven_rule_without_a_test_fails_the_run(self, project: Project) -> None:
+    def test_proven_rule_without_a_test_fails_the_run(self, project: Project) -> None:
         project.add("test_a.py", PASSING.replace("CO-1", "CO-2"))
         result = project.run("--conformance=check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -358,7 +356,7 @@ class TestCheck:
             "one case",
         ],
     )
-    def test_only_a_test_that_passes_proves_a_rule(self, project: Project, body: str, outcome: str) -> None:
+    def test_only_a_passing_test_proves_a_rule(self, project: Project, body: str, outcome: str) -> None:
         project.add(
             "test_a.py",
             "import pytest\n"
@@ -373,7 +371,7 @@ class TestCheck:
         sentence = f"but none of its tests passed: test_a.py::test_b ({outcome})."
         assert f"CO-1 is said to be proven, {sentence}" in text_of(result)
 
-    def test_one_passing_test_proves_a_rule_beside_a_skipped_one(self, project: Project) -> None:
+    def test_passing_test_proves_a_rule_despite_a_skipped_one(self, project: Project) -> None:
         project.add(
             "test_a.py",
             PASSING + "@pytest.mark.rule('CO-1')\ndef test_b(): pytest.skip()\n",
@@ -381,13 +379,13 @@ class TestCheck:
         assert project.run("--conformance=write").ret == pytest.ExitCode.OK
         assert project.run("--conformance=check").ret == pytest.ExitCode.OK
 
-    def test_a_planned_rule_needs_no_passing_test(self, project: Project) -> None:
+    def test_planned_rule_needs_no_passing_test(self, project: Project) -> None:
         project.add("rules.toml", RULES.replace('"proven"', '"planned"'))
         project.add("test_a.py", "import pytest\n@pytest.mark.rule('CO-1')\ndef test_b(): pass\n")
         assert project.run("--conformance=write").ret == pytest.ExitCode.OK
         assert "0 of 3 rules proven." in project.page.read_text(encoding="utf-8")
 
-    def test_a_missing_page_fails_the_run(self, project: Project) -> None:
+    def test_missing_page_fails_the_run(self, project: Project) -> None:
         project.add("test_a.py", PASSING)
         result = project.run("--conformance=check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -402,7 +400,7 @@ class TestCheck:
         ],
         ids=["rule", "test"],
     )
-    def test_a_page_left_behind_fails_the_run(self, project: Project, name: str, text: str) -> None:
+    def test_outdated_page_fails_the_run(self, project: Project, name: str, text: str) -> None:
         project.add("test_a.py", PASSING)
         assert project.run("--conformance=write").ret == pytest.ExitCode.OK
         project.add(name, text)
@@ -410,7 +408,7 @@ class TestCheck:
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         assert "pages/conformance.md is not current; run `make conformance`." in text_of(result)
 
-    def test_it_says_when_skipped_tests_may_be_why_the_page_differs(self, project: Project) -> None:
+    def test_difference_message_mentions_skipped_tests(self, project: Project) -> None:
         planned = "@pytest.mark.rule('CO-2')\ndef test_needs_a_store(): "
         project.add("test_a.py", PASSING + planned + "pass\n")
         assert project.run("--conformance=write").ret == pytest.ExitCode.OK
@@ -420,7 +418,7 @@ class TestCheck:
         note = "Skipped here, and so not on the page: test_a.py::test_needs_a_store"
         assert note in text_of(result)
 
-    def test_a_failed_run_is_not_advised_to_write_the_page(self, project: Project) -> None:
+    def test_failed_run_does_not_suggest_to_write_the_page(self, project: Project) -> None:
         project.add("test_a.py", PASSING + "def test_b(): assert False\n")
         result = project.run("--conformance=check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -428,7 +426,7 @@ class TestCheck:
         assert "make conformance" not in text_of(result)
 
 
-class TestInSeveralProcesses:
+class TestSeveralProcesses:
     """pytest-xdist: tests are collected and run by workers, the page is checked by who started them."""
 
     OTHERS = "".join(f"def test_{number}(): pass\n" for number in range(5))
@@ -440,20 +438,20 @@ class TestInSeveralProcesses:
     def run(self, project: Project, mode: str, workers: int = 1) -> pytest.RunResult:
         return project.run(f"--conformance={mode}", "-p", "xdist.plugin", "-n", str(workers))
 
-    def test_the_page_is_the_same_as_in_one(self, project: Project) -> None:
+    def test_page_equals_that_of_one_process(self, project: Project) -> None:
         project.add("test_a.py", PASSING + self.OTHERS)
         assert project.run("--conformance=write").ret == pytest.ExitCode.OK
         result = self.run(project, "check", workers=2)
         assert result.ret == pytest.ExitCode.OK
         assert "1 of 3 rules proven." in text_of(result)
 
-    def test_a_rule_without_a_test_fails_the_run(self, project: Project) -> None:
+    def test_rule_without_a_test_fails_the_run(self, project: Project) -> None:
         project.add("test_a.py", self.OTHERS)
         result = self.run(project, "check")
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         assert "CO-1 is said to be proven, but no test carries its id." in text_of(result)
 
-    def test_tests_that_did_not_run_are_noticed(self, project: Project) -> None:
+    def test_missing_reports_are_found(self, project: Project) -> None:
         project.add("test_a.py", PASSING + self.OTHERS)
         project.add(
             "conftest.py",
@@ -463,7 +461,7 @@ class TestInSeveralProcesses:
         assert "Not all tests ran, so nothing was written." in text_of(result)
         assert not project.page.exists()
 
-    def test_tests_deselected_in_a_worker_are_told(self, project: Project) -> None:
+    def test_tests_deselected_in_a_worker_are_reported(self, project: Project) -> None:
         project.add("test_a.py", PASSING)
         project.add("test_b.py", "def test_b(): pass\n")
         project.add(
@@ -494,9 +492,7 @@ class TestSelection:
             (["--collect-only"], "--collect-only"),
         ],
     )
-    def test_a_part_of_the_tests_is_refused(
-        self, project: Project, mode: str, arguments: list[str], named: str
-    ) -> None:
+    def test_selection_of_tests_is_refused(self, project: Project, mode: str, arguments: list[str], named: str) -> None:
         project.add("test_a.py", PASSING)
         project.add("test_b.py", "def test_b(): pass\n")
         result = project.run(f"--conformance={mode}", *arguments)
@@ -519,7 +515,7 @@ class TestSelection:
         assert "1 were deselected, the first is test_b.py::test_b." in text_of(result)
         assert not project.page.exists()
 
-    def test_a_run_from_another_folder_is_refused(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_run_from_another_directory_is_refused(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         project.add("folder/test_a.py", PASSING)
         monkeypatch.chdir(project.pytester.path / "folder")
         result = project.run("--conformance=write")
@@ -527,14 +523,14 @@ class TestSelection:
         assert "narrowed by a folder other than the root." in text_of(result)
         assert not project.page.exists()
 
-    def test_the_configured_test_paths_are_all_tests(self, project: Project) -> None:
+    def test_configured_test_paths_count_as_all_tests(self, project: Project) -> None:
         project.add("suite/test_a.py", PASSING)
         ini = project.pytester.path / "pytest.ini"
         ini.write_text(ini.read_text(encoding="utf-8") + "testpaths = suite\n", encoding="utf-8")
         assert project.run("--conformance=write").ret == pytest.ExitCode.OK
         assert "(../suite/test_a.py)" in project.page.read_text(encoding="utf-8")
 
-    def test_without_the_option_any_selection_runs_and_nothing_is_judged(self, project: Project) -> None:
+    def test_selection_without_the_option_runs_unchecked(self, project: Project) -> None:
         project.add("test_a.py", PASSING)
         project.add("test_b.py", "def test_b(): pass\n")
         result = project.run("-k", "test_b")

@@ -1,4 +1,4 @@
-"""Tests that say they run on a store do."""
+"""The marker `stores` selects the store of a test."""
 
 import sqlite3
 from contextlib import closing
@@ -12,7 +12,7 @@ COUNT = "SELECT count(*) FROM oncelog_records"
 
 
 @BOTH_STORES
-def test_a_log_is_where_the_mark_says(tmp_path: Path, store_kind: str) -> None:
+def test_log_is_in_the_marked_store(tmp_path: Path, store_kind: str) -> None:
     path = tmp_path / "log.db"
     with oncelog.open_blocking(log_at(path)) as log:
         log.submit(event(1))
@@ -25,10 +25,10 @@ def test_a_log_is_where_the_mark_says(tmp_path: Path, store_kind: str) -> None:
             assert connection.execute(COUNT).fetchall() == [(1,)]
 
 
-def test_without_a_mark_it_is_a_file(tmp_path: Path) -> None:
+def test_log_without_a_marker_is_a_file(tmp_path: Path) -> None:
     assert log_at(tmp_path / "log.db") == str(tmp_path / "log.db")
 
 
 @BOTH_STORES
-def test_one_path_is_one_database_and_two_are_two(tmp_path: Path) -> None:
+def test_each_path_has_its_own_database(tmp_path: Path) -> None:
     assert log_at(tmp_path / "a") == log_at(tmp_path / "a") != log_at(tmp_path / "b")

@@ -1,6 +1,5 @@
-"""What the documents say is true: programs print what they show, tables match the code, commands and links exist."""
+"""The documents match the code: programs print the shown output, tables are complete, commands and links exist."""
 
-import asyncio
 import json
 import os
 import re
@@ -38,18 +37,18 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_first_program_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_first_program_prints_the_output_of_the_readme(tmp_path: Path) -> None:
     assert run(sys.executable, "-c", blocks("python")[0], cwd=tmp_path) == blocks("text")[0]
     again = run(sys.executable, "-c", blocks("python")[0], cwd=tmp_path)
     assert again == blocks("text")[0].replace("Committed", "Replayed")
 
 
 @pytest.mark.parametrize("number", range(len(LIBRARY)))
-def test_the_programs_of_the_library_page_run(number: int, tmp_path: Path) -> None:
+def test_programs_of_the_library_page_run(number: int, tmp_path: Path) -> None:
     assert run(sys.executable, "-c", LIBRARY[number], cwd=tmp_path) == ""
 
 
-def test_the_application_of_the_library_page_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_application_of_the_library_page_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(LIBRARY[-1], namespace)  # noqa: S102 - it is our own page
@@ -79,7 +78,7 @@ def test_the_application_of_the_library_page_answers(tmp_path: Path, monkeypatch
         await call("lifespan", {"type": "lifespan.shutdown"})
         return statuses
 
-    assert asyncio.run(session()) == [200, 200, 409, 400]
+    assert await session() == [200, 200, 409, 400]
 
 
 def test_every_limit_is_documented_with_its_default() -> None:
@@ -89,7 +88,7 @@ def test_every_limit_is_documented_with_its_default() -> None:
     assert named == set(oncelog.Limits.__struct_fields__)
 
 
-def test_the_patience_of_followers_is_documented() -> None:
+def test_retry_time_of_followers_is_documented() -> None:
     page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
     assert f"After {LOOKS_IN_VAIN_MAX} looks in vain, five seconds," in page
     assert LOOKS_IN_VAIN_MAX * oncelog.Limits().poll_ms == 5000
@@ -113,14 +112,14 @@ def test_every_option_of_a_command_is_documented() -> None:
                 assert not option.startswith("--") or option in page, (name, option)
 
 
-def test_the_policy_of_the_readme_can_be_declared() -> None:
+def test_policy_of_the_readme_is_valid() -> None:
     namespace: dict[str, object] = {}
     (program,) = [block for block in blocks("python") if "Policy(" in block]
     exec(program, namespace)  # noqa: S102 - it is our own page
     assert isinstance(namespace["payments"], Policy)
 
 
-def test_the_function_of_the_readme_runs_once(tmp_path: Path) -> None:
+def test_function_of_the_readme_runs_once(tmp_path: Path) -> None:
     (program,) = [block for block in blocks("python") if "@oncelog.once" in block]
     (tmp_path / "shop.py").write_text(program)
     answers = "{'charged': 4200}\n" * 2
@@ -128,14 +127,14 @@ def test_the_function_of_the_readme_runs_once(tmp_path: Path) -> None:
     assert run(sys.executable, "shop.py", cwd=tmp_path) == answers
 
 
-def test_the_commands_of_the_readme_print_what_it_shows() -> None:
+def test_commands_print_the_output_of_the_readme() -> None:
     shown = re.findall(r"^\$ echo '(.*)' \| \.venv/bin/oncelog (.*)\n(.*)$", "\n".join(blocks("console")), re.MULTILINE)
     assert len(shown) == 2
     for given, command, answer in shown:
         assert run(sys.executable, "-m", "oncelog", *command.split(), given=given).strip() == answer
 
 
-def test_the_policy_table_names_every_built_in_policy() -> None:
+def test_policy_table_names_every_built_in_policy() -> None:
     assert re.findall(r"^\| `([A-Z]+)` \|", README, re.MULTILINE) == [policy.name.upper() for policy in BUILT_IN]
 
 
@@ -165,7 +164,7 @@ def test_every_make_target_has_a_line_of_help() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
             assert (page.parent / target).exists(), target
@@ -175,11 +174,11 @@ NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 
 
 def numbers(text: str) -> list[float]:
-    """Those of a cell or a line, to three digits."""
+    """Return the numbers of a cell or line, to three digits."""
     return [float(f"{float(number.replace(',', '')):.3g}") for number in NUMBER.findall(text)]
 
 
-def test_the_figures_for_sizing_are_those_of_the_results() -> None:
+def test_sizing_figures_match_the_results() -> None:
     page = (ROOT / "docs/operators.md").read_text(encoding="utf-8")
     section = page.partition("\n## Sizing\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ") and "](" in line]
@@ -189,14 +188,14 @@ def test_the_figures_for_sizing_are_those_of_the_results() -> None:
         (target,) = re.findall(r"\(\.\./(bench/results/\w+\.md)\)", source)
         figures = numbers(" ".join(cells))
         assert figures, what
-        # All of a row are of one line there, so that none is taken for another that happens to be as large.
+        # All numbers of a row must be in one line of the results, so that no equal number of another line matches.
         lines = (ROOT / target).read_text(encoding="utf-8").splitlines()
         if not any(line.startswith("|") and set(figures) <= set(numbers(line)) for line in lines):
             old.append((what.strip(), figures, target))
     assert old == []
 
 
-def test_public_names_are_there() -> None:
+def test_public_names_exist_once() -> None:
     assert all(hasattr(oncelog, name) for name in oncelog.__all__)
     assert len(set(oncelog.__all__)) == len(oncelog.__all__)
 
@@ -206,8 +205,8 @@ def test_no_page_names_a_machine(page: Path) -> None:
     assert not re.search(r"/(home|root|work|tmp)/", page.read_text(encoding="utf-8"))
 
 
-def test_the_narrated_tour_tells_its_story() -> None:
-    told = run(sys.executable, "examples/narrated.py")
+def test_narrated_example_prints_all_outcomes() -> None:
+    output = run(sys.executable, "examples/narrated.py")
     for words in (
         "known: position 1 again",
         "refused (identity_reused)",
@@ -218,13 +217,13 @@ def test_the_narrated_tour_tells_its_story() -> None:
         "{'done': 'true', 'litres': '2', 'note': '\"organic\"'}",
         "with another total? False",
     ):
-        assert words in told
+        assert words in output
 
 
-def test_the_log_in_a_file_survives_its_worker(tmp_path: Path) -> None:
-    told = run(sys.executable, str(ROOT / "examples/embedded.py"), cwd=tmp_path)
-    assert "the file has 40 orders" in told
-    assert "40 were known, 60 are new" in told
-    assert "the file has 100 orders, each once" in told
-    for command in re.findall(r"\.venv/bin/oncelog ((?:verify|show|stats) .*)", told):
+def test_log_of_the_embedded_example_survives_its_worker(tmp_path: Path) -> None:
+    output = run(sys.executable, str(ROOT / "examples/embedded.py"), cwd=tmp_path)
+    assert "the file has 40 orders" in output
+    assert "40 were known, 60 are new" in output
+    assert "the file has 100 orders, each once" in output
+    for command in re.findall(r"\.venv/bin/oncelog ((?:verify|show|stats) .*)", output):
         assert run(sys.executable, "-m", "oncelog", *command.split(), cwd=tmp_path)

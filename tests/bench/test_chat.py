@@ -1,7 +1,5 @@
-"""The benchmark of the chat door runs, and would notice wrong answers. Nothing here looks at a time."""
+"""The chat benchmark runs and refuses wrong answers. No test here measures time."""
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +16,7 @@ from oncelog.core.chat import message_body
 from oncelog.doors.chat.reading import Send, read_quickly
 
 
-def test_the_chat_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--quick", "--no-save"]) == 0
     shown = capsys.readouterr().out
     for name in (EVENTS_DOOR, ONE, "10 chats", ONE + UNFOLLOWED, "100 messages a second", "with 40 connections"):
@@ -26,7 +24,7 @@ def test_the_chat_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MET" not in shown
 
 
-def test_messages_are_plain_and_as_long_as_events() -> None:
+def test_messages_are_plain_and_of_the_size_of_events() -> None:
     for content in CONTENTS:
         assert 280 <= len(message_body(content, "text/plain")) <= 320
     found = read_quickly(sending("0b3f6a4e-2f0c-4d7b-9a51-6f5d0c1e2a3b", "hot", CONTENTS[0])[8:], 4096)
@@ -34,7 +32,7 @@ def test_messages_are_plain_and_as_long_as_events() -> None:
     assert found.chat_id == "hot"
 
 
-def test_sequences_must_go_on_without_a_gap() -> None:
+def test_sequences_with_gaps_are_refused() -> None:
     dense = Dense()
     dense.demand({"a": [2, 1, 3], "b": []})
     dense.demand({"a": [4], "b": [1]})
@@ -57,37 +55,28 @@ def told(sequence: int, chat_id: str = "a", content: str = CONTENTS[0]) -> bytes
     return msgspec.json.encode({"type": "message", **said})
 
 
-def with_load(check: Callable[[list[Connection]], Any]) -> None:
-    async def main() -> None:
-        waiting = check([Connection(b"") for _ in range(2)])
-        if waiting is not None:
-            await waiting
-
-    asyncio.run(main())
+@pytest.fixture
+async def connections() -> list[Connection]:
+    """Two connections of the load generator, which need a running event loop."""
+    return [Connection(b"") for _ in range(2)]
 
 
-def test_a_wrong_answer_is_noticed() -> None:
-    def check(connections: list[Connection]) -> None:
-        sends = Sends(connections, [["a"], ["a"]])
-        assert sends.answer(0, ack(1)) == "m1"
-        assert sends.sequences == {"a": [1]}
-        for wrong in (ack(2, duplicate=True), b'{"type":"error","code":"BUSY"}', told(2)):
-            with pytest.raises(ValueError, match="a new message was answered with"):
-                sends.answer(0, wrong)
-
-    with_load(check)
+async def test_wrong_answer_is_refused(connections: list[Connection]) -> None:
+    sends = Sends(connections, [["a"], ["a"]])
+    assert sends.answer(0, ack(1)) == "m1"
+    assert sends.sequences == {"a": [1]}
+    for wrong in (ack(2, duplicate=True), b'{"type":"error","code":"BUSY"}', told(2)):
+        with pytest.raises(ValueError, match="a new message was answered with"):
+            sends.answer(0, wrong)
 
 
-def test_a_message_has_arrived_when_the_other_has_it() -> None:
-    def check(connections: list[Connection]) -> None:
-        pairs = Pairs(connections, ["a"])
-        assert pairs.answer(0, ack(1)) is None
-        assert pairs.answer(1, told(1)) == "m1"
-        for wrong in (told(1, chat_id="b"), told(1, content="another")):
-            with pytest.raises(ValueError, match="a member of a got"):
-                pairs.answer(1, wrong)
-
-    with_load(check)
+async def test_message_counts_as_arrived_when_the_other_member_has_it(connections: list[Connection]) -> None:
+    pairs = Pairs(connections, ["a"])
+    assert pairs.answer(0, ack(1)) is None
+    assert pairs.answer(1, told(1)) == "m1"
+    for wrong in (told(1, chat_id="b"), told(1, content="another")):
+        with pytest.raises(ValueError, match="a member of a got"):
+            pairs.answer(1, wrong)
 
 
 @pytest.mark.parametrize(
@@ -99,36 +88,32 @@ def test_a_message_has_arrived_when_the_other_has_it() -> None:
         ([1, 3, 3], "of 3 messages to a there were"),
     ],
 )
-def test_followers_must_have_all_that_others_sent(seen: list[int], complaint: str | None) -> None:
-    async def check(connections: list[Connection]) -> None:
-        followed = Followed(connections, [["a"], ["a"]])
-        for number, sequence in ((1, 1), (0, 2), (1, 3)):
-            followed.answer(number, ack(sequence))
-            followed.waited.append(0.001)
-        followed.answer(1, told(2))
-        for sequence in seen:
-            followed.answer(0, told(sequence))
-        if complaint is None:
+async def test_followers_must_receive_all_messages_of_others_in_order(
+    connections: list[Connection], seen: list[int], complaint: str | None
+) -> None:
+    followed = Followed(connections, [["a"], ["a"]])
+    for number, sequence in ((1, 1), (0, 2), (1, 3)):
+        followed.answer(number, ack(sequence))
+        followed.waited.append(0.001)
+    followed.answer(1, told(2))
+    for sequence in seen:
+        followed.answer(0, told(sequence))
+    if complaint is None:
+        await followed.rest()
+        assert followed.deliveries == 3
+    else:
+        with pytest.raises(ValueError, match=complaint):
             await followed.rest()
-            assert followed.deliveries == 3
-        else:
-            with pytest.raises(ValueError, match=complaint):
-                await followed.rest()
-
-    with_load(check)
 
 
-def test_each_chat_is_followed_by_its_own_members() -> None:
-    async def check(connections: list[Connection]) -> None:
-        followed = Followed(connections, [["a", "b"], ["a"]])
-        for number, one in ((0, ack(1)), (1, ack(2)), (0, ack(1, chat_id="b"))):
-            followed.answer(number, one)
-        followed.answer(0, told(2))
-        followed.answer(1, told(1))
-        await followed.rest()  # nobody else is in b, so nobody is told of what is said there
-        assert followed.deliveries == 2
-
-    with_load(check)
+async def test_chat_is_followed_by_its_members_only(connections: list[Connection]) -> None:
+    followed = Followed(connections, [["a", "b"], ["a"]])
+    for number, one in ((0, ack(1)), (1, ack(2)), (0, ack(1, chat_id="b"))):
+        followed.answer(number, one)
+    followed.answer(0, told(2))
+    followed.answer(1, told(1))
+    await followed.rest()  # chat b has one member, so its message is delivered to no other
+    assert followed.deliveries == 2
 
 
 # --- the report ---------------------------------------------------------------------------------------
@@ -161,7 +146,7 @@ def results_of(figures: Figures) -> dict[str, tuple[str, str]]:
     return {name: (value, result) for name, value, _, result in findings.rows}
 
 
-def test_the_report_of_the_chat() -> None:
+def test_report_of_the_chat_benchmark() -> None:
     report = report_of(seen(), Sizes(), judged=True)
     assert report.is_met
     assert "{" not in report.how_to_read
@@ -198,7 +183,7 @@ SLOW = Slice(1000, 1.0, [0.009] * 90 + [0.06] * 10, 0.5, 0.5)
     [
         ({"sends": {**seen().sends, EVENTS_DOOR: series(20_100, 1)}}, "one chat / events door", False),
         ({"sends": {**seen().sends, "1000 chats": series(11_900, 11_900)}}, "1000 chats / one chat", False),
-        # What depends on the machine is only shown, and what many chats cost the store.
+        # Results that depend on the machine, or on the store with many chats, are only shown.
         (
             {"sends": {**seen().sends, "1000 chats" + UNFOLLOWED: series(19_000, 19_000)}},
             "1000 chats / one chat, which",
@@ -208,7 +193,7 @@ SLOW = Slice(1000, 1.0, [0.009] * 90 + [0.06] * 10, 0.5, 0.5)
         ({"memory": [("with 5000 connections", 1024.0)]}, "memory with 5000 connections", True),
     ],
 )
-def test_only_ratios_fail_a_run_of_the_chat(changed: dict[str, Any], name: str, is_met: bool) -> None:
+def test_only_missed_ratios_fail_a_chat_run(changed: dict[str, Any], name: str, is_met: bool) -> None:
     figures = seen(**changed)
     (missed,) = [one for one, (_, result) in results_of(figures).items() if result == "NOT MET"]
     assert missed.startswith(name)

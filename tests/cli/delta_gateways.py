@@ -1,28 +1,33 @@
-"""A gateway of a real server, looked at without the commands that are tested."""
+"""Reads a gateway of a running server over HTTP, independently of the commands under test."""
 
 import json
+import time
 from typing import Any
 from urllib.request import urlopen
 
+POLL_S = 0.01
+
 
 def asked(url: str, path: str) -> Any:
+    """Return the answer to a GET request."""
     with urlopen(f"{url}/v1/sync/{path}") as answer:  # noqa: S310
         return json.load(answer)
 
 
 def newest(url: str, gateway: str) -> int:
-    """The sequence of its newest delta, which is how many there are."""
+    """Return the sequence of the newest delta, which is also the number of deltas."""
     cursor: int = asked(url, f"{gateway}/snapshot?limit=1")["cursor"]
     return cursor
 
 
 def wait_for(url: str, gateway: str, sequence: int) -> None:
+    """Poll until the gateway has a delta with this sequence."""
     while newest(url, gateway) < sequence:
-        pass
+        time.sleep(POLL_S)
 
 
 def rows_of(url: str, gateway: str, table: str) -> dict[str, dict[str, Any]]:
-    """All rows of a table."""
+    """Return all rows of a table, by their ids."""
     rows: dict[str, dict[str, Any]] = {}
     after = ""
     while True:

@@ -1,4 +1,4 @@
-"""A log with something of everything: lanes, policies, erased records, sealed keys, evictions, leases."""
+"""Sample log that covers lanes, policies, erased records, sealed keys, evictions and leases."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ SEAL_KEYS = 8
 
 
 class SetClock:
-    """A clock that shows what it was set to. Both of its hands move together."""
+    """A clock that shows the time that it was set to. Wall clock and elapsed time move together."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms
@@ -60,7 +60,7 @@ def full_event(number: int, partitions: Sequence[str]) -> Submission:
 
 
 def batches(rounds: int) -> list[list[Item]]:
-    """About eleven records a round, over five policies and eight streams."""
+    """Return about eleven records a round, of five policies and eight streams."""
     made: list[list[Item]] = [
         [SetMember(f"chat/{chat}", "user:ann") for chat in range(3)],
         [SetMember("empty", "user:bob")],
@@ -83,7 +83,7 @@ def batches(rounds: int) -> list[list[Item]]:
         made.append([full_event(turn * 2, partitions), full_event(turn * 2 + 1, ["orders"]), *ledger])
         made.append([message(turn, f"hello {turn}", scope=f"chat/{turn % 3}"), note(turn, f"notes/{turn % 2}")])
         made.append([result(turn, scope=f"campaign/{turn % 2}"), delta(turn, hlc=START_MS << 16, title=f"t{turn}")])
-        made.append([note(7_000, "notes/again", f"again {turn}")])  # under one key, each hour anew
+        made.append([note(7_000, "notes/again", f"again {turn}")])  # the same key again in each hour
     made.append([transaction(1, 1, client="c3", content="forgotten, and new again")])
     made.append([Acknowledge("chat/1", "user:ann", 3), SetCursor("mailer", 5), SetCursor("mirror", 2, "chat/1")])
     made.append([Claim(policy=BUILT_IN[3], scope="campaign/1", key=key(9_999), fingerprint=b"", holder="worker")])
@@ -91,7 +91,7 @@ def batches(rounds: int) -> list[list[Item]]:
 
 
 def opened(log: Path | str, clock: SetClock, seal_keys: int = SEAL_KEYS) -> Store:
-    """In a file, or in the database of an address."""
+    """Return the store of a file or of the database at an address."""
     settings = Settings(lanes=4, eviction_interval=16)
     draw = random.Random(7).randbytes
     if isinstance(log, str):
@@ -121,12 +121,12 @@ async def _write(log: Path | str, rounds: int, seal_keys: int, each: Callable[[]
 def make_log(
     log: Path | str, rounds: int = 30, seal_keys: int = SEAL_KEYS, each: Callable[[], None] | None = None
 ) -> list[Decided]:
-    """Writes the log; `each` runs after every commit."""
+    """Write the log. `each` runs after every commit."""
     return asyncio.run(_write(log, rounds, seal_keys, each))
 
 
 def append(log: Path | str, *items: Item, now_ms: int = START_MS + 100 * HOUR_MS) -> None:
-    """Writes some more to a log."""
+    """Write more items to a log."""
 
     async def write() -> None:
         store = opened(log, SetClock(now_ms))

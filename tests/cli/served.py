@@ -1,52 +1,41 @@
-"""Real processes for the commands that speak to a server: the server itself, and the command line."""
+"""Commands and servers as separate processes, for tests of commands that connect to a server."""
 
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cli.processes import ENVIRONMENT, MAIN, Command
 from databases import log_at
 
-WAIT_S = 60
-"""Nothing takes that long. It is here so that what hangs ends as a failure."""
-ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
-    "NO_COLOR": "1",
-    "COLUMNS": "200",
-    "PYTHONUNBUFFERED": "1",
-}
+__all__ = ["ENVIRONMENT", "WAIT_S", "Served", "ended", "oncelog", "serving", "started"]
+
+WAIT_S = 300
+"""Guards against a hang: a process that takes longer fails its test."""
 
 
-def oncelog(*arguments: str, given: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command, from its start to its end."""
-    return subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "oncelog", *arguments],
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_S,
-        env={**ENVIRONMENT, **environment},
-    )
+def oncelog(
+    *arguments: str, given: str | None = None, program: str = MAIN, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with `given` on its standard input. For `program` see `Command`."""
+    stdin = None if given is None else subprocess.PIPE
+    with Command(*arguments, program=program, environment={**ENVIRONMENT, **environment}, stdin=stdin) as process:
+        try:
+            said, errors = process.communicate(given, timeout=WAIT_S)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(arguments, process.returncode, said, errors)
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A command that goes on; at the end of the block it is killed, if it is there still."""
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "oncelog", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
+def started(*arguments: str, program: str = MAIN) -> Iterator["subprocess.Popen[str]"]:
+    """Start a command, and kill it at the end of the block if it is still running. For `program` see `Command`."""
+    process = Command(*arguments, program=program)
     try:
         yield process
     finally:
@@ -55,18 +44,18 @@ def started(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Waits for its end: exit status, and what it has said that was not read before."""
+    """Wait for the end of a command. Returns its exit status and the output that has not been read before."""
     said, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, said, errors
 
 
 class Served:
-    """A server in a process of its own, which can be killed and started again where it was."""
+    """A server in a separate process, which can be killed and started again at the same address."""
 
     def __init__(self, directory: Path, arguments: Sequence[str]) -> None:
         self.store = log_at(directory / "log.db")
         self._arguments = arguments
-        # Bound here as long as this lives: nobody who asks for any port is given it while the server is away.
+        # Bound as long as this object lives: no other process gets the port while the server is down.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(("127.0.0.1", 0))
@@ -76,13 +65,11 @@ class Served:
         self.start()
 
     def start(self) -> None:
-        """At the same place as before."""
+        """Start the server, at the same address as before."""
         port = self._port.getsockname()[1]
-        # Without gRPC unless it is asked for: its port is another one, and nobody holds that.
+        # Without gRPC by default: its port is another one, which is not bound here.
         command = ["serve", "--port", str(port), "--store", self.store, "--set", "grpc=false", *self._arguments]
-        self.process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "oncelog", *command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
+        self.process = Command(*command, stdin=None, stdout=None)
         assert self.process.stderr is not None
         said = []
         for line in self.process.stderr:
@@ -90,24 +77,25 @@ class Served:
             found = re.search(r"listening urls=(\S+)", line)
             if found:
                 self.url = found[1]
-                # What it says later must not fill the pipe: a server waits for whoever reads its log.
+                # The log must not fill the pipe: the server would wait for a reader.
                 self._draining = threading.Thread(target=self.process.stderr.read)
                 self._draining.start()
                 return
+        self.process.wait()
         raise AssertionError(said)
 
     def kill(self) -> None:
-        """As a power cut does."""
+        """Kill the server, as a power cut does."""
         self.process.kill()
         self._end()
 
     def stop(self) -> int:
-        """In order."""
+        """Stop the server in an orderly way. Returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self._end()
 
     def end(self) -> None:
-        """For good."""
+        """Kill the server and release its port."""
         self.kill()
         self._port.close()
 
@@ -121,7 +109,7 @@ class Served:
 
 @contextmanager
 def serving(directory: Path, *arguments: str) -> Iterator[Served]:
-    """A server in development mode, unless other arguments are given."""
+    """Run a server, in development mode unless other arguments are given."""
     served = Served(directory, arguments or ["--development", "--quiet"])
     try:
         yield served

@@ -1,4 +1,4 @@
-"""`oncelog backup` and `oncelog restore`: a copy is whole or not there, and a restored log says that it is another."""
+"""`oncelog backup` and `oncelog restore`: complete copies only, and a new epoch for a restored log."""
 
 import asyncio
 import errno
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from cli import sample
-from oncelog.cli import app
+from cli.processes import Command
+from cli.runner import COMMAND, RUNNER
+from cli.served import oncelog
 from oncelog.core.values import Request
 from oncelog.errors import NotALogError
 from oncelog.stores.sqlite import copying, unfinished
@@ -26,8 +27,6 @@ from oncelog.stores.sqlite.copying import backup, restore
 from oncelog.stores.sqlite.looking import looking_at
 from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import Passed, Progress
-
-RUNNER = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def names(directory: Path) -> set[str]:
     return {one.name for one in directory.iterdir()}
 
 
-def passed(path: Path) -> Passed:
+def verified(path: Path) -> Passed:
     *_, last = verify_file(path)
     assert isinstance(last, Passed), last
     return last
@@ -61,32 +60,32 @@ def silent(_: Progress) -> None:
     pass
 
 
-# --- backup ------------------------------------------------------------------------------------------
+# --- backup -------------------------------------------------------------------------------------------
 
 
-def test_a_backup_is_one_file_with_everything_and_the_epoch(log: Path, tmp_path: Path) -> None:
+def test_backup_is_one_file_with_all_records_and_the_epoch(log: Path, tmp_path: Path) -> None:
     log.chmod(0o640)
     copy = tmp_path / "copy.db"
-    done = RUNNER.invoke(app, ["backup", str(log), str(copy)])
+    done = RUNNER.invoke(COMMAND, ["backup", str(log), str(copy)])
     assert done.exit_code == 0, done.stderr
     assert names(tmp_path) == {"log.db", "copy.db"}
-    found = passed(copy)
-    assert found == passed(log)
+    found = verified(copy)
+    assert found == verified(log)
     assert done.stdout.startswith(f"{found.records} records, {copy.stat().st_size} bytes in ")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o640
-    assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging, as soon as someone opens it
+    assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging from the next opening on
     sample.append(copy, sample.full_event(5000, ["orders"]))
-    assert passed(copy).records == found.records + 1
+    assert verified(copy).records == found.records + 1
 
 
-def test_a_backup_holds_what_is_still_in_the_write_ahead_log(tmp_path: Path) -> None:
+def test_backup_includes_the_write_ahead_log(tmp_path: Path) -> None:
     path, copy = tmp_path / "log.db", tmp_path / "copy.db"
     records: list[int] = []
 
     def each() -> None:
         if not records or records[-1] < 20:
             records.append(backup(str(path), str(copy), silent, force=True).records)
-            assert passed(copy).records == records[-1]
+            assert verified(copy).records == records[-1]
             assert Path(f"{path}-wal").stat().st_size > 0
             assert not Path(f"{copy}-wal").exists()
 
@@ -94,43 +93,39 @@ def test_a_backup_holds_what_is_still_in_the_write_ahead_log(tmp_path: Path) -> 
     assert records[-1] >= 20
 
 
-def test_a_backup_is_of_one_moment_while_another_connection_commits(
+async def test_backup_is_a_snapshot_while_another_connection_commits(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "SLICE_PAGES", 4)
-    before = passed(log)
+    before = verified(log)
+    clock = sample.SetClock(sample.START_MS + 100 * sample.HOUR_MS)
+    store = sample.opened(log, clock)
+    await store.open()
+    loop = asyncio.get_running_loop()
+    written = 0
 
-    async def race() -> int:
-        clock = sample.SetClock(sample.START_MS + 100 * sample.HOUR_MS)
-        store = sample.opened(log, clock)
-        await store.open()
-        loop = asyncio.get_running_loop()
-        written = 0
+    def write(_: Progress) -> None:
+        nonlocal written
+        written += 1
+        clock.now_ms += 1
+        item = sample.full_event(10_000 + written, ["orders"])
+        asyncio.run_coroutine_threadsafe(store.commit([Request((item,))]), loop).result()
 
-        def write(_: Progress) -> None:
-            nonlocal written
-            written += 1
-            clock.now_ms += 1
-            item = sample.full_event(10_000 + written, ["orders"])
-            asyncio.run_coroutine_threadsafe(store.commit([Request((item,))]), loop).result()
-
-        try:
-            copied = await asyncio.to_thread(backup, str(log), str(tmp_path / "copy.db"), write)
-        finally:
-            await store.close()
-        assert copied.records == before.records
-        return written
-
-    written = asyncio.run(race())
+    try:
+        copied = await asyncio.to_thread(backup, str(log), str(tmp_path / "copy.db"), write)
+    finally:
+        await store.close()
+    assert copied.records == before.records
     assert written > 5
-    assert passed(tmp_path / "copy.db") == before
-    assert passed(log).records == before.records + written
+    assert verified(tmp_path / "copy.db") == before
+    assert verified(log).records == before.records + written
 
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
 from cli import sample
+from cli.processes import Command
 from oncelog.core.values import Request
 
 async def write():
@@ -146,30 +141,30 @@ asyncio.run(write())
 """
 
 
-def test_a_backup_is_whole_while_another_process_commits(log: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITER, str(log)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)  # noqa: S603
+def test_backup_is_consistent_while_another_process_commits(log: Path, tmp_path: Path) -> None:
+    writer = Command(str(log), program=WRITER)
     assert writer.stdout is not None
     try:
-        told = 0
+        acknowledged = 0
         for number in range(3):
-            told = int(writer.stdout.readline())
+            acknowledged = int(writer.stdout.readline())
             copy = tmp_path / f"copy{number}.db"
             copied = backup(str(log), str(copy), silent)
-            assert passed(copy).records == copied.records
+            assert verified(copy).records == copied.records
     finally:
         writer.kill()
         writer.communicate()
-    # What a writer was told before the backup began is in it.
+    # A commit that was acknowledged before the backup began is in the backup.
     connection = sqlite3.connect(copy)
-    found = connection.execute("SELECT count(*) FROM oncelog_records WHERE key = ?", (told.to_bytes(16, "big"),))
+    found = connection.execute(
+        "SELECT count(*) FROM oncelog_records WHERE key = ?", (acknowledged.to_bytes(16, "big"),)
+    )
     assert found.fetchone() == (1,)
     connection.close()
-    passed(log)
+    verified(log)
 
 
-def test_a_backup_overwrites_nothing_unless_told(log: Path, tmp_path: Path) -> None:
+def test_backup_overwrites_a_file_only_with_force(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     copy.write_text("precious")
     for arguments, words in (
@@ -178,25 +173,23 @@ def test_a_backup_overwrites_nothing_unless_told(log: Path, tmp_path: Path) -> N
         ([str(log), "--force"], "the log itself"),
         ([str(tmp_path / "nowhere" / "copy.db")], "cannot be written to"),
     ):
-        done = RUNNER.invoke(app, ["backup", str(log), *arguments])
+        done = RUNNER.invoke(COMMAND, ["backup", str(log), *arguments])
         assert done.exit_code == 2
         assert words in done.stderr
     assert copy.read_text() == "precious"
     wal = tmp_path / "copy.db-wal"
     wal.touch()
-    assert "is open, or was not closed" in RUNNER.invoke(app, ["backup", str(log), str(copy), "--force"]).stderr
+    assert "is open, or was not closed" in RUNNER.invoke(COMMAND, ["backup", str(log), str(copy), "--force"]).stderr
     wal.unlink()
-    assert RUNNER.invoke(app, ["backup", str(log), str(copy), "--force"]).exit_code == 0
-    passed(copy)
+    assert RUNNER.invoke(COMMAND, ["backup", str(log), str(copy), "--force"]).exit_code == 0
+    verified(copy)
     assert names(tmp_path) == {"log.db", "copy.db"}
-    done = RUNNER.invoke(app, ["backup", str(tmp_path / "missing.db"), str(tmp_path / "new.db")])
+    done = RUNNER.invoke(COMMAND, ["backup", str(tmp_path / "missing.db"), str(tmp_path / "new.db")])
     assert done.exit_code == 2
     assert names(tmp_path) == {"log.db", "copy.db"}
 
 
-def test_a_backup_that_is_interrupted_leaves_nothing(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_backup_leaves_no_files(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "SLICE_PAGES", 4)
 
     def interrupt(_: Progress) -> None:
@@ -220,8 +213,8 @@ getattr(copying, sys.argv[1])(sys.argv[2], sys.argv[3], lambda progress: progres
 
 
 def killed(command: str, log: Path, target: Path) -> None:
-    """Begins a copy and kills its maker."""
-    done = subprocess.run([sys.executable, "-c", KILLED, command, str(log), str(target)], check=False)  # noqa: S603
+    """Start a copy in a process and kill the process."""
+    done = oncelog(command, str(log), str(target), program=KILLED)
     assert done.returncode == -signal.SIGKILL
 
 
@@ -230,7 +223,7 @@ def unfinished_in(directory: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_what_a_killed_copy_left_is_removed_by_the_next_one(log: Path, tmp_path: Path, command: str) -> None:
+def test_next_copy_removes_the_files_of_a_killed_one(log: Path, tmp_path: Path, command: str) -> None:
     target, other = tmp_path / "copy.db", tmp_path / "other.db"
     killed(command, log, target)
     killed(command, log, other)
@@ -238,15 +231,13 @@ def test_what_a_killed_copy_left_is_removed_by_the_next_one(log: Path, tmp_path:
     assert of_other.startswith(".other.db.")
     assert of_target.startswith(".copy.db.")
     shutil.copytree(tmp_path / of_target, tmp_path / ".copy.db.01234567.unfinished")
-    done = RUNNER.invoke(app, [command, str(log), str(target)])
+    done = RUNNER.invoke(COMMAND, [command, str(log), str(target)])
     assert done.exit_code == 0, done.stderr
-    passed(target)
-    assert unfinished_in(tmp_path) == {of_other}  # for which nobody has asked
+    verified(target)
+    assert unfinished_in(tmp_path) == {of_other}  # the copy of another target
 
 
-def test_a_copy_that_is_being_made_is_not_taken_for_one_that_was_left(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_copy_is_not_removed_as_abandoned(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "SLICE_PAGES", 4)
     copy = tmp_path / "copy.db"
     made: list[copying.Copied] = []
@@ -254,18 +245,18 @@ def test_a_copy_that_is_being_made_is_not_taken_for_one_that_was_left(
     def make_another(_: Progress) -> None:
         if not made:
             made.append(backup(str(log), str(copy), silent))
-            passed(copy)
+            verified(copy)
 
     assert backup(str(log), str(copy), make_another, force=True) == made[0]
-    passed(copy)
+    verified(copy)
     assert names(tmp_path) == {"log.db", "copy.db"}
 
 
 @pytest.mark.parametrize("moment", ["made", "opened", "looked at"])
-def test_a_copy_that_was_taken_for_one_that_was_left_begins_again(
+def test_copy_restarts_when_another_one_removes_its_directory(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Somebody looks for what was left between the moment when its directory is there and that when it is locked."""
+    """Another copy removes abandoned directories after this one has created its directory and before it locks it."""
     copy, real_mkdir, real_flock = tmp_path / "copy.db", Path.mkdir, fcntl.flock
     made: list[Path] = []
     others: list[int] = []
@@ -288,14 +279,14 @@ def test_a_copy_that_was_taken_for_one_that_was_left_begins_again(
     monkeypatch.setattr(Path, "mkdir", mkdir)
     monkeypatch.setattr(fcntl, "flock", flock)
     backup(str(log), str(copy), silent)
-    passed(copy)
+    verified(copy)
     assert len(made) == 2
     for other in others:
         os.close(other)
     assert names(tmp_path) == {"log.db", "copy.db", *(made[0].name for _ in others)}
 
 
-def test_nothing_is_removed_that_is_not_a_copy_of_ours(log: Path, tmp_path: Path) -> None:
+def test_cleanup_keeps_files_that_are_not_abandoned_copies(log: Path, tmp_path: Path) -> None:
     strange = tmp_path / ".copy.db.01234567.unfinished"
     strange.mkdir()
     (strange / "letter.txt").write_text("Dear Ann")
@@ -313,7 +304,7 @@ def test_nothing_is_removed_that_is_not_a_copy_of_ours(log: Path, tmp_path: Path
     assert (elsewhere / "copy.db").exists()
 
 
-def test_where_directories_cannot_be_locked_copies_are_made_and_nothing_is_removed(
+def test_copy_without_directory_locks_succeeds_and_removes_nothing(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed("backup", log, tmp_path / "copy.db")
@@ -325,11 +316,11 @@ def test_where_directories_cannot_be_locked_copies_are_made_and_nothing_is_remov
 
     monkeypatch.setattr(fcntl, "flock", flock)
     backup(str(log), str(tmp_path / "copy.db"), silent)
-    passed(tmp_path / "copy.db")
+    verified(tmp_path / "copy.db")
     assert unfinished_in(tmp_path) == before
 
 
-def test_a_backup_is_on_the_disk_before_it_has_its_name(
+def test_backup_is_synced_to_disk_before_it_is_renamed(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -353,17 +344,17 @@ def test_a_backup_is_on_the_disk_before_it_has_its_name(
     assert directory == f"sync {tmp_path.name}"
 
 
-# --- restore -----------------------------------------------------------------------------------------
+# --- restore ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-40")
 @pytest.mark.parametrize("full", [[], ["--full"]])
-def test_a_restored_log_has_a_new_epoch(log: Path, tmp_path: Path, full: list[str]) -> None:
+def test_restored_log_has_a_new_epoch(log: Path, tmp_path: Path, full: list[str]) -> None:
     target = tmp_path / "restored.db"
-    before = passed(log)
-    done = RUNNER.invoke(app, ["restore", str(log), str(target), *full])
+    before = verified(log)
+    done = RUNNER.invoke(COMMAND, ["restore", str(log), str(target), *full])
     assert done.exit_code == 0, done.stderr
-    after = passed(target)
+    after = verified(target)
     assert after.records == before.records
     assert after.epoch != before.epoch
     assert epoch_of(log) == before.epoch
@@ -372,50 +363,50 @@ def test_a_restored_log_has_a_new_epoch(log: Path, tmp_path: Path, full: list[st
     assert names(tmp_path) == {"log.db", "restored.db"}
 
 
-def test_a_restore_keeps_the_log_that_was_there(log: Path, tmp_path: Path) -> None:
+def test_restore_keeps_the_replaced_log(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     backup(str(log), str(copy), silent)
     sample.append(log, sample.full_event(5000, ["orders"]))
-    newer = passed(log)
-    assert "--force" in RUNNER.invoke(app, ["restore", str(copy), str(log)]).stderr
-    assert passed(log) == newer
-    done = RUNNER.invoke(app, ["restore", str(copy), str(log), "--force"])
+    newer = verified(log)
+    assert "--force" in RUNNER.invoke(COMMAND, ["restore", str(copy), str(log)]).stderr
+    assert verified(log) == newer
+    done = RUNNER.invoke(COMMAND, ["restore", str(copy), str(log), "--force"])
     assert done.exit_code == 0, done.stderr
     kept = tmp_path / "log.db.before-restore-1"
     assert f"what was there is kept as {kept}\n" in done.stdout
-    assert passed(kept) == newer
-    assert passed(log).records == newer.records - 1
+    assert verified(kept) == newer
+    assert verified(log).records == newer.records - 1
     again = restore(str(copy), str(log), silent, force=True)
     assert again.kept == str(tmp_path / "log.db.before-restore-2")
     assert again.new_epoch != again.old_epoch == newer.epoch
 
 
-def test_a_stray_write_ahead_log_is_not_applied_to_a_restored_log(log: Path, tmp_path: Path) -> None:
+def test_restore_does_not_apply_a_stray_write_ahead_log(log: Path, tmp_path: Path) -> None:
     target = tmp_path / "restored.db"
     stray = tmp_path / "restored.db-wal"
     stray.write_bytes(b"left behind")
-    done = RUNNER.invoke(app, ["restore", str(log), str(target)])
+    done = RUNNER.invoke(COMMAND, ["restore", str(log), str(target)])
     assert done.exit_code == 2
     assert "restored.db-wal exists" in done.stderr
     assert not target.exists()
-    assert RUNNER.invoke(app, ["restore", str(log), str(target), "--force"]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["restore", str(log), str(target), "--force"]).exit_code == 0
     assert (tmp_path / "restored.db.before-restore-1-wal").read_bytes() == b"left behind"
-    passed(target)
+    verified(target)
 
 
-def test_a_log_that_is_open_is_not_replaced(log: Path, tmp_path: Path) -> None:
+def test_restore_does_not_replace_an_open_log(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     backup(str(log), str(copy), silent)
     user = sqlite3.connect(log)
     assert user.execute("SELECT count(*) FROM oncelog_log").fetchone() == (1,)
-    done = RUNNER.invoke(app, ["restore", str(copy), str(log), "--force"])
+    done = RUNNER.invoke(COMMAND, ["restore", str(copy), str(log), "--force"])
     assert done.exit_code == 2
     assert "open in another process" in done.stderr
     user.close()
-    assert RUNNER.invoke(app, ["restore", str(copy), str(log), "--force"]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["restore", str(copy), str(log), "--force"]).exit_code == 0
 
 
-def test_a_damaged_log_can_be_replaced(log: Path, tmp_path: Path) -> None:
+def test_restore_replaces_a_damaged_log(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     backup(str(log), str(copy), silent)
     for data in (b"", b"rubbish", log.read_bytes()[:5000], log.read_bytes()[:100] + bytes(9000)):
@@ -423,18 +414,18 @@ def test_a_damaged_log_can_be_replaced(log: Path, tmp_path: Path) -> None:
         restored = restore(str(copy), str(log), silent, force=True)
         assert restored.kept is not None
         assert Path(restored.kept).read_bytes() == data
-        passed(log)
+        verified(log)
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
-def test_a_database_of_somebody_else_is_never_replaced(log: Path, tmp_path: Path, force: list[str], mode: str) -> None:
+def test_restore_never_replaces_a_foreign_database(log: Path, tmp_path: Path, force: list[str], mode: str) -> None:
     target = tmp_path / "theirs.db"
     theirs = sqlite3.connect(target, isolation_level=None)
     theirs.execute(f"PRAGMA journal_mode = {mode}")
     theirs.execute("CREATE TABLE precious (id INTEGER)")
     before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
-    done = RUNNER.invoke(app, ["restore", str(log), str(target), *force])
+    done = RUNNER.invoke(COMMAND, ["restore", str(log), str(target), *force])
     assert done.exit_code == 2
     assert f"{target} is an SQLite database, but not a log of Oncelog's" in done.stderr
     assert "Nothing was changed" in done.stderr
@@ -442,7 +433,7 @@ def test_a_database_of_somebody_else_is_never_replaced(log: Path, tmp_path: Path
     theirs.close()
 
 
-def test_a_database_of_somebody_else_that_came_meanwhile_is_not_replaced_either(log: Path, tmp_path: Path) -> None:
+def test_restore_does_not_replace_a_foreign_database_created_meanwhile(log: Path, tmp_path: Path) -> None:
     target = tmp_path / "theirs.db"
 
     def come(_: Progress) -> None:
@@ -455,7 +446,7 @@ def test_a_database_of_somebody_else_that_came_meanwhile_is_not_replaced_either(
     assert names(tmp_path) == {"log.db", "theirs.db"}
 
 
-def test_a_bad_backup_is_not_restored(log: Path, tmp_path: Path) -> None:
+def test_damaged_backup_is_not_restored(log: Path, tmp_path: Path) -> None:
     target = tmp_path / "restored.db"
     truth = log.read_bytes()
     changes = {
@@ -473,30 +464,28 @@ def test_a_bad_backup_is_not_restored(log: Path, tmp_path: Path) -> None:
         connection.execute(statement)
         connection.commit()
         connection.close()
-        done = RUNNER.invoke(app, ["restore", str(log), str(target), *options])
+        done = RUNNER.invoke(COMMAND, ["restore", str(log), str(target), *options])
         assert done.exit_code == 2, statement
         assert done.stderr.startswith("oncelog: ")
         assert not target.exists()
     log.write_bytes(truth[:-8192])
-    assert RUNNER.invoke(app, ["restore", str(log), str(target)]).exit_code == 2
+    assert RUNNER.invoke(COMMAND, ["restore", str(log), str(target)]).exit_code == 2
     assert {one for one in names(tmp_path) if not one.startswith("log.db")} == set()
 
 
-def test_a_backup_is_not_restored_onto_itself(log: Path) -> None:
-    done = RUNNER.invoke(app, ["restore", str(log), str(log), "--force"])
+def test_restore_onto_the_backup_itself_is_refused(log: Path) -> None:
+    done = RUNNER.invoke(COMMAND, ["restore", str(log), str(log), "--force"])
     assert done.exit_code == 2
     assert "the backup itself" in done.stderr
-    passed(log)
+    verified(log)
 
 
-# --- how commands end --------------------------------------------------------------------------------
+# --- exit status and output ---------------------------------------------------------------------------
 
 
-def test_an_interrupt_ends_a_command_with_130(log: Path) -> None:
+def test_interrupted_command_exits_with_130(log: Path) -> None:
     slow = (
         "import os, signal, oncelog.stores.sqlite.inspecting as inspecting\n"
-        # Whoever starts the tests in the background of a shell has it ignored, and the child inherits that.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def interrupted(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    yield from ()\n"
@@ -504,52 +493,48 @@ def test_an_interrupt_ends_a_command_with_130(log: Path) -> None:
         "from oncelog.cli import main\n"
         "main()\n"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", slow, "verify", str(log)], capture_output=True, text=True, check=False
-    )
+    done = oncelog("verify", str(log), program=slow)
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr == ""
 
 
-def test_a_reader_that_has_enough_ends_a_command_quietly(log: Path) -> None:
+def test_closed_output_pipe_ends_a_command_silently(log: Path) -> None:
     for command in (["head"], ["stats"], ["show", "0:1"], ["verify"]):
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "oncelog", command[0], str(log), *command[1:]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        process.stderr.close()
-        assert process.wait() == 128 + signal.SIGPIPE  # not 0, with which `verify` says that nothing is wrong
+        reading, writing = os.pipe()
+        os.close(reading)
+        with Command(command[0], str(log), *command[1:], stdin=None, stdout=writing) as process:
+            os.close(writing)
+            assert process.communicate()[1] == ""
+        assert process.returncode == 128 + signal.SIGPIPE  # not 0, with which `verify` reports a valid log
 
 
-def test_nothing_is_done_while_standard_output_is_closed(log: Path, tmp_path: Path) -> None:
+def test_command_with_closed_standard_output_does_nothing(log: Path, tmp_path: Path) -> None:
     for command in ("verify log.db", "show log.db 0:1", "backup log.db copy.db", "restore log.db new.db"):
-        done = in_a_shell(f"{command} >&-", tmp_path)
+        done = run_in_shell(f"{command} >&-", tmp_path)
         assert (done.returncode, done.stderr) == (74, "oncelog: standard output must be open\n")
     assert names(tmp_path) == {log.name}
 
 
-def test_output_that_cannot_be_written_is_a_clear_error(log: Path, tmp_path: Path) -> None:
-    done = in_a_shell(f"stats {log.name} >/dev/full", tmp_path)
-    assert (done.returncode, done.stderr) == (74, "oncelog: cannot go on: No space left on device\n")
+def test_unwritable_standard_output_is_reported(log: Path, tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full, Command("stats", str(log), stdin=None, stdout=full) as process:  # noqa: PTH123
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (74, "oncelog: cannot go on: No space left on device\n")
 
 
 @pytest.mark.parametrize("nowhere", ["2>/dev/full", "2>&-"])
-def test_an_error_that_nobody_hears_is_told_by_the_status(tmp_path: Path, nowhere: str) -> None:
-    assert in_a_shell(f"stats missing.db {nowhere}", tmp_path).returncode == 2
+def test_exit_status_is_kept_when_standard_error_is_unwritable(tmp_path: Path, nowhere: str) -> None:
+    assert run_in_shell(f"stats missing.db {nowhere}", tmp_path).returncode == 2
 
 
-def in_a_shell(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def run_in_shell(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
     shell = ["sh", "-c", f"'{sys.executable}' -m oncelog {command}"]
-    return subprocess.run(shell, capture_output=True, text=True, check=False, cwd=directory)  # noqa: S603
+    # Python buffers its output unless this is set, and flushes it at exit.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(shell, capture_output=True, text=True, check=False, cwd=directory, env=environment)  # noqa: S603
 
 
 class FullDisk(sqlite3.Connection):
-    """Takes a few pages and no more, as SQLite has it."""
+    """A connection whose database may have a few pages only."""
 
     def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
         if statement == "PRAGMA synchronous = OFF":
@@ -558,7 +543,7 @@ class FullDisk(sqlite3.Connection):
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_a_full_disk_ends_a_copy_with_74_and_leaves_nothing(
+def test_copy_to_a_full_disk_exits_with_74_and_leaves_no_files(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     real_connect = sqlite3.connect
@@ -567,25 +552,22 @@ def test_a_full_disk_ends_a_copy_with_74_and_leaves_nothing(
         return real_connect(path, **options) if options.get("uri") else real_connect(path, factory=FullDisk, **options)
 
     monkeypatch.setattr(sqlite3, "connect", connect)
-    done = RUNNER.invoke(app, [command, str(log), str(tmp_path / "copy.db")])
+    done = RUNNER.invoke(COMMAND, [command, str(log), str(tmp_path / "copy.db")])
     assert done.exit_code == 74
     assert done.stderr == f"oncelog: {tmp_path / 'copy.db'} cannot be read or written: database or disk is full\n"
     assert names(tmp_path) == {"log.db"}
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_a_copy_that_cannot_grow_ends_with_74_and_leaves_nothing(log: Path, tmp_path: Path, command: str) -> None:
+def test_copy_above_the_file_size_limit_exits_with_74_and_leaves_nothing(
+    log: Path, tmp_path: Path, command: str
+) -> None:
     limited = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
         "from oncelog.cli import main\n"
         "main()\n"
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", limited, command, str(log), str(tmp_path / "copy.db")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = oncelog(command, str(log), str(tmp_path / "copy.db"), program=limited)
     assert done.returncode == 74
     assert done.stderr == f"oncelog: {tmp_path / 'copy.db'} cannot be read or written: disk I/O error\n"
     assert names(tmp_path) == {"log.db"}
@@ -594,21 +576,21 @@ def test_a_copy_that_cannot_grow_ends_with_74_and_leaves_nothing(log: Path, tmp_
 @pytest.mark.parametrize(
     ("number", "status"), [(errno.ENOSPC, 74), (errno.EDQUOT, 74), (errno.EIO, 74), (errno.EACCES, 2)]
 )
-def test_a_directory_that_cannot_be_made_ends_a_copy(
+def test_copy_whose_directory_cannot_be_created_is_refused(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
 ) -> None:
     def mkdir(self: Path, **_: Any) -> None:
         raise OSError(number, os.strerror(number), str(self))
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    done = RUNNER.invoke(app, ["backup", str(log), str(tmp_path / "copy.db")])
+    done = RUNNER.invoke(COMMAND, ["backup", str(log), str(tmp_path / "copy.db")])
     assert done.exit_code == status
     assert done.stderr == f"oncelog: {tmp_path} cannot be written to: {os.strerror(number)}\n"
 
 
 @pytest.mark.parametrize("command", ["verify", "head", "backup", "restore", "show", "stats", "clock"])
-def test_every_command_has_an_example(command: str) -> None:
-    done = RUNNER.invoke(app, [command, "--help"])
+def test_help_of_every_command_has_an_example(command: str) -> None:
+    done = RUNNER.invoke(COMMAND, [command, "--help"])
     assert done.exit_code == 0
     assert "Example:" in done.stdout
     assert f"oncelog {command}" in done.stdout

@@ -1,4 +1,4 @@
-"""`oncelog clock`: does the log believe the machine's clock?"""
+"""`oncelog clock`: detection and confirmation of clock jumps."""
 
 import json
 import sqlite3
@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from cli import sample
+from cli.runner import COMMAND, RUNNER
 from databases import query
-from oncelog.cli import app
 from oncelog.stores.clock import SystemClock
 
-RUNNER = CliRunner()
 MINUTE_MS = 60_000
 
 
@@ -43,13 +41,13 @@ def mark_of(path: Path) -> tuple[Any, ...]:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    done = RUNNER.invoke(app, ["clock", *arguments])
+    done = RUNNER.invoke(COMMAND, ["clock", *arguments])
     assert done.stderr == ""
     return done.exit_code, done.stdout
 
 
 @pytest.mark.rule("CO-17")
-def test_a_jump_is_seen_and_can_be_confirmed(log: Path) -> None:
+def test_clock_jump_is_reported_and_can_be_confirmed(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, clock.boot(), clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
     status, said = run(str(log))
@@ -73,7 +71,7 @@ def test_a_jump_is_seen_and_can_be_confirmed(log: Path) -> None:
 
 
 @pytest.mark.rule("CO-17")
-def test_a_jump_is_what_the_application_takes_for_one(log: Path) -> None:
+def test_clock_jump_threshold_is_configurable(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, clock.boot(), clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
     status, said = run(str(log), "--jump-ms-max", str(61 * MINUTE_MS))
@@ -87,17 +85,17 @@ def test_a_jump_is_what_the_application_takes_for_one(log: Path) -> None:
     status, said = run(str(log), "--jump-ms-max", str(4 * MINUTE_MS), "--json")
     assert status == 1
     assert (json.loads(said)["jumped"], json.loads(said)["jump_ms_max"]) == (True, 4 * MINUTE_MS)
-    assert RUNNER.invoke(app, ["clock", str(log), "--jump-ms-max", "0"]).exit_code == 2
+    assert RUNNER.invoke(COMMAND, ["clock", str(log), "--jump-ms-max", "0"]).exit_code == 2
 
 
-def test_looking_changes_nothing(log: Path) -> None:
+def test_clock_command_without_confirm_changes_nothing(log: Path) -> None:
     before = log.read_bytes()
     run(str(log))
     assert log.read_bytes() == before
     assert [one.name for one in log.parent.iterdir()] == ["log.db"]
 
 
-def test_a_clock_that_was_set_back_is_told(log: Path) -> None:
+def test_clock_behind_the_log_is_reported(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, clock.boot(), clock.elapsed_ms(), clock.wall_ms() + 60 * MINUTE_MS)
     status, said = run(str(log))
@@ -105,7 +103,7 @@ def test_a_clock_that_was_set_back_is_told(log: Path) -> None:
     assert "behind the log" in said
 
 
-def test_a_machine_that_was_restarted_and_a_log_without_commits(log: Path) -> None:
+def test_clock_after_a_reboot_and_without_commits(log: Path) -> None:
     clock = SystemClock()
     set_mark(log, "another", 5, clock.wall_ms() - 60 * MINUTE_MS)
     assert "has been restarted since" in run(str(log))[1]
@@ -119,13 +117,13 @@ def test_a_machine_that_was_restarted_and_a_log_without_commits(log: Path) -> No
 
 
 def note(address: str, elapsed_ms: int, time_ms: int) -> None:
-    """What a gateway on this machine has written down."""
+    """Store the time as a server on this machine does."""
     query(address, "DELETE FROM oncelog_clocks")
     query(address, "INSERT INTO oncelog_clocks VALUES ($1, $2, $3)", SystemClock().boot(), elapsed_ms, time_ms)
 
 
 @pytest.mark.rule("CO-17")
-def test_a_jump_of_the_clock_of_a_database_is_seen_and_can_be_confirmed(database: str) -> None:
+def test_clock_jump_of_a_database_is_reported_and_can_be_confirmed(database: str) -> None:
     clock = SystemClock()
     sample.make_log(database, rounds=0)
     note(database, clock.elapsed_ms() - MINUTE_MS, clock.wall_ms() - 60 * MINUTE_MS)
@@ -135,7 +133,7 @@ def test_a_jump_of_the_clock_of_a_database_is_seen_and_can_be_confirmed(database
     assert "no new write is taken" in said
     assert run(database, "--jump-ms-max", str(61 * MINUTE_MS))[0] == 0
     [(before,)] = query(database, "SELECT confirmations FROM oncelog_state")
-    done = RUNNER.invoke(app, ["clock", database, "--confirm", "--json"])
+    done = RUNNER.invoke(COMMAND, ["clock", database, "--confirm", "--json"])
     assert done.exit_code == 0
     said_now = json.loads(done.stdout)
     assert (said_now["jumped"], said_now["confirmed"]) == (True, True)
@@ -146,7 +144,7 @@ def test_a_jump_of_the_clock_of_a_database_is_seen_and_can_be_confirmed(database
     assert run(database)[0] == 0
 
 
-def test_where_no_gateway_runs_no_jump_can_be_seen(database: str) -> None:
+def test_clock_jump_is_not_visible_on_a_machine_without_a_server(database: str) -> None:
     sample.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_lanes SET log_time_ms = 1700000000000")
     status, said = run(database)
@@ -155,7 +153,7 @@ def test_where_no_gateway_runs_no_jump_can_be_seen(database: str) -> None:
     assert "no jump is seen, but no gateway on this machine has noted the time" in said
 
 
-def test_a_database_whose_clock_is_behind_and_one_without_commits(database: str) -> None:
+def test_database_clock_behind_the_log_and_without_commits(database: str) -> None:
     sample.make_log(database, rounds=0)
     assert "the database's clock is " in run(database)[1]
     assert "behind the log" in run(database)[1]

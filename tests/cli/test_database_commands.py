@@ -1,10 +1,9 @@
-"""What commands say of a database that cannot be looked at: one line, never the password."""
+"""Errors of commands for databases that they cannot read: one line, never the password."""
 
 import builtins
 import importlib
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,13 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from typer.testing import CliRunner
 
 from cli import sample
+from cli.runner import COMMAND, RUNNER
+from cli.served import oncelog
 from databases import query, server_address
-from oncelog.cli import app
 
-RUNNER = CliRunner()
 COMMANDS = (
     ["verify"],
     ["head"],
@@ -35,7 +33,7 @@ COMMANDS = (
 
 def refused(address: str, words: str, status: int = 2) -> None:
     for name, *arguments in COMMANDS:
-        done = RUNNER.invoke(app, [name, address, *arguments])
+        done = RUNNER.invoke(COMMAND, [name, address, *arguments])
         assert done.exit_code == status, (name, done.output)
         assert words in done.stderr, (name, done.stderr)
         assert done.stderr.count("\n") == 1
@@ -43,7 +41,7 @@ def refused(address: str, words: str, status: int = 2) -> None:
         assert "secret" not in done.output
 
 
-def test_a_database_without_a_log_is_left_without_one(database: str) -> None:
+def test_commands_create_no_log_in_an_empty_database(database: str) -> None:
     refused(database, "has no log in it")
     schema = database.rpartition("=")[2]
     assert query(database, "SELECT count(*) FROM pg_class WHERE relnamespace = $1::text::regnamespace", schema) == [
@@ -51,58 +49,58 @@ def test_a_database_without_a_log_is_left_without_one(database: str) -> None:
     ]
 
 
-def test_a_table_of_that_name_that_is_not_ours(database: str) -> None:
+def test_foreign_table_with_the_name_of_the_log_is_refused(database: str) -> None:
     query(database, "CREATE TABLE oncelog_log (x integer)")
     refused(database, "that is not ours")
 
 
-def test_a_log_of_a_newer_oncelog(database: str) -> None:
+def test_newer_schema_is_refused(database: str) -> None:
     sample.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_log SET schema_version = 99")
     refused(database, "newer Oncelog (schema 99")
 
 
-def test_a_log_that_is_still_being_moved_here(database: str) -> None:
+def test_log_of_an_unfinished_move_is_refused(database: str) -> None:
     sample.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_state SET move = 'x'")
     refused(database, "has not ended: run `oncelog move` again")
 
 
-def test_a_log_of_an_older_oncelog(database: str) -> None:
+def test_older_schema_is_refused(database: str) -> None:
     sample.make_log(database, rounds=0)
     query(database, "UPDATE oncelog_log SET schema_version = 0")
     for command in ("verify", "stats"):
-        done = RUNNER.invoke(app, [command, database])
+        done = RUNNER.invoke(COMMAND, [command, database])
         assert done.exit_code == 2
         assert "has schema 0; this Oncelog reads schema" in done.stderr
 
 
-def test_a_log_without_its_state_is_damaged(database: str) -> None:
+def test_missing_state_row_is_reported_as_damage(database: str) -> None:
     sample.make_log(database, rounds=0)
     query(database, "DELETE FROM oncelog_state")
     for command in ("stats", "clock", "verify", "head"):
-        done = RUNNER.invoke(app, [command, database])
+        done = RUNNER.invoke(COMMAND, [command, database])
         assert done.exit_code == (1 if command == "verify" else 2)
         assert "has no row" in done.output
 
 
-def test_a_table_that_is_gone_is_damage(database: str) -> None:
+def test_missing_table_is_reported_as_damage(database: str) -> None:
     sample.make_log(database, rounds=0)
     query(database, "DROP TABLE oncelog_lanes")
     for command in ("stats", "verify", "head"):
-        done = RUNNER.invoke(app, [command, database])
+        done = RUNNER.invoke(COMMAND, [command, database])
         assert done.exit_code == (1 if command == "verify" else 2)
         assert "oncelog_lanes" in done.output
 
 
-def test_a_server_that_cannot_be_reached() -> None:
+def test_unreachable_database_server_is_reported() -> None:
     with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # without listening
         port = taken.getsockname()[1]
         refused(f"postgresql://ann:secret@127.0.0.1:{port}/orders", "cannot be reached: ")
 
 
-def test_a_database_that_is_not_there() -> None:
+def test_missing_database_is_reported() -> None:
     refused(urlsplit(server_address())._replace(path="/nowhere").geturl(), 'database "nowhere" does not exist')
 
 
@@ -110,16 +108,16 @@ def test_a_database_that_is_not_there() -> None:
     "address",
     ["postgresql://ann:secret/orders", "postgresql://ann:se[secret@host/orders", "postgresql://h:secret@h:x/o"],
 )
-def test_an_address_that_cannot_be_read(address: str) -> None:
+def test_malformed_address_is_refused(address: str) -> None:
     refused(address, "the address cannot be read")
 
 
-def test_a_parameter_of_an_address_that_is_none() -> None:
+def test_invalid_address_parameter_is_refused() -> None:
     refused("postgresql://ann:secret@127.0.0.1/orders?sslmode=nonsense", "`sslmode` parameter must be one of")
 
 
-class Doorkeeper:
-    """Asks for a password as a server does, and takes none."""
+class PasswordServer:
+    """Speaks the protocol of PostgreSQL as far as the password, which it rejects."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -146,7 +144,7 @@ class Doorkeeper:
 
     def _refuse(self, connection: socket.socket) -> None:
         data = connection.recv(4096)
-        if data[4:8] == struct.pack("!i", 80877103):  # may it be encrypted?
+        if data[4:8] == struct.pack("!i", 80877103):  # request for TLS
             connection.sendall(b"N")
             data = connection.recv(4096)
         if data:
@@ -157,16 +155,16 @@ class Doorkeeper:
 
 
 @pytest.fixture
-def doorkeeper() -> Iterator[Doorkeeper]:
-    with closing(Doorkeeper()) as found:
+def password_server() -> Iterator[PasswordServer]:
+    with closing(PasswordServer()) as found:
         yield found
 
 
-def test_a_password_that_is_wrong(doorkeeper: Doorkeeper) -> None:
-    refused(doorkeeper.address, 'password authentication failed for user "ann"')
+def test_wrong_password_is_reported(password_server: PasswordServer) -> None:
+    refused(password_server.address, 'password authentication failed for user "ann"')
 
 
-def test_an_interrupt_in_the_middle_of_an_answer_ends_a_command_with_130(database: str) -> None:
+def test_interrupt_during_a_query_exits_with_130(database: str) -> None:
     sample.make_log(database, rounds=0)
     slow = (
         "import asyncio, os, signal, oncelog.stores.postgres.looking as looking\n"
@@ -178,12 +176,11 @@ def test_an_interrupt_in_the_middle_of_an_answer_ends_a_command_with_130(databas
         "from oncelog.cli import main\n"
         "main()\n"
     )
-    command = [sys.executable, "-c", slow, "verify", database]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    done = oncelog("verify", database, program=slow)
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_where_the_driver_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without_asyncpg(name: str, *arguments: Any, **named: Any) -> Any:
@@ -199,10 +196,10 @@ def test_where_the_driver_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("address", ["postgresql://ann:secret@host/orders", "postgresql://ann:se[secret@host/orders"])
-def test_a_database_is_backed_up_with_its_own_tools(address: str, tmp_path: Path) -> None:
+def test_backup_and_restore_of_a_database_name_the_tools_of_postgresql(address: str, tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     for command in (["backup", address, str(path)], ["restore", str(path), address], ["restore", address, str(path)]):
-        done = RUNNER.invoke(app, command)
+        done = RUNNER.invoke(COMMAND, command)
         assert done.exit_code == 2
         assert "secret" not in done.output
         for words in ("pg_dump", "pg_basebackup", "oncelog epoch ADDRESS --renew"):

@@ -1,6 +1,5 @@
-"""`oncelog deltas` against real servers: pushes that are tried again under the same ids, pulls, rows, compaction."""
+"""`oncelog deltas` with running servers: push, pull, rows, snapshot and compaction."""
 
-import asyncio
 import csv
 import errno
 import json
@@ -14,16 +13,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from cli.delta_gateways import newest, rows_of
+from cli.runner import COMMAND, RUNNER
 from cli.scripted import answer, scripted
 from cli.served import Served, ended, oncelog, serving, started
 from databases import BOTH_STORES
-from oncelog.cli import app, remote
+from oncelog.cli import remote
 from oncelog.cli.deltas.pull import _events, _pretty_line
 from oncelog.core.identity import delta_id_of
 
+ONE_ATTEMPT = """
+from itertools import repeat
+from oncelog.cli import main, remote
+remote.pauses_s = lambda: repeat(3600)
+main()
+"""
+"""The pause before the second attempt is longer than the deadline, so that a command gives up at once."""
 PUSHED = re.compile(r"(committed|duplicate) (\d+) ([0-9a-f]{64})")
 
 
@@ -58,10 +64,10 @@ def numbers_of(lines: str | Sequence[str]) -> list[int]:
     return [json.loads(line)["columns"][0]["value"] for line in texts]
 
 
-# --- push -----------------------------------------------------------------------------------------------------
+# --- push ---------------------------------------------------------------------------------------------
 
 
-def test_changes_are_stamped_and_later_lines_win(server: Served) -> None:
+def test_push_stamps_changes_and_later_lines_win(server: Served) -> None:
     given = change("a", n=1) + "\n\n" + change("a", "UPDATE", n=2) + "\n" + change("b", n=-0.0)
     status, lines, errors = deltas("push", server.url, "stamped", "--client-id", "till", given=given)
     assert (status, errors) == (0, [])
@@ -76,7 +82,7 @@ def test_changes_are_stamped_and_later_lines_win(server: Served) -> None:
     assert [one["deltaId"] for one in whole] == [line.split()[2] for line in lines]
 
 
-def test_what_pull_prints_is_pushed_again_and_elsewhere(server: Served) -> None:
+def test_output_of_pull_can_be_pushed_again_and_elsewhere(server: Served) -> None:
     push(server.url, "from", 1, 2, 3)
     _, pulled, _ = deltas("pull", server.url, "from")
     given = "\n".join(pulled)
@@ -90,7 +96,7 @@ def test_what_pull_prints_is_pushed_again_and_elsewhere(server: Served) -> None:
     assert copied == pulled
 
 
-def test_one_json_text_on_one_line_or_several(server: Served, tmp_path: Path) -> None:
+def test_push_accepts_one_json_text_on_one_or_several_lines(server: Served, tmp_path: Path) -> None:
     whole = {"deltas": [json.loads(change(f"r{number}", n=number)) for number in range(3)]}
     for gateway, text in (("text1", json.dumps(whole)), ("text2", json.dumps(whole, indent=2) + "\n")):
         file = tmp_path / gateway
@@ -100,14 +106,14 @@ def test_one_json_text_on_one_line_or_several(server: Served, tmp_path: Path) ->
         assert len(rows_of(server.url, gateway, "t")) == 3
 
 
-def test_a_clock_or_a_client_that_a_line_has_is_kept(server: Served) -> None:
+def test_push_keeps_the_clock_and_client_of_a_line(server: Served) -> None:
     own = {**json.loads(change("a", n=1)), "clientId": "own", "hlc": "65536"}
     for word in ("committed", "duplicate"):
         status, [line], _ = deltas("push", server.url, "kept", "--client-id", "c", given=json.dumps(own))
         assert (status, line) == (0, f"{word} 1 {delta_id_of(own).hex()}")
 
 
-def test_stamped_deltas_are_in_the_file_before_they_are_sent(tmp_path: Path) -> None:
+def test_stamped_deltas_are_saved_before_they_are_sent(tmp_path: Path) -> None:
     file = tmp_path / "stamped.jsonl"
     seen: list[str] = []
 
@@ -120,7 +126,7 @@ def test_stamped_deltas_are_in_the_file_before_they_are_sent(tmp_path: Path) -> 
         assert deltas("push", url, *command, given=changes(range(5)))[0] == 2
         assert len(received) == 1
         lines = seen[0].splitlines()
-        assert len(lines) == 5  # those of later requests too
+        assert len(lines) == 5  # including those of later requests
         assert received[0]["deltas"] == [json.loads(line) for line in lines[:2]]
         status, _, [error] = deltas("push", url, *command, given=changes(range(5)))
         assert (status, len(received)) == (2, 1)
@@ -128,7 +134,7 @@ def test_stamped_deltas_are_in_the_file_before_they_are_sent(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_a_bad_line_is_named_and_those_before_it_are_there(server: Served) -> None:
+def test_malformed_line_is_named_and_earlier_lines_are_committed(server: Served) -> None:
     for number, (bad, sentence) in enumerate(
         [
             ("nonsense", "line 2: is no JSON: "),
@@ -158,7 +164,7 @@ def test_a_bad_line_is_named_and_those_before_it_are_there(server: Served) -> No
     ]
 
 
-def test_a_request_that_is_refused_names_the_line_and_nothing_of_it_is_written(tmp_path: Path) -> None:
+def test_refused_push_names_the_line_and_writes_nothing_of_the_request(tmp_path: Path) -> None:
     schemas = tmp_path / "schemas.json"
     schemas.write_text('{"shop": {"t": {"n": "integer"}}}')
     options = ["--development", "--quiet", "--set", f"deltas_schemas={schemas}"]
@@ -171,12 +177,12 @@ def test_a_request_that_is_refused_names_the_line_and_nothing_of_it_is_written(t
         assert newest(served.url, "shop") == 2
 
 
-def test_it_tries_again_with_the_same_ids_until_it_is_answered() -> None:
+def test_push_retries_with_the_same_ids_until_it_is_answered() -> None:
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt == 1:
             answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY", "retryAfterMs": 1})
         elif attempt == 2:
-            handler.close_connection = True  # the answer is lost
+            handler.close_connection = True  # without an answer
         elif attempt == 3:
             answer(handler, 429, {"error": "slowly", "code": "RATE_LIMITED", "retryAfterMs": 1})
         elif attempt == 4:
@@ -192,7 +198,7 @@ def test_it_tries_again_with_the_same_ids_until_it_is_answered() -> None:
     assert errors == ["oncelog: server_busy: busy; trying again"]
 
 
-def test_a_clock_that_is_far_ahead_is_not_waited_for() -> None:
+def test_push_does_not_wait_for_a_clock_far_ahead() -> None:
     def handle(handler: BaseHTTPRequestHandler, _: int) -> None:
         error = {"error": "deltas[0].hlc: ahead", "code": "CLOCK_DRIFT", "index": 0, "retryAfterMs": 3_600_000}
         answer(handler, 409, error)
@@ -203,7 +209,7 @@ def test_a_clock_that_is_far_ahead_is_not_waited_for() -> None:
     assert errors[0] == "oncelog: line 1: clock_drift: deltas[0].hlc: ahead"
 
 
-def test_an_attempt_that_the_deadline_ends_does_not_hide_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempt_cut_off_by_the_deadline_does_not_hide_the_earlier_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, errors = iter([0, 60]), iter([ConnectionRefusedError(errno.ECONNREFUSED, ""), TimeoutError()])
     monkeypatch.setattr(remote, "pauses_s", lambda: pauses)
 
@@ -211,10 +217,10 @@ def test_an_attempt_that_the_deadline_ends_does_not_hide_what_was_wrong(monkeypa
         raise next(errors)
 
     with pytest.raises(remote.GaveUpError, match=r"gave up after 30 s: .*: Connection refused$"):
-        asyncio.run(remote.Patience(remote.Remote("http://there"), 30).until_answered(attempt))
+        await remote.Patience(remote.Remote("http://there"), 30).until_answered(attempt)
 
 
-def test_when_it_gives_up_or_is_ended_it_tells_what_to_push_again() -> None:
+def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> None:
     later: dict[str, int] = {"retryAfterMs": 60_000}
 
     def busy(handler: BaseHTTPRequestHandler, _: int) -> None:
@@ -245,10 +251,10 @@ def test_when_it_gives_up_or_is_ended_it_tells_what_to_push_again() -> None:
             assert "Traceback" not in rest
 
 
-# --- pull -----------------------------------------------------------------------------------------------------
+# --- pull ---------------------------------------------------------------------------------------------
 
 
-def test_all_pages_since_and_limit(server: Served) -> None:
+def test_pull_prints_all_pages_with_since_and_limit(server: Served) -> None:
     push(server.url, "pages", *range(1100))
     status, lines, errors = deltas("pull", server.url, "pages")
     assert (status, numbers_of(lines), errors) == (0, list(range(1100)), [])
@@ -260,7 +266,7 @@ def test_all_pages_since_and_limit(server: Served) -> None:
     assert deltas("pull", server.url, "pages", "--epoch", "other")[0] == 2
 
 
-def test_it_follows_what_comes(server: Served) -> None:
+def test_pull_follows_new_deltas(server: Served) -> None:
     push(server.url, "live", *range(600))
     with started("deltas", "pull", "live", "--follow", "--limit", "603", "--url", server.url) as process:
         assert process.stdout is not None
@@ -272,7 +278,7 @@ def test_it_follows_what_comes(server: Served) -> None:
 
 
 @BOTH_STORES
-def test_it_comes_back_to_a_server_that_was_killed_and_misses_nothing(tmp_path: Path) -> None:
+def test_pull_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         push(served.url, "a", 1, 2)
         with started("deltas", "pull", "a", "--follow", "--limit", "5", "--url", served.url) as process:
@@ -288,7 +294,7 @@ def test_it_comes_back_to_a_server_that_was_killed_and_misses_nothing(tmp_path: 
         assert "connected again, and going on after 2" in errors
 
 
-def test_another_history_ends_it(tmp_path: Path) -> None:
+def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         push(served.url, "a", 1)
         with started("deltas", "pull", "a", "--follow", "--url", served.url) as process:
@@ -303,7 +309,7 @@ def test_another_history_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_following_ends_well(server: Served, ending: signal.Signals) -> None:
+def test_interrupted_pull_exits_with_130(server: Served, ending: signal.Signals) -> None:
     push(server.url, f"ended{ending}", 1)
     with started("deltas", "pull", f"ended{ending}", "--follow", "--url", server.url) as process:
         assert process.stdout is not None
@@ -312,7 +318,7 @@ def test_following_ends_well(server: Served, ending: signal.Signals) -> None:
         assert ended(process) == (130, "", "")
 
 
-def test_whoever_reads_has_enough(server: Served) -> None:
+def test_pull_ends_when_its_output_pipe_is_closed(server: Served) -> None:
     push(server.url, "head", 1, 2)
     with started("deltas", "pull", "head", "--follow", "--url", server.url) as process:
         assert process.stdout is not None
@@ -322,16 +328,16 @@ def test_whoever_reads_has_enough(server: Served) -> None:
         assert ended(process)[0] == 141
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.kill()
         for arguments in (["pull", "g", "--follow"], ["pull", "g"], ["rows", "g", "t"]):
-            done = oncelog("deltas", *arguments, "--timeout", "1", "--url", served.url)
+            done = oncelog("deltas", *arguments, "--url", served.url, program=ONE_ATTEMPT)
             assert (done.returncode, done.stdout) == (2, "")
             assert f"{served.url} cannot be reached: Connection refused" in done.stderr.splitlines()[-1]
 
 
-def test_server_sent_events_in_whatever_pieces_they_come() -> None:
+async def test_server_sent_events_are_parsed_in_any_chunks() -> None:
     text = (
         b'retry: 1000\nevent: connected\ndata: {"epoch":"e"}\n\n:\n\nid: 1\ndata: {"a":"b: c"}\n\nid: 2\ndata: {}\n\n'
     )
@@ -346,15 +352,12 @@ def test_server_sent_events_in_whatever_pieces_they_come() -> None:
         response: Any = SimpleNamespace(content=SimpleNamespace(iter_any=iter_any))
         return [event async for several in _events(response) for event in several]
 
-    async def look() -> None:
-        for cut in range(len(text)):
-            assert await events(text[:cut], text[cut : cut + 1], text[cut + 1 :]) == wanted, cut
-        assert await events(*(text[at : at + 1] for at in range(len(text)))) == wanted
-
-    asyncio.run(look())
+    for cut in range(len(text)):
+        assert await events(text[:cut], text[cut : cut + 1], text[cut + 1 :]) == wanted, cut
+    assert await events(*(text[at : at + 1] for at in range(len(text)))) == wanted
 
 
-def test_a_line_for_people_cannot_write_to_the_terminal() -> None:
+def test_pretty_line_escapes_control_characters() -> None:
     raw: Any = (
         b'{"sequence":17,"op":"INSERT","table":"t","rowId":"\\u001b[2J","clientId":"c",'
         b'"columns":[{"column":"a","value":"\xe2\x80\xae"},{"column":"b","value":null}]}'
@@ -362,10 +365,10 @@ def test_a_line_for_people_cannot_write_to_the_terminal() -> None:
     assert _pretty_line(raw) == b'17  INSERT  t  \\u001b[2J  c  {"a":"\\u202e","b":null}\n'
 
 
-# --- rows, snapshot and compaction ----------------------------------------------------------------------------------
+# --- rows, snapshot and compaction --------------------------------------------------------------------
 
 
-def test_rows_in_three_formats(server: Served) -> None:
+def test_rows_are_printed_in_three_formats(server: Served) -> None:
     given = [
         change("b", name="Tea, green", price=3.5, tags=["x", 1], gone=None),
         change("a", name='say "hi"\nthere \x1b[2J', is_open=True),
@@ -395,7 +398,7 @@ def test_rows_in_three_formats(server: Served) -> None:
     )
 
 
-def test_names_that_mean_something_in_an_address(server: Served) -> None:
+def test_names_with_reserved_url_characters_are_quoted(server: Served) -> None:
     name, row = "a/b?c=%20&d#e..", "x/../y?&%2f#"
     assert deltas("push", server.url, name, "--client-id", "c", given=change(row, n=1))[0] == 0
     _, [line], _ = deltas("rows", server.url, name, "t", "--row", row)
@@ -404,7 +407,7 @@ def test_names_that_mean_something_in_an_address(server: Served) -> None:
 
 
 @BOTH_STORES
-def test_compaction_goes_on_until_all_is_done(tmp_path: Path) -> None:
+def test_compaction_sends_requests_until_everything_is_compacted(tmp_path: Path) -> None:
     count = 10_500  # more than one request compacts
     with serving(tmp_path) as served:
         given = changes(range(count))
@@ -430,7 +433,7 @@ def test_compaction_goes_on_until_all_is_done(tmp_path: Path) -> None:
         assert len(deltas("rows", served.url, "g", "t")[1]) == count
 
 
-def test_compaction_asks_again_after_a_failure_and_says_how_far_it_came() -> None:
+def test_compaction_retries_after_a_failure_and_prints_the_total() -> None:
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt == 2:
             answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY"})
@@ -443,7 +446,7 @@ def test_compaction_asks_again_after_a_failure_and_says_how_far_it_came() -> Non
     assert received == [{"upto": 99}] * 4
 
 
-def test_compaction_can_be_interrupted() -> None:
+def test_interrupted_compaction_prints_how_to_resume() -> None:
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt < 3:
             answer(handler, 200, {"compacted": 10, "upto": 10 * attempt, "hasMore": True})
@@ -460,10 +463,10 @@ def test_compaction_can_be_interrupted() -> None:
         assert errors == "oncelog: interrupted; 20 deltas are compacted. Run the same command again, and it goes on.\n"
 
 
-# --- who, and what is wrong -------------------------------------------------------------------------------------
+# --- authorization and errors -------------------------------------------------------------------------
 
 
-def test_rights(tmp_path: Path) -> None:
+def test_unauthorized_commands_are_refused(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     create = ["apikey", "create", str(keys), "--client-id", "till", "--name", "n"]
     key = oncelog(*create, "--write", "deltas/shop", "--read", "deltas/shop").stdout.strip()
@@ -481,7 +484,7 @@ def test_rights(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (2, "oncelog: forbidden: gateway: may not be compacted\n")
 
 
-def test_answers_that_are_none() -> None:
+def test_malformed_answers_are_reported() -> None:
     with scripted(lambda handler, _: answer(handler, 200, b"<html>")) as (url, _):
         for arguments in (
             ["push", "--client-id", "c"],
@@ -513,7 +516,7 @@ def test_answers_that_are_none() -> None:
         (["pull", "g", "--url", "ftp://x"], "--url must be http://HOST:PORT or https://HOST:PORT"),
     ],
 )
-def test_wrong_usage(arguments: list[str], sentence: str) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> None:
     done = oncelog("deltas", *arguments, given="")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"oncelog: {sentence}")
@@ -521,13 +524,13 @@ def test_wrong_usage(arguments: list[str], sentence: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["push", "pull", "rows", "snapshot", "import", "compact"])
-def test_every_command_has_an_example(command: str) -> None:
-    done = CliRunner().invoke(app, ["deltas", command, "--help"])
+def test_help_of_every_command_has_an_example(command: str) -> None:
+    done = RUNNER.invoke(COMMAND, ["deltas", command, "--help"])
     assert done.exit_code == 0
     assert re.search(rf"Examples?:\s+(echo .*)?oncelog deltas {command} shop", re.sub(r"\s+", " ", done.stdout))
 
 
-def test_without_aiohttp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_aiohttp_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "find_spec", lambda _: None)
-    done = CliRunner().invoke(app, ["deltas", "pull", "g"])
+    done = RUNNER.invoke(COMMAND, ["deltas", "pull", "g"])
     assert (done.exit_code, done.stderr) == (2, "oncelog: this command needs aiohttp: pip install 'oncelog[server]'\n")

@@ -1,4 +1,4 @@
-"""A server looks for garbage often and shortly."""
+"""Garbage collection of a server: frequent and short."""
 
 import asyncio
 import gc
@@ -12,14 +12,14 @@ from oncelog.cli.garbage import OLDER_EVERY, OLDEST_EVERY, collect_for_ever, gen
 
 @pytest.fixture
 def own_collector() -> Iterator[None]:
-    """What a test does to Python's collector ends with it."""
+    """Restore the settings of the collector after the test."""
     threshold = gc.get_threshold()
     yield
     gc.unfreeze()
     gc.set_threshold(*threshold)
 
 
-def test_most_looks_are_at_the_young() -> None:
+def test_most_collections_are_of_the_youngest_generation() -> None:
     looks = Counter(generation(number) for number in range(1, OLDEST_EVERY + 1))
     assert looks[2] == 1
     assert looks[1] == OLDEST_EVERY // OLDER_EVERY - 1
@@ -27,7 +27,7 @@ def test_most_looks_are_at_the_young() -> None:
 
 
 @pytest.mark.usefixtures("own_collector")
-def test_it_looks_again_and_again_until_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_collector_runs_until_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     enough = asyncio.Event()
     collect = gc.collect
@@ -39,13 +39,9 @@ def test_it_looks_again_and_again_until_it_is_cancelled(monkeypatch: pytest.Monk
         return collect(generation)
 
     monkeypatch.setattr(gc, "collect", counted)
-
-    async def main() -> None:
-        collecting = asyncio.ensure_future(collect_for_ever(pause_s=0))
-        await enough.wait()
-        collecting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await collecting
-
-    asyncio.run(main())
-    assert looked[: 1 + OLDER_EVERY] == [2] + [0] * (OLDER_EVERY - 1) + [1], "first at all that the start has left"
+    collecting = asyncio.ensure_future(collect_for_ever(pause_s=0))
+    await enough.wait()
+    collecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await collecting
+    assert looked[: 1 + OLDER_EVERY] == [2] + [0] * (OLDER_EVERY - 1) + [1], "the first collection is a full one"

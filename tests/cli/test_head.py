@@ -1,21 +1,17 @@
-"""`oncelog head`: the newest hashes, for keeping elsewhere."""
+"""`oncelog head`: the newest hash of every lane."""
 
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
-
 from cli import sample
-from oncelog.cli import app
+from cli.runner import COMMAND, RUNNER
 from oncelog.stores.verifying.findings import exported_head
 
-RUNNER = CliRunner()
 
-
-def test_it_prints_the_newest_hash_of_every_lane(tmp_path: Path) -> None:
+def test_head_prints_the_newest_hash_of_every_lane(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     decided = sample.make_log(path, rounds=6)
-    done = RUNNER.invoke(app, ["head", str(path)])
+    done = RUNNER.invoke(COMMAND, ["head", str(path)])
     assert done.exit_code == 0
     said = json.loads(done.stdout)
     assert said.keys() == {"epoch", "lanes"}
@@ -28,17 +24,17 @@ def test_it_prints_the_newest_hash_of_every_lane(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["log.db"]
 
 
-def test_a_database_has_the_same_head_as_a_file_with_the_same_history(database: str, tmp_path: Path) -> None:
+def test_database_and_file_with_the_same_history_have_the_same_head(database: str, tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     heads = []
     for log in (path, database):
         sample.make_log(log, rounds=6)
-        heads.append(json.loads(RUNNER.invoke(app, ["head", str(log)]).stdout))
+        heads.append(json.loads(RUNNER.invoke(COMMAND, ["head", str(log)]).stdout))
     assert heads[0]["lanes"] == heads[1]["lanes"]
 
 
-def test_any_name_of_a_file_will_do(tmp_path: Path) -> None:
+def test_head_accepts_any_file_name(tmp_path: Path) -> None:
     path = tmp_path / "a b%41?mode=memory#größe.db"
     sample.make_log(path, rounds=0)
-    assert RUNNER.invoke(app, ["head", str(path)]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["head", str(path)]).exit_code == 0
     assert [one.name for one in tmp_path.iterdir()] == [path.name]

@@ -1,4 +1,4 @@
-"""`oncelog key` as a program uses it: lines in, lines out, over real pipes."""
+"""`oncelog key`: one answer for each line of standard input."""
 
 import json
 import os
@@ -6,40 +6,32 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
 import pytest
 
+from cli.processes import Command
+from cli.runner import COMMAND, RUNNER
+from cli.served import ended, oncelog, started
 from core import vectors
 from oncelog.cli.key import LINE_BYTES_MAX
 
 COMMANDS = ["jcs", "args", "fingerprint", "delta", "run"]
 
 
-def start(command: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "oncelog", "key", command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def answers(command: str, *lines: bytes | str, end: bytes = b"\n") -> list[dict[str, Any]]:
-    given = end.join(line.encode() if isinstance(line, str) else line for line in lines) + end
-    process = start(command)
-    output, errors = process.communicate(given)
-    assert process.returncode == 0
-    assert errors == b""
-    found = [json.loads(line) for line in output.splitlines()]
+def answers(command: str, *lines: bytes | str, end: str = "\n") -> list[dict[str, Any]]:
+    """Run a command with these lines on its standard input, and return its answers."""
+    texts = [line if isinstance(line, str) else line.decode(errors="surrogateescape") for line in lines]
+    done = oncelog("key", command, given="".join(text + end for text in texts))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [json.loads(line) for line in done.stdout.rstrip("\n").split("\n")]
     assert len(found) == len(lines)
     return found
 
 
 @pytest.mark.rule("CO-1")
-def test_jcs() -> None:
+def test_jcs_prints_the_canonical_form_and_its_hash() -> None:
     first, second = answers("jcs", '{"b": 1.0, "a": [-0, 1e0, "é"]}', '"x"')
     form = '{"a":[0,1,"é"],"b":1}'
     assert first == {"canonical": form, "sha256": sha256(form.encode()).hexdigest()}
@@ -72,7 +64,7 @@ def test_run_passes_the_vectors() -> None:
 
 
 @pytest.mark.rule("EV-6")
-def test_fingerprint() -> None:
+def test_fingerprint_ignores_the_id_and_the_order_of_partitions() -> None:
     first, second, third = answers(
         "fingerprint",
         '{"partitions":["b","a","b"],"event":{"type":"x","n":1}}',
@@ -86,7 +78,7 @@ def test_fingerprint() -> None:
 
 @pytest.mark.rule("CO-33")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_refused_line_says_why_and_the_next_one_is_read(command: str) -> None:
+def test_refused_line_is_reported_and_the_next_one_is_read(command: str) -> None:
     bad: list[tuple[bytes | str, str]] = [
         ("", "$"),
         ("{", "$"),
@@ -113,7 +105,7 @@ def test_a_refused_line_says_why_and_the_next_one_is_read(command: str) -> None:
 
 
 @pytest.mark.rule("CO-30")
-def test_a_line_beyond_the_limit_is_refused_without_losing_the_next() -> None:
+def test_line_above_the_size_limit_is_refused_and_the_next_one_is_read() -> None:
     fits = b'"' + b"x" * (LINE_BYTES_MAX - 2) + b'"'
     first, second, third, fourth = answers("jcs", fits, fits + b" ", fits * 3, b"4")
     assert first["sha256"] == sha256(fits).hexdigest()
@@ -121,89 +113,68 @@ def test_a_line_beyond_the_limit_is_refused_without_losing_the_next() -> None:
     assert fourth["canonical"] == "4"
 
 
-def test_windows_line_ends_and_a_last_line_without_one() -> None:
-    assert [one["canonical"] for one in answers("jcs", "1", "2", end=b"\r\n")] == ["1", "2"]
-    process = start("jcs")
-    output, _ = process.communicate(b"1\n2")
-    assert [json.loads(line)["canonical"] for line in output.splitlines()] == ["1", "2"]
+def test_windows_line_ends_and_an_unterminated_last_line_are_accepted() -> None:
+    assert [one["canonical"] for one in answers("jcs", "1", "2", end="\r\n")] == ["1", "2"]
+    done = oncelog("key", "jcs", given="1\n2")
+    assert [json.loads(line)["canonical"] for line in done.stdout.splitlines()] == ["1", "2"]
 
 
-@pytest.fixture
-def conversation() -> Iterator[subprocess.Popen[bytes]]:
-    process = start("jcs")
-    yield process
-    process.kill()
-    process.communicate()
+def test_each_line_is_answered_before_the_next_one_is_read() -> None:
+    with started("key", "jcs") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(3):
+            process.stdin.write(f"{number}\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["canonical"] == str(number)
 
 
-def test_each_line_is_answered_before_the_next_is_read(conversation: subprocess.Popen[bytes]) -> None:
-    assert conversation.stdin is not None
-    assert conversation.stdout is not None
-    for number in range(3):
-        conversation.stdin.write(b"%d\n" % number)
-        conversation.stdin.flush()
-        assert json.loads(conversation.stdout.readline())["canonical"] == str(number)
+def test_closed_output_pipe_ends_the_command_silently() -> None:
+    with started("key", "jcs") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("1\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdout = None
+        process.stdin.write("2\n")
+        status, _, errors = ended(process)
+    assert (status, errors) == (128 + signal.SIGPIPE, "")
 
 
-def test_a_reader_that_has_enough_ends_it_without_a_word(conversation: subprocess.Popen[bytes]) -> None:
-    assert conversation.stdin is not None
-    assert conversation.stdout is not None
-    conversation.stdin.write(b"1\n")
-    conversation.stdin.flush()
-    conversation.stdout.readline()
-    conversation.stdout.close()
-    conversation.stdin.write(b"2\n")
-    conversation.stdin.close()
-    assert conversation.wait() == 128 + signal.SIGPIPE
-    assert conversation.stderr is not None
-    assert conversation.stderr.read() == b""
-    conversation.stdin = conversation.stdout = None
-
-
-def test_a_full_disk_is_a_clear_error() -> None:
-    with open("/dev/full", "wb") as full:  # noqa: PTH123
-        process = subprocess.run(
-            [sys.executable, "-m", "oncelog", "key", "jcs"],
-            input=b"1\n",
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    assert process.returncode == 74
-    assert process.stderr.decode() == "oncelog: cannot go on: No space left on device\n"
+def test_full_disk_is_reported() -> None:
+    with open("/dev/full", "wb") as full, Command("key", "jcs", stdout=full) as process:  # noqa: PTH123
+        _, errors = process.communicate("1\n")
+    assert (process.returncode, errors) == (74, "oncelog: cannot go on: No space left on device\n")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-"])
-def test_a_closed_stream_is_a_clear_error(closed: str) -> None:
+def test_closed_standard_stream_is_reported(closed: str) -> None:
     command = f"'{sys.executable}' -m oncelog key jcs {closed}"
     process = subprocess.run(["sh", "-c", command], input=b"", capture_output=True, check=False)  # noqa: S603, S607
     assert process.returncode == 74
     assert process.stderr.decode() == "oncelog: standard input and standard output must be open\n"
 
 
-def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
+def test_non_blocking_pipe_is_read_to_its_end() -> None:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
-    process = subprocess.Popen([sys.executable, "-m", "oncelog", "key", "jcs"], stdin=reader, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    os.write(writer, b"1\n")
-    assert json.loads(process.stdout.readline())["canonical"] == "1"
-    os.write(writer, b"2\n")
-    os.close(writer)
-    output, _ = process.communicate()
+    with Command("key", "jcs", stdin=reader) as process:
+        os.close(reader)
+        assert process.stdout is not None
+        os.write(writer, b"1\n")
+        assert json.loads(process.stdout.readline())["canonical"] == "1"
+        os.write(writer, b"2\n")
+        os.close(writer)
+        output, _ = process.communicate()
     assert json.loads(output)["canonical"] == "2"
-    os.close(reader)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_example_in_the_help_works_when_pasted(command: str) -> None:
-    shown = subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "oncelog", "key", command, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "200", "TERM": "dumb"},
-    )
+def test_example_in_the_help_works(command: str) -> None:
+    shown = RUNNER.invoke(COMMAND, ["key", command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert shown.exit_code == 0
     example = re.search(r"Example:\s+echo '(.*)' \| oncelog key (\w+)", shown.stdout)
     assert example is not None
     assert example[2] == command

@@ -1,22 +1,26 @@
-"""`oncelog load`: its figures are true, it outlives a server that dies, and it sees what is wrong."""
+"""`oncelog load`: correct figures, restarts of the server, and detection of wrong answers."""
 
 import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from aiohttp import web
-from typer.testing import CliRunner
 
+from cli.load_programs import BY_TICKS, UNTIL_STOPPED
+from cli.runner import COMMAND, RUNNER
 from cli.served import ended, oncelog, serving, started
 from databases import BOTH_STORES
-from oncelog.cli import app, load
+from oncelog.cli import load
 
 SMALL = ["--connections", "2", "--in-flight", "3", "--seconds", "0.5"]
 
@@ -27,16 +31,22 @@ def last_committed_id(url: str) -> int:
         return number
 
 
+def wait_for_events(url: str, number: int) -> None:
+    """Poll until the server has committed that many events."""
+    while last_committed_id(url) < number:
+        time.sleep(0.01)
+
+
 @BOTH_STORES
-def test_its_figures_are_those_of_the_log(tmp_path: Path) -> None:
+def test_load_figures_match_the_log(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         options = ["--batch", "3", "--size", "200", "--partitions", "2", "--retries", "20", "--json"]
-        done = oncelog("load", "--url", served.url, *SMALL, *options)
+        done = oncelog("load", "--url", served.url, *SMALL, *options, program=BY_TICKS)
         assert done.returncode == 0, done.stderr
         figures = json.loads(done.stdout)
         assert figures["events"] == last_committed_id(served.url) > 0
         assert figures["events"] % 3 == 0
-        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)  # for each connection one is owed
+        assert figures["retried"] == pytest.approx(figures["events"] / 5, abs=2)  # one may be left for each connection
         assert (figures["differing"], figures["lost"], figures["errors"], figures["rejected"]) == (0, 0, {}, {})
         latency = figures["latency_ms"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
@@ -50,9 +60,9 @@ def test_its_figures_are_those_of_the_log(tmp_path: Path) -> None:
         assert sizes == {200}
 
 
-def test_a_summary_for_people(tmp_path: Path) -> None:
+def test_load_prints_a_summary(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
-        done = oncelog("load", "--url", served.url, *SMALL, "--retries", "0")
+        done = oncelog("load", "--url", served.url, *SMALL, "--retries", "0", program=BY_TICKS)
     assert done.returncode == 0
     assert re.fullmatch(
         r"\d+ events in \d\.\d s: \d+ events/s\n"
@@ -64,25 +74,29 @@ def test_a_summary_for_people(tmp_path: Path) -> None:
     )
 
 
-def test_a_server_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+def test_load_loses_no_event_when_the_server_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         options = ["--connections", "2", "--in-flight", "4", "--seconds", "4", "--json"]
-        with started("load", "--url", served.url, *options) as process:
+        stop = tmp_path / "stop"
+        with started(str(stop), "load", "--url", served.url, *options, program=UNTIL_STOPPED) as process:
             assert process.stderr is not None
             process.stderr.readline()
-            assert "of 4 s" in process.stderr.readline()  # it is on its way
+            assert "of 4 s" in process.stderr.readline()
+            wait_for_events(served.url, 1)
             served.kill()
             served.start()
+            wait_for_events(served.url, last_committed_id(served.url) + 1)
+            stop.touch()
             status, said, errors = ended(process)
         assert status == 0, errors
         figures = json.loads(said)
         assert figures["lost"] == figures["differing"] == 0
         assert figures["errors"]["connection_lost"] >= 1
-        # What was sent again after the kill was committed before it, or is now, and in either case once.
+        # A retry after the kill is a duplicate or a new commit: every event is committed once.
         assert figures["events"] == last_committed_id(served.url)
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_load_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.kill()
         done = oncelog("load", "--url", served.url, *SMALL)
@@ -90,25 +104,26 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == f"oncelog: {served.url} cannot be reached: Connection refused"
 
 
-def test_a_key_that_may_not_write_there(tmp_path: Path) -> None:
+def test_load_counts_forbidden_events_as_rejected(tmp_path: Path) -> None:
     keys = str(tmp_path / "keys.json")
     key = oncelog("apikey", "create", keys, "--client-id", "c", "--name", "n", "--write", "a").stdout.strip()
     with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
-        done = oncelog("load", "--url", served.url, *SMALL, "--client-id", "c", "--json", ONCELOG_TOKEN=key)
+        options = ["--client-id", "c", "--json"]
+        done = oncelog("load", "--url", served.url, *SMALL, *options, program=BY_TICKS, ONCELOG_TOKEN=key)
         assert done.returncode == 1
         figures = json.loads(done.stdout)
         assert figures["rejected"]["forbidden"] > 0
         assert figures["events"] == last_committed_id(served.url) == 0
 
 
-# --- servers that lie -----------------------------------------------------------------------------------------
+# --- servers with wrong answers -----------------------------------------------------------------------
 
 Answer = Callable[[list[str], int], Any]
 
 
 @contextmanager
-def lying(results: Answer) -> Iterator[str]:
-    """A server in this process, whose results are a test's own."""
+def faulty_server(results: Answer) -> Iterator[str]:
+    """Run a server in this process that answers with the results of a function."""
     requests = 0
 
     async def events(request: web.Request) -> web.StreamResponse:
@@ -130,22 +145,22 @@ def lying(results: Answer) -> Iterator[str]:
 
     application = web.Application()
     application.router.add_get("/v1/events", events)
-    with in_a_thread(application) as port:
+    with running_in_thread(application) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
-def in_a_thread(application: web.Application) -> Iterator[int]:
+def running_in_thread(application: web.Application) -> Iterator[int]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     runner = web.AppRunner(application, shutdown_timeout=0.1)
 
     def do(waited_for: Awaitable[Any]) -> None:
-        async def main() -> None:
+        async def wait() -> None:
             await waited_for
 
-        asyncio.run_coroutine_threadsafe(main(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(wait(), loop).result(300)
 
     try:
         do(runner.setup())
@@ -167,51 +182,56 @@ def committed(ids: list[str], *numbers: int) -> dict[str, Any]:
     }
 
 
-def figures_of(url: str, *options: str) -> tuple[int, dict[str, Any]]:
+def figures_of(url: str, *options: str, clock: Callable[[], float] | None = None) -> tuple[int, dict[str, Any]]:
+    """Run a load in this process, on a clock that moves on by 1 ms whenever it is read unless another one is given."""
+    ticks = count()
     one = ["--connections", "1", "--in-flight", "1", "--seconds", "0.1", "--json"]
-    done = CliRunner().invoke(app, ["load", "--url", url, *one, *options])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(load, "time", SimpleNamespace(perf_counter=clock or (lambda: next(ticks) / 1000)))
+        done = RUNNER.invoke(COMMAND, ["load", "--url", url, *one, *options])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.stderr
     return done.exit_code, json.loads(done.stdout)
 
 
-def test_a_retry_with_another_number_is_seen() -> None:
-    with lying(committed) as url:
+def test_load_detects_a_retry_with_another_number() -> None:
+    with faulty_server(committed) as url:
         status, figures = figures_of(url, "--retries", "100")
     assert status == 1
     assert figures["differing"] == figures["retried"] > 0
     assert re.fullmatch(r"[0-9a-f-]{36} is \d+, and at a retry \d+", figures["problems"][0])
 
 
-def test_two_events_with_one_number_are_seen() -> None:
-    with lying(lambda ids, _: committed(ids, 7)) as url:
+def test_load_detects_two_events_with_one_number() -> None:
+    with faulty_server(lambda ids, _: committed(ids, 7)) as url:
         status, figures = figures_of(url, "--retries", "0")
     assert status == 1
     assert figures["differing"] == figures["events"] - 1 > 0
     assert "7 is the committed_id of " in figures["problems"][0]
 
 
-def test_results_of_other_events_are_seen() -> None:
-    with lying(lambda ids, request: committed(["x"] * len(ids), request)) as url:
+def test_load_detects_results_of_other_events() -> None:
+    with faulty_server(lambda ids, request: committed(["x"] * len(ids), request)) as url:
         status, figures = figures_of(url)
     assert (status, figures["events"]) == (1, 0)
     assert figures["differing"] > 0
 
 
-def test_what_is_never_answered_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_counts_unanswered_events_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "GRACE_S", 0.2)
-    with lying(lambda _, __: None) as url:
-        status, figures = figures_of(url, "--batch", "4")
+    requests = list[int]()
+    with faulty_server(lambda _, request: requests.append(request)) as url:
+        status, figures = figures_of(url, "--batch", "4", clock=lambda: 0.2 if requests else 0.0)
     assert (status, figures["events"], figures["lost"]) == (1, 0, 4)
     assert figures["problems"][0].endswith(" has no answer")
 
 
-def test_a_busy_server_is_counted_and_is_not_wrong() -> None:
+def test_load_counts_busy_answers_without_failing() -> None:
     def answer(ids: list[str], request: int) -> dict[str, Any]:
         if request == 1:
             return {"code": "server_busy", "message": "too much", "details": {}}
         return committed(ids, request)
 
-    with lying(answer) as url:
+    with faulty_server(answer) as url:
         status, figures = figures_of(url, "--retries", "0")
     assert (status, figures["errors"], figures["lost"]) == (0, {"server_busy": 1}, 0)
     assert figures["events"] >= 1

@@ -1,27 +1,24 @@
-"""`oncelog move`: what it says, what it refuses, how it ends, and what the other commands make of a file afterwards."""
+"""`oncelog move`: output, refusals, interrupts, and the other commands on a moved file."""
 
 import asyncio
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
+from cli.processes import ENVIRONMENT, Command
+from cli.runner import COMMAND, RUNNER, Result
 from cli.sample import make_log
+from cli.served import oncelog
 from databases import address_of, query
-from oncelog.cli import app
 from oncelog.stores.address import BAD_ADDRESS, shown
 from oncelog.stores.sqlite.files import SCHEMA_VERSION
 from oncelog.testing.postgres_proxy import PostgresProxy
 from stores.sessions import make_older
 
-RUNNER = CliRunner()
 INTERRUPTED = """
 import sys
 from stores.move_worker import small_slices, stop_by
@@ -50,7 +47,7 @@ import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
 """
-"""As of a signal that comes just before the loop begins to wait: no system call of the loop's is interrupted by it."""
+"""The signal goes to another thread: it interrupts no system call of the event loop."""
 IN_THE_DRIVER = """
 import os
 from asyncio.selector_events import _SelectorSocketTransport as Transport
@@ -61,7 +58,7 @@ def written(transport, data):
         os.kill(os.getpid(), int(os.environ["NUMBER"]))
 Transport.write = written
 """
-"""It comes right after the statement was sent, in the middle of asyncpg."""
+"""The signal arrives inside asyncpg, right after the statement was sent."""
 
 IMPATIENT = """
 import asyncio
@@ -81,14 +78,14 @@ def impatient(source, *arguments):
     for _ in range(3):
         is_waiting.clear()
         os.kill(os.getpid(), int(os.environ["NUMBER"]))
-        if not is_waiting.wait(30):
-            os.write(2, b"the file is not waited for any more\\n")
+        if not is_waiting.wait(300):
+            os.write(2, b"the command does not wait for the file any more\\n")
     return read(source, *arguments)
 Source._slice = impatient
 from oncelog.cli import main
 main()
 """
-"""Again and again, each time when the one before has been heard; meanwhile a thread reads the file."""
+"""Each signal is sent when the previous one has been handled, while a thread reads the file."""
 
 
 @pytest.fixture
@@ -99,10 +96,10 @@ def log(tmp_path: Path) -> Path:
 
 
 def moved(log: Path | str, address: Path | str) -> Result:
-    return RUNNER.invoke(app, ["move", str(log), str(address)])
+    return RUNNER.invoke(COMMAND, ["move", str(log), str(address)])
 
 
-def test_it_says_what_was_moved_and_where_to(log: Path, database: str) -> None:
+def test_move_prints_what_was_moved_and_where_to(log: Path, database: str) -> None:
     with closing(sqlite3.connect(log)) as connection:
         connection.execute("CREATE TABLE accounts (name TEXT)")
         (records,) = connection.execute("SELECT count(*) FROM oncelog_records").fetchone()
@@ -121,10 +118,10 @@ def test_it_says_what_was_moved_and_where_to(log: Path, database: str) -> None:
     )
 
 
-def test_the_commands_that_read_still_do(log: Path, database: str, tmp_path: Path) -> None:
-    before = RUNNER.invoke(app, ["head", str(log)]).stdout
+def test_reading_commands_work_on_a_moved_file(log: Path, database: str, tmp_path: Path) -> None:
+    before = RUNNER.invoke(COMMAND, ["head", str(log)]).stdout
     moved(log, database)
-    assert RUNNER.invoke(app, ["head", str(log)]).stdout == before
+    assert RUNNER.invoke(COMMAND, ["head", str(log)]).stdout == before
     (tmp_path / "head.json").write_text(before)
     copy = str(tmp_path / "copy.db")
     for command in (
@@ -136,26 +133,24 @@ def test_the_commands_that_read_still_do(log: Path, database: str, tmp_path: Pat
         ["verify", copy],
         ["verify", database, "--head", str(tmp_path / "head.json")],
     ):
-        done = RUNNER.invoke(app, command)
+        done = RUNNER.invoke(COMMAND, command)
         assert done.exit_code == 0, (command, done.output)
-    done = RUNNER.invoke(app, ["clock", str(log), "--confirm"])
+    done = RUNNER.invoke(COMMAND, ["clock", str(log), "--confirm"])
     assert done.exit_code == 2
     assert f"has been moved to {shown(database)}: open the log there" in done.stderr
 
 
-def test_a_restored_copy_can_be_opened(log: Path, database: str, tmp_path: Path) -> None:
+def test_restored_copy_of_a_moved_file_can_be_opened(log: Path, database: str, tmp_path: Path) -> None:
     moved(log, database)
     restored = str(tmp_path / "restored.db")
-    assert RUNNER.invoke(app, ["restore", str(log), restored]).exit_code == 0
-    assert RUNNER.invoke(app, ["clock", restored, "--confirm"]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["restore", str(log), restored]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["clock", restored, "--confirm"]).exit_code == 0
     assert moved(restored, address_of(tmp_path / "another")).exit_code == 0
 
 
 @pytest.mark.parametrize("how", ["term", "int"])
-def test_an_interrupt_says_how_to_go_on(log: Path, database: str, how: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", INTERRUPTED, how, "move", str(log), database]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+def test_interrupted_move_prints_how_to_resume(log: Path, database: str, how: str) -> None:
+    done = oncelog(how, "move", str(log), database, program=INTERRUPTED)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert done.stderr == "oncelog: interrupted. Run the same command again, and it goes on.\n"
     assert done.stdout == ""
@@ -166,56 +161,57 @@ def test_an_interrupt_says_how_to_go_on(log: Path, database: str, how: str) -> N
 async def stalled(
     log: Path, database: str, limit_ms: int, number: int = 0, where: str = IN_THE_LOOP
 ) -> tuple[int | None, str]:
-    """The exit status, and what was said, of a command that gets no more answers once it has locked the file.
+    """Run a move that gets no more answers once it has locked the file, and send it a signal if one is given.
 
-    It may be told to end by a signal.
+    Returns its exit status and what it prints to standard error.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NUMBER": str(int(number))}
-    async with PostgresProxy(database) as proxy, asyncio.timeout(60):
+    environment = {**ENVIRONMENT, "NUMBER": str(int(number))}
+    async with PostgresProxy(database) as proxy:
         held = proxy.hold("DELETE FROM oncelog_leases")
-        command = [sys.executable, "-c", HURRIED.format(where), str(limit_ms), "move", str(log), proxy.address]
-        moving = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
-        if where is not IN_THE_DRIVER:
-            await held.reached()
-            if number:
-                moving.send_signal(number)
-        _, said = await moving.communicate()
-        return moving.returncode, said.decode().replace(shown(proxy.address), "DATABASE")
+        arguments = [str(limit_ms), "move", str(log), proxy.address]
+        with Command(*arguments, program=HURRIED.format(where), environment=environment) as moving:
+            try:
+                if where is not IN_THE_DRIVER:
+                    await held.reached()
+                    if number:
+                        moving.send_signal(number)
+                _, said = await asyncio.to_thread(moving.communicate)
+            finally:
+                moving.kill()
+        return moving.returncode, said.replace(shown(proxy.address), "DATABASE")
 
 
-def demand_unlocked(log: Path) -> None:
+def check_unlocked(log: Path) -> None:
     with closing(sqlite3.connect(log, timeout=0, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
 
 
-def test_a_database_that_does_not_answer_does_not_keep_the_file_locked(log: Path, database: str) -> None:
+def test_silent_database_does_not_keep_the_file_locked(log: Path, database: str) -> None:
     status, said = asyncio.run(stalled(log, database, limit_ms=1_000))
     assert status == 2
     assert said == "oncelog: DATABASE: no answer within 1 seconds. Run the same command again, and it goes on.\n"
-    demand_unlocked(log)
+    check_unlocked(log)
     assert moved(log, database).exit_code == 0
 
 
 @pytest.mark.parametrize("where", [IN_THE_LOOP, IN_ANOTHER_THREAD, IN_THE_DRIVER], ids=["loop", "thread", "driver"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_does_not_wait_for_an_answer(log: Path, database: str, number: int, where: str) -> None:
+def test_interrupted_move_does_not_wait_for_the_database(log: Path, database: str, number: int, where: str) -> None:
     status, said = asyncio.run(stalled(log, database, limit_ms=3_600_000, number=number, where=where))
     assert status == 128 + signal.SIGINT
     assert said == "oncelog: interrupted. Run the same command again, and it goes on.\n"
-    demand_unlocked(log)
+    check_unlocked(log)
     assert moved(log, database).exit_code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_several_interrupts_are_as_one(log: Path, database: str, number: int) -> None:
-    """The file is not closed under the thread that reads it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NUMBER": str(int(number))}
-    command = [sys.executable, "-c", IMPATIENT, "move", str(log), database]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+def test_repeated_interrupts_end_a_move_once(log: Path, database: str, number: int) -> None:
+    """The command does not close the file while a thread reads it."""
+    done = oncelog("move", str(log), database, program=IMPATIENT, NUMBER=str(int(number)))
     assert done.stderr == "oncelog: interrupted. Run the same command again, and it goes on.\n"
     assert done.returncode == 128 + signal.SIGINT
     assert done.stdout == ""
-    demand_unlocked(log)
+    check_unlocked(log)
     assert moved(log, database).exit_code == 0
 
 
@@ -227,13 +223,13 @@ def refused(log: Path | str, address: Path | str) -> str:
     return done.stderr
 
 
-def test_it_goes_from_a_file_to_a_database(log: Path, database: str, tmp_path: Path) -> None:
+def test_move_to_or_from_anything_else_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     for one, other in ((log, tmp_path / "other.db"), (database, log), (database, database)):
         assert "move goes from a file to a database" in refused(one, other)
     assert not (tmp_path / "other.db").exists()
 
 
-def test_a_file_that_cannot_be_moved_is_named(log: Path, database: str, tmp_path: Path) -> None:
+def test_unusable_source_file_is_refused(log: Path, database: str, tmp_path: Path) -> None:
     assert "does not exist" in refused(tmp_path / "missing.db", database)
     (tmp_path / "text.db").write_text("Dear diary\n" * 100)
     assert "no SQLite database" in refused(tmp_path / "text.db", database)
@@ -249,7 +245,7 @@ def test_a_file_that_cannot_be_moved_is_named(log: Path, database: str, tmp_path
     assert query(database, "SELECT to_regclass('oncelog_log')") == [(None,)]
 
 
-def test_a_database_that_cannot_take_it_is_named(log: Path, database: str) -> None:
+def test_unusable_target_database_is_refused(log: Path, database: str) -> None:
     before = log.read_bytes()
     nobody = "postgresql://postgres:secret@127.0.0.1:1/postgres"
     said = refused(log, nobody)
@@ -257,7 +253,7 @@ def test_a_database_that_cannot_take_it_is_named(log: Path, database: str) -> No
     assert "secret" not in said
     assert "does not exist" in refused(log, database.replace("/postgres?", "/nowhere?"))
     assert "names no schema that exists" in refused(log, database + "x")
-    assert "oncelog: " in refused(log, database + "&default_transaction_read_only=on")  # as a standby is
+    assert "oncelog: " in refused(log, database + "&default_transaction_read_only=on")  # like a standby
     other = address_of(log / "other")
     another = log.with_name("another.db")
     make_log(another, rounds=1)
@@ -269,28 +265,28 @@ def test_a_database_that_cannot_take_it_is_named(log: Path, database: str) -> No
 @pytest.mark.parametrize(
     "address",
     [
-        "postgresql://u:pa/ss@h/app",  # of a password that is not written as an address needs it
+        "postgresql://u:pa/ss@h/app",  # a password that is not percent-encoded
         "postgresql://u:pa#ss@h/app",
         "postgresql://u:pa?ss@h/app",
         "postgresql://u:pa[ss@h/app",
         "postgresql://u:pa\u2100ss@h/app",
         "postgresql://u:pass@h:port/app",
         "postgresql://u:pass@127.0.0.1:1,127.0.0.1:port/app",
-        "postgresql://127.0.0.1:1/ss@h/app",  # of a user that is called as a host, and a password 1/ss
+        "postgresql://127.0.0.1:1/ss@h/app",  # user 127.0.0.1 with the password 1/ss
     ],
 )
-def test_no_piece_of_a_password_is_told_of_an_address_that_cannot_be_read(log: Path, address: str) -> None:
+def test_error_for_a_malformed_address_does_not_reveal_the_password(log: Path, address: str) -> None:
     assert refused(log, address) == f"oncelog: {BAD_ADDRESS}\n"
 
 
-def test_help_has_an_example() -> None:
-    done = RUNNER.invoke(app, ["move", "--help"])
+def test_help_of_move_has_an_example() -> None:
+    done = RUNNER.invoke(COMMAND, ["move", "--help"])
     assert done.exit_code == 0
     assert "Example:" in done.stdout
     assert "oncelog move orders.db postgresql://" in done.stdout
 
 
-def test_a_moved_file_is_told_to_programs_that_ask(log: Path, database: str) -> None:
+def test_moved_file_records_its_target(log: Path, database: str) -> None:
     moved(log, database)
     with closing(sqlite3.connect(log)) as connection:
         (text,) = connection.execute("SELECT moved FROM oncelog_state").fetchone()

@@ -1,4 +1,4 @@
-"""`oncelog proof`: documents of real logs, in files and in databases, and what is said of documents."""
+"""`oncelog proof`: documents of logs in files and databases, and their check."""
 
 import errno
 import hashlib
@@ -6,8 +6,6 @@ import io
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,30 +13,29 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner, Result
 
 import oncelog
 from cli import sample
+from cli.runner import COMMAND, RUNNER, Result
+from cli.served import oncelog as oncelog_process
 from core.writes import key
 from databases import BOTH_STORES, log_at, query
-from oncelog.cli import app
 from oncelog.core.operations import DeleteEntity, Operation, Relate, SetEntity
 from oncelog.core.transactions import ledger_scope, transaction, tx_id_of
 from oncelog.core.values import Committed, Receipt, Submission
 from oncelog.proof import decode, encode, proof_document, verify
 
-RUNNER = CliRunner()
 SIZES = (1, 2, 3, 7, 8, 9, 64)
 SCOPE = ledger_scope("acme", "größe")
 PLACE = ["--lane", "0", "--position", "1"]
 
 
 def invoked(*arguments: str, given: bytes | None = None) -> Result:
-    return RUNNER.invoke(app, ["proof", *arguments], input=given)
+    return RUNNER.invoke(COMMAND, ["proof", *arguments], input=given)
 
 
 def proven(*arguments: str) -> bytes:
-    """The document that the command prints."""
+    """Return the document that the command prints."""
     done = invoked(*arguments)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert done.stdout.count("\n") == 1
@@ -46,7 +43,7 @@ def proven(*arguments: str) -> bytes:
 
 
 def refused(*arguments: str, given: bytes | None = None, status: int = 2) -> str:
-    """What the command says that it cannot do, in one line."""
+    """Return the one-line error of the command."""
     done = invoked(*arguments, given=given)
     assert done.exit_code == status, done.output
     assert done.stdout == ""
@@ -74,7 +71,7 @@ def a_transaction(number: int, *, with_key: bool = True) -> Submission:
 
 
 def filled(log: str, *batches: list[Submission]) -> list[list[Receipt]]:
-    """The receipts of batches, each committed together."""
+    """Commit each batch together and return the receipts."""
     receipts = []
     with oncelog.open_blocking(log) as opened:
         for batch in batches:
@@ -84,12 +81,12 @@ def filled(log: str, *batches: list[Submission]) -> list[list[Receipt]]:
     return receipts
 
 
-# --- documents of logs -----------------------------------------------------------------------------------
+# --- documents of logs --------------------------------------------------------------------------------
 
 
 @BOTH_STORES
 @pytest.mark.rule("LG-18")
-def test_every_record_of_blocks_of_any_size_is_proven(tmp_path: Path) -> None:
+def test_records_of_blocks_of_any_size_are_proven(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     batches, number = list[list[Submission]](), 0
     for size in SIZES:
@@ -98,10 +95,10 @@ def test_every_record_of_blocks_of_any_size_is_proven(tmp_path: Path) -> None:
         number += size
     receipts = filled(log, *batches)
     head = tmp_path / "head.json"
-    head.write_text(RUNNER.invoke(app, ["head", log]).stdout)
+    head.write_text(RUNNER.invoke(COMMAND, ["head", log]).stdout)
     newest = {one["lane"]: one["block_hash"] for one in json.loads(head.read_text())["lanes"]}
     for batch, submissions in zip(receipts, batches, strict=True):
-        # The first, the last, and those beside the middle of a large block: core tests have every place.
+        # The first, second, middle and last record: tests of the core prove every place.
         for index in sorted({0, 1, len(batch) // 2, len(batch) - 1} & set(range(len(batch)))):
             receipt, submission = batch[index], submissions[index]
             data = proven(log, "--lane", str(receipt.lane), "--position", str(receipt.position))
@@ -118,7 +115,7 @@ def test_every_record_of_blocks_of_any_size_is_proven(tmp_path: Path) -> None:
 
 
 @BOTH_STORES
-def test_it_is_what_the_library_proves(tmp_path: Path) -> None:
+def test_proof_command_and_library_return_the_same_document(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     [[first, second]] = filled(log, [an_event(1), a_transaction(1)])
     with oncelog.open_blocking(log) as opened:
@@ -129,7 +126,7 @@ def test_it_is_what_the_library_proves(tmp_path: Path) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("LG-18", "CO-41")
-def test_an_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
+def test_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     [receipts] = filled(log, [an_event(number) for number in (1, 2, 3)])
     before = decode(proven(log, "0:2"))
@@ -144,14 +141,14 @@ def test_an_erased_record_has_a_proof_without_its_body(tmp_path: Path) -> None:
     status, said = checked(data, "--block-hash", after.block.hash)
     assert status == 0
     assert "body:           not there: only the header is proven" in said
-    # The others of its block have theirs, and their proofs are what they were.
+    # The other records of the block keep their bodies and proofs.
     assert verify(decode(proven(log, "0:1"))).is_valid
     assert decode(proven(log, "0:3")).body == an_event(3).body
     assert len(receipts) == 3
 
 
 @BOTH_STORES
-def test_the_log_is_not_changed(tmp_path: Path) -> None:
+def test_proof_does_not_change_the_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     log = log_at(path)
     filled(log, [an_event(1), a_transaction(1)])
@@ -171,7 +168,7 @@ def test_the_log_is_not_changed(tmp_path: Path) -> None:
 
 
 @BOTH_STORES
-def test_a_log_that_is_in_use(tmp_path: Path) -> None:
+def test_proof_of_a_log_in_use(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     with oncelog.open_blocking(log) as opened:
         opened.submit(an_event(1))
@@ -181,7 +178,7 @@ def test_a_log_that_is_in_use(tmp_path: Path) -> None:
 
 
 @BOTH_STORES
-def test_a_record_by_its_key(tmp_path: Path) -> None:
+def test_proof_finds_a_record_by_its_key(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     notes = oncelog.Policy(
         name="notes",
@@ -201,14 +198,14 @@ def test_a_record_by_its_key(tmp_path: Path) -> None:
     assert "nothing was committed here" in refused(log, key(1).hex(), "--scope", SCOPE, "--client", "c", status=1)
     assert "nothing was committed here" in refused(log, "abcd", status=1)
     assert "knows no policy 'nonsense'" in refused(log, "abcd", "--policy", "nonsense")
-    # Sixteen digits are a transaction, unless it is said whose key they are.
+    # Sixteen digits are the id of a transaction unless a policy is given.
     digits = b"12345678".hex()
     assert "lane 12594 is empty, or none of this log's" in refused(log, digits, status=1)
     assert decode(proven(log, digits, "--policy", "notes")).record.key == digits
 
 
 @BOTH_STORES
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_proof_of_a_missing_record_is_refused(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")
     filled(log, [an_event(1), a_transaction(1)])
     assert refused(log, "--lane", "0", "--position", "2", status=1) == "no record: lane 0 has positions 1 to 1"
@@ -243,14 +240,16 @@ WRONG: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(one)[:50] for one, _ in WRONG])
-def test_wrong_arguments(arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert words in refused(*arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 @BOTH_STORES
-def test_what_is_damaged_is_not_handed_on(tmp_path: Path) -> None:
+def test_damaged_record_is_not_proven(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     log = log_at(path)
     filled(log, [an_event(number) for number in (1, 2, 3)])
@@ -278,7 +277,7 @@ def test_what_is_damaged_is_not_handed_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["client_sequence = -1", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"])
-def test_what_no_log_has_written_is_an_error_not_a_crash(tmp_path: Path, change: str) -> None:
+def test_invalid_column_values_are_reported(tmp_path: Path, change: str) -> None:
     path = tmp_path / "log.db"
     filled(str(path), [an_event(number) for number in (1, 2, 3)])
     connection = sqlite3.connect(path)
@@ -289,30 +288,30 @@ def test_what_no_log_has_written_is_an_error_not_a_crash(tmp_path: Path, change:
         assert refused(str(path), place)
 
 
-def test_a_database_that_has_no_log_or_cannot_be_reached(database: str) -> None:
+def test_database_without_a_log_or_out_of_reach_is_refused(database: str) -> None:
     assert "has no log in it" in refused(database, "0:1")
     assert "cannot be reached" in refused("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
     assert "secret" not in refused("postgresql://ann:secret@127.0.0.1:1/orders", "0:1")
 
 
 @BOTH_STORES
-def test_a_log_of_everything(tmp_path: Path) -> None:
-    """Whatever stands in a log can be proven: every policy, every lane, erased or not."""
+def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
+    """Erased records included."""
     log = log_at(tmp_path / "log.db")
     sample.make_log(Path(log) if log.endswith(".db") else log, rounds=3)
-    heads = json.loads(RUNNER.invoke(app, ["head", log]).stdout)["lanes"]
+    heads = json.loads(RUNNER.invoke(COMMAND, ["head", log]).stdout)["lanes"]
     policies = set()
     for one in heads:
         for position in range(1, one["position"] + 1):
             document = decode(proven(log, f"{one['lane']}:{position}"))
             policies.add(document.record.policy)
-            # The sample's transactions have made-up fingerprints: that is found, and nothing else.
+            # The transactions of the sample have invented fingerprints, which is the only finding.
             findings = [found for found in verify(document).findings if "transaction of a ledger" not in found]
             assert not [found for found in findings if "fingerprint" not in found]
     assert policies == {"events", "ledger", "deltas", "runs", "chat", "notes"}
 
 
-# --- where it goes ---------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +326,7 @@ def document(log: str) -> bytes:
     return proven(log, "0:2")
 
 
-def test_it_goes_to_a_file_that_is_not_there_yet(log: str, document: bytes, tmp_path: Path) -> None:
+def test_output_file_must_not_exist(log: str, document: bytes, tmp_path: Path) -> None:
     path = tmp_path / "proof.json"
     done = invoked(log, "0:2", "--output", str(path))
     assert (done.exit_code, done.output) == (0, "")
@@ -342,12 +341,12 @@ def test_it_goes_to_a_file_that_is_not_there_yet(log: str, document: bytes, tmp_
     assert refused(log, "0:1", "--output", nowhere) == f"{nowhere} cannot be written: No such file or directory"
 
 
-def test_where_there_is_no_record_no_file_is_made(log: str, tmp_path: Path) -> None:
+def test_missing_record_creates_no_output_file(log: str, tmp_path: Path) -> None:
     assert refused(log, "0:99", "--output", str(tmp_path / "proof.json"), status=1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_no_half_of_a_document(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_document(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., Any] = Path.open
 
     class Full(io.BytesIO):
@@ -367,18 +366,18 @@ def test_a_full_disk_leaves_no_half_of_a_document(log: str, tmp_path: Path, monk
     assert not path.exists()
 
 
-def test_documents_go_through_a_pipe(log: str) -> None:
-    command = [sys.executable, "-m", "oncelog", "proof"]
-    made = subprocess.run([*command, log, "0:1"], capture_output=True, check=True)  # noqa: S603
-    done = subprocess.run([*command, "--check", "-"], input=made.stdout, capture_output=True, check=True)  # noqa: S603
-    assert done.stdout.startswith(b"the record stands in the document's block\n")
+def test_document_is_checked_from_a_pipe(log: str) -> None:
+    made = oncelog_process("proof", log, "0:1")
+    done = oncelog_process("proof", "--check", "-", given=made.stdout)
+    assert (made.returncode, done.returncode) == (0, 0)
+    assert done.stdout.startswith("the record stands in the document's block\n")
 
 
-# --- the check -------------------------------------------------------------------------------------------
+# --- the check ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18")
-def test_what_is_proven_is_said_in_plain_words(log: str, tmp_path: Path) -> None:
+def test_check_prints_what_is_proven(log: str, tmp_path: Path) -> None:
     with oncelog.open_blocking(log) as opened:
         lane = max(opened.heads())
     data = proven(log, tx_id_of(lane, 2))
@@ -409,15 +408,15 @@ def test_what_is_proven_is_said_in_plain_words(log: str, tmp_path: Path) -> None
 
 
 @pytest.mark.rule("LG-18")
-def test_another_block_hash_is_not_the_blocks(document: bytes) -> None:
+def test_other_block_hash_is_not_proven(document: bytes) -> None:
     status, said = checked(document, "--block-hash", "ab" * 32)
     assert (status, said) == (1, f"not proven:\n- the block is not the one with the hash {'ab' * 32}\n")
 
 
 @pytest.mark.rule("LG-18")
-def test_a_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path: Path) -> None:
+def test_exported_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path: Path) -> None:
     head = tmp_path / "head.json"
-    head.write_text(RUNNER.invoke(app, ["head", log]).stdout)
+    head.write_text(RUNNER.invoke(COMMAND, ["head", log]).stdout)
     newest, older = proven(log, "0:4"), proven(log, "0:1")
     status, said = checked(newest, "--head", str(head))
     assert status == 0
@@ -447,7 +446,7 @@ def test_a_head_confirms_the_newest_block_of_its_lane(log: str, tmp_path: Path) 
 
 
 @pytest.mark.rule("LG-18")
-def test_a_document_that_was_changed_is_not_proven(document: bytes) -> None:
+def test_changed_document_is_not_proven(document: bytes) -> None:
     said = json.loads(document)
     changed = json.dumps({**said, "record": {**said["record"], "actor": "user:eve"}}).encode()
     words = "the path does not lead from the record to the block's Merkle root"
@@ -465,11 +464,11 @@ def test_a_document_that_was_changed_is_not_proven(document: bytes) -> None:
         (b'{"record":{"lane":-1}}', "not a proof: $.record: Object missing required field `position`"),
     ],
 )
-def test_what_is_no_document(data: bytes, words: str) -> None:
+def test_malformed_document_is_refused(data: bytes, words: str) -> None:
     assert refused("--check", "-", given=data) == words
 
 
-def test_a_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+def test_check_escapes_control_characters_of_a_document(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
     filled(path, [replace(an_event(1), actor="\x1b[2Jzoë", partitions=("a\u202eb",))])
     said = checked(proven(path, "0:1"))[1]
@@ -478,7 +477,7 @@ def test_a_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     assert "partitions:     'a\\u202eb'" in said
 
 
-def test_the_help_has_examples() -> None:
+def test_help_of_proof_has_examples() -> None:
     said = " ".join(invoked("--help").stdout.split())
     for example in ("oncelog proof ledger.db 0003000000000011 > proof.json", "oncelog proof --check proof.json --head"):
         assert example in said

@@ -1,4 +1,4 @@
-"""`oncelog serve` as a real process: what it prints can be pasted, what is wrong is told, and it ends in order."""
+"""`oncelog serve`: the commands that it prints, errors in its settings, and its end."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import curl
+from cli.processes import Command
 from cli.served import ENVIRONMENT, WAIT_S, ended, oncelog
 from oncelog.cli import serve
 
@@ -21,16 +22,28 @@ PROGRAM = Path(sys.executable).parent / "oncelog"
 
 
 @contextmanager
-def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    """By the script, as people start it."""
+def served_by_script(cwd: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a server by the installed script."""
     process = subprocess.Popen(  # noqa: S603
         [PROGRAM, "serve", "--port", "0", "--store", "log.db", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env={**ENVIRONMENT, **environment},
+        env=ENVIRONMENT,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def served(cwd: Path, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a server."""
+    command = ["serve", "--port", "0", "--store", "log.db", *arguments]
+    process = Command(*command, environment={**ENVIRONMENT, **environment}, cwd=cwd)
     try:
         yield process
     finally:
@@ -42,7 +55,7 @@ CHAT = ("chat", "send", "messages")
 
 
 def lines_to_paste(process: "subprocess.Popen[str]") -> dict[str, str]:
-    """The commands that are shown, by what they do."""
+    """Return the commands that the server prints, by what they do."""
     assert process.stdout is not None
     names = iter(["post", "page", "stream", "write", "entity", "push", "rows", *CHAT, "tail", "submit", "load"])
     found = {}
@@ -71,9 +84,9 @@ def wait_until_listening(process: "subprocess.Popen[str]") -> str:
 
 
 @pytest.mark.parametrize("kind", curl.kinds())
-def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Path, kind: str) -> None:
+def test_commands_printed_in_development_mode_work(tmp_path: Path, kind: str) -> None:
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
-    with served(tmp_path, "--development") as process:
+    with served_by_script(tmp_path, "--development") as process:
         lines = lines_to_paste(process)
         assert [line.split()[0] for line in lines.values()] == [
             *["curl"] * 5,
@@ -113,7 +126,7 @@ def test_what_it_prints_in_development_mode_works_when_it_is_pasted(tmp_path: Pa
 
 
 def streamed(line: str, count: int, environment: Mapping[str, str]) -> list[int]:
-    """The numbers of the first events of a stream that does not end by itself."""
+    """Return the numbers of the first events of a stream that does not end by itself."""
     found: list[int] = []
     command = ["/bin/bash", "-c", f"exec {line}"]
     with subprocess.Popen(  # noqa: S603
@@ -129,7 +142,7 @@ def streamed(line: str, count: int, environment: Mapping[str, str]) -> list[int]
     return found
 
 
-def test_quiet_hides_it(tmp_path: Path) -> None:
+def test_quiet_server_prints_no_commands(tmp_path: Path) -> None:
     with served(tmp_path, "--development", "--quiet") as process:
         wait_until_listening(process)
         process.send_signal(signal.SIGTERM)
@@ -139,7 +152,7 @@ def test_quiet_hides_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_in_production_there_is_a_line_of_the_log_and_nothing_more(tmp_path: Path, number: signal.Signals) -> None:
+def test_server_in_production_prints_only_its_log(tmp_path: Path, number: signal.Signals) -> None:
     created = oncelog("apikey", "create", str(tmp_path / "keys.json"), "--client-id", "c", "--name", "n")
     assert created.returncode == 0
     with served(tmp_path, "--set", "api_keys.file=keys.json") as process:
@@ -151,7 +164,7 @@ def test_in_production_there_is_a_line_of_the_log_and_nothing_more(tmp_path: Pat
         assert ended(process)[:2] == (0, "")
 
 
-def test_nobody_has_to_read_what_it_prints(tmp_path: Path) -> None:
+def test_server_runs_when_its_output_is_not_read(tmp_path: Path) -> None:
     with served(tmp_path, "--development") as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -164,7 +177,7 @@ def test_nobody_has_to_read_what_it_prints(tmp_path: Path) -> None:
         assert ended(process)[0] == 0
 
 
-def test_the_token_of_the_other_commands_is_no_setting_of_a_server(tmp_path: Path) -> None:
+def test_server_ignores_the_token_variable_of_other_commands(tmp_path: Path) -> None:
     with served(tmp_path, "--development", ONCELOG_TOKEN="a secret") as process:  # noqa: S106
         wait_until_listening(process)
         process.send_signal(signal.SIGTERM)
@@ -187,7 +200,7 @@ WRONG: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(
     ("arguments", "sentence"), WRONG, ids=lambda one: " ".join(one) if isinstance(one, list) else ""
 )
-def test_wrong_settings_are_told_in_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_in_one_line(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     done = oncelog("serve", "--store", str(tmp_path / "log.db"), *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr
@@ -196,7 +209,7 @@ def test_wrong_settings_are_told_in_a_sentence(arguments: list[str], sentence: s
     assert not (tmp_path / "log.db").exists()
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         done = oncelog("serve", "--development", "--store", str(tmp_path / "log.db"), "--port", str(port))
@@ -213,7 +226,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         ("/somewhere/oncelog/__main__.py", f"{sys.executable} -m oncelog"),
     ],
 )
-def test_the_program_is_shown_as_it_was_called(called: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_commands_name_the_program_as_it_was_called(
+    called: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", [called, "serve"])
     told: Any = serve._what_to_try("http://127.0.0.1:7171", "log.db")
     assert f"  {shown} tail --partition orders\n" in told  # the default is not repeated

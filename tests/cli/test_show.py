@@ -1,4 +1,4 @@
-"""`oncelog show`: what became of an identity, and why."""
+"""`oncelog show`: the state of an identity or a position, and the reason."""
 
 import json
 import sqlite3
@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from cli import sample
+from cli.runner import COMMAND, RUNNER
 from core.writes import key, result, transaction
 from databases import address_of
-from oncelog.cli import app
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
 from oncelog.stores.inspecting import inspector_of
 
-RUNNER = CliRunner()
-
 
 def in_place(kind: str, directory: Path) -> Path | str:
-    """Where a log of that kind goes."""
+    """Return the place for a log in a file or a database."""
     return directory / "log.db" if kind == "file" else address_of(directory)
 
 
@@ -38,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 
 
 def show(log: Path | str, *arguments: str) -> tuple[int, str]:
-    done = RUNNER.invoke(app, ["show", str(log), *arguments])
+    done = RUNNER.invoke(COMMAND, ["show", str(log), *arguments])
     assert done.stderr == ""
     return done.exit_code, done.stdout
 
@@ -50,7 +47,7 @@ def shown(log: Path | str, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_committed_event_by_uuid_by_hex_and_by_place(log: Path | str) -> None:
+def test_show_finds_an_event_by_uuid_by_hex_and_by_position(log: Path | str) -> None:
     [one] = shown(log, "00000000-0000-0000-0000-000000000006")
     assert one["state"] == "committed"
     assert one["policy"] == "events"
@@ -72,17 +69,17 @@ def test_a_committed_event_by_uuid_by_hex_and_by_place(log: Path | str) -> None:
     assert "erased:         yes" in show(log, "0:5")[1]
 
 
-def test_every_policy_of_the_scope_is_tried_unless_one_is_named(log: Path | str) -> None:
+def test_show_searches_every_policy_unless_one_is_given(log: Path | str) -> None:
     identity = key(1).hex()
     assert [one["policy"] for one in shown(log, identity, "--scope", "campaign/1")] == ["runs"]
     [mine] = shown(log, identity, "--scope", "campaign/1", "--policy", "chat")
     assert (mine["state"], mine["policy"]) == ("unknown", "chat")
-    done = RUNNER.invoke(app, ["show", str(log), identity, "--policy", "nonsense"])
+    done = RUNNER.invoke(COMMAND, ["show", str(log), identity, "--policy", "nonsense"])
     assert done.exit_code == 2
     assert "knows no policy 'nonsense'" in done.stderr
 
 
-def test_a_clients_key_is_its_own(log: Path | str) -> None:
+def test_show_separates_the_keys_of_clients(log: Path | str) -> None:
     identity = key(20).hex()
     [mine] = shown(log, identity, "--scope", "org/1", "--client", "c1")
     assert (mine["state"], mine["record"]["client_sequence"]) == ("committed", 2)
@@ -93,12 +90,12 @@ def test_a_clients_key_is_its_own(log: Path | str) -> None:
         [nobodys] = shown(log, identity, "--policy", "ledger", *options)
         assert nobodys["state"] == "unknown"
         assert "A key of ledger belongs to a scope and a client" in nobodys["reason"]
-    # A write without a key is found by its place alone.
+    # A write without a key is found by its position only.
     place = next(number for number in range(1, 30) if '"key":""' in show(log, f"3:{number}", "--json")[1])
     assert shown(log, f"3:{place}")[0]["record"]["client"] == "c2"
 
 
-def test_what_was_forgotten(log: Path | str) -> None:
+def test_show_reports_forgotten_keys(log: Path | str) -> None:
     newest = shown(log, key(7000, 4).hex(), "--scope", "notes/again")[0]["record"]["position"]
     states = {position: shown(log, f"2:{position}")[0] for position in range(1, newest)}
     forgotten = [one for one in states.values() if one["record"]["key"] == key(7000, 4).hex()]
@@ -107,7 +104,7 @@ def test_what_was_forgotten(log: Path | str) -> None:
     assert "a later write has committed under the same key" in forgotten[0]["reason"]
 
 
-def test_what_was_never_committed(log: Path | str) -> None:
+def test_show_reports_unknown_keys(log: Path | str) -> None:
     status, said = show(log, "abcd")
     assert status == 1
     assert said.startswith(
@@ -116,11 +113,11 @@ def test_what_was_never_committed(log: Path | str) -> None:
     status, said = show(log, "0:1000")
     assert (status, said) == (1, "unknown: no record: lane 0 has positions 1 to 24\n")
     assert show(log, "0:0") == (1, said)
-    done = RUNNER.invoke(app, ["show", str(log), "not an id"])
+    done = RUNNER.invoke(COMMAND, ["show", str(log), "not an id"])
     assert done.exit_code == 2
 
 
-def test_a_lane_that_is_not_there_or_has_nothing_is_told_from_one_that_ends(place: Path | str) -> None:
+def test_show_distinguishes_missing_and_empty_lanes(place: Path | str) -> None:
     sample.make_log(place, rounds=0)
     with inspector_of(str(place)).looking() as view:
         empty = min({0, 1, 2, 3, 4} - set(view.heads()))
@@ -132,14 +129,14 @@ def test_a_lane_that_is_not_there_or_has_nothing_is_told_from_one_that_ends(plac
 
 
 @pytest.mark.parametrize("option", [["--policy", "events"], ["--scope", "chat/1"], ["--client", "c1"]])
-def test_a_place_takes_no_option_that_says_whose_key_it_is(log: Path | str, option: list[str]) -> None:
-    done = RUNNER.invoke(app, ["show", str(log), "0:1", *option])
+def test_show_by_position_refuses_options_of_keys(log: Path | str, option: list[str]) -> None:
+    done = RUNNER.invoke(COMMAND, ["show", str(log), "0:1", *option])
     assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr == f"oncelog: 0:1 names a record by its place: {option[0]} goes with a key.\n"
 
 
-def test_leases(place: Path | str) -> None:
+def test_show_reports_leases(place: Path | str) -> None:
     sample.make_log(place, rounds=1)
     now_ms = time.time_ns() // 1_000_000 + 365 * 24 * sample.HOUR_MS
     names = {"policy": RUNS, "scope": "campaign/9", "holder": "worker"}
@@ -157,7 +154,7 @@ def test_leases(place: Path | str) -> None:
     assert "work on it under lease 2 failed, and nobody has taken it over yet" in said
 
 
-def test_a_body_cannot_write_to_the_terminal(place: Path | str) -> None:
+def test_show_escapes_control_characters_of_a_body(place: Path | str) -> None:
     sample.make_log(place, rounds=1)
     sample.append(place, result(50, "\x1b[2J", scope="x"), transaction(7, 1, client="c9", body=b"\xff\x00"))
     assert "body (hex):     1b5b324a" in show(place, key(50).hex(), "--scope", "x")[1]
@@ -165,7 +162,7 @@ def test_a_body_cannot_write_to_the_terminal(place: Path | str) -> None:
     assert (one["record"]["body"], one["record"]["body_is_hex"]) == ("ff00", True)
 
 
-def test_a_damaged_record_is_an_error_not_a_crash(tmp_path: Path) -> None:
+def test_show_reports_a_damaged_record(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     sample.make_log(path, rounds=2)
     for change in ("policy = 'nobody'", "partitions = '{'", "actor = CAST(x'ff' AS TEXT)"):
@@ -173,18 +170,18 @@ def test_a_damaged_record_is_an_error_not_a_crash(tmp_path: Path) -> None:
         connection.execute(f"UPDATE oncelog_records SET {change} WHERE place = 1")  # noqa: S608
         connection.commit()
         connection.close()
-        done = RUNNER.invoke(app, ["show", str(path), "0:1"])
+        done = RUNNER.invoke(COMMAND, ["show", str(path), "0:1"])
         assert done.exit_code == 2
         assert done.stderr.startswith("oncelog: ")
 
 
-def test_a_record_that_is_missing_is_not_said_never_to_have_been(tmp_path: Path) -> None:
+def test_show_reports_a_missing_record_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     sample.make_log(path, rounds=2)
     connection = sqlite3.connect(path)
     connection.execute("DELETE FROM oncelog_records WHERE place = 1")
     connection.commit()
     connection.close()
-    done = RUNNER.invoke(app, ["show", str(path), "0:1"])
+    done = RUNNER.invoke(COMMAND, ["show", str(path), "0:1"])
     assert done.exit_code == 2
     assert done.stderr == "oncelog: lane 0, position 1: the record is missing; see `oncelog verify`\n"

@@ -1,8 +1,9 @@
-"""`oncelog tail` against real servers: all that is there, then what comes, across servers that die."""
+"""`oncelog tail` with running servers: existing events, new events, and restarts of the server."""
 
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -10,6 +11,7 @@ from urllib.request import urlopen
 import pytest
 from msgspec import Raw
 
+from cli.load_programs import BY_TICKS
 from cli.served import Served, ended, oncelog, serving, started
 from databases import BOTH_STORES
 from oncelog.cli.tail import PAGE_EVENTS, _pretty_line
@@ -22,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def submit(url: str, partition: str, *numbers: int) -> list[int]:
-    """The committed ids."""
+    """Submit events with these numbers and return their committed ids."""
     given = "".join(f'{{"type":"n","n":{number}}}\n' for number in numbers)
     done = oncelog("submit", "--url", url, "--partition", partition, "-", given=given)
     assert (done.returncode, done.stderr) == (0, "")
@@ -40,7 +42,7 @@ def metric(url: str, name: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 
-def test_all_pages_in_order_and_only_after_since(server: Served) -> None:
+def test_tail_prints_all_pages_after_since_in_order(server: Served) -> None:
     numbers = list(range(2 * PAGE_EVENTS + 10))
     committed = submit(server.url, "pages", *numbers)
     command = ["tail", "--url", server.url, "--partition", "pages"]
@@ -51,7 +53,7 @@ def test_all_pages_in_order_and_only_after_since(server: Served) -> None:
     assert counted(done.stdout) == numbers[PAGE_EVENTS + 1 : PAGE_EVENTS + 4]
 
 
-def test_several_partitions_and_events_as_they_are_on_the_wire(server: Served) -> None:
+def test_tail_prints_events_of_several_partitions_unchanged(server: Served) -> None:
     [first], [second] = submit(server.url, "p1", 1), submit(server.url, "p2", 2)
     done = oncelog("tail", "--url", server.url, "--partition", "p1", "--partition", "p2", "--limit", "2")
     events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -59,7 +61,7 @@ def test_several_partitions_and_events_as_they_are_on_the_wire(server: Served) -
     assert events[0].keys() == {"id", "client_id", "partitions", "committed_id", "event", "status_updated_at"}
 
 
-def test_it_goes_on_with_what_comes(server: Served) -> None:
+def test_tail_follows_new_events(server: Served) -> None:
     submit(server.url, "live", 1)
     with started("tail", "--url", server.url, "--partition", "live", "--limit", "4") as process:
         assert process.stdout is not None
@@ -70,19 +72,19 @@ def test_it_goes_on_with_what_comes(server: Served) -> None:
         assert ended(process) == (0, "", "")
 
 
-def test_since_now_shows_nothing_that_was_there(tmp_path: Path) -> None:
+def test_tail_since_now_skips_existing_events(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "now", 1, 2)
         with started("tail", "--url", served.url, "--partition", "now", "--since", "now", "--limit", "1") as process:
             while metric(served.url, "oncelog_frames_received_total") < 2:  # its connect and its sync
-                pass
+                time.sleep(0.01)
             submit(served.url, "now", 3)
             status, said, errors = ended(process)
     assert (status, counted(said), errors) == (0, [3], "")
 
 
 @BOTH_STORES
-def test_it_comes_back_to_a_server_that_was_killed_and_misses_nothing(tmp_path: Path) -> None:
+def test_tail_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "a", 1, 2)
         with started("tail", "--url", served.url, "--partition", "a", "--limit", "8") as process:
@@ -100,20 +102,20 @@ def test_it_comes_back_to_a_server_that_was_killed_and_misses_nothing(tmp_path: 
             assert ended(process) == (0, "", "")
 
 
-def test_a_reader_that_is_too_slow_for_the_server_misses_nothing(tmp_path: Path) -> None:
+def test_slow_tail_misses_no_event(tmp_path: Path) -> None:
     limits = ["--set", "limits.outbox_bytes_max=100000", "--set", "limits.outbox_frames_max=100"]
     with serving(tmp_path, "--development", "--quiet", *limits) as served:
         with started("tail", "--url", served.url, "--partition", "load/0") as process:
             assert process.stdout is not None
-            options = ["--seconds", "2", "--partitions", "1", "--connections", "4", "--size", "4000", "--json"]
-            done = oncelog("load", "--url", served.url, *options)  # and nobody reads what `tail` prints meanwhile
+            options = ["--seconds", "6", "--partitions", "1", "--connections", "4", "--size", "4000", "--json"]
+            done = oncelog("load", "--url", served.url, *options, program=BY_TICKS)  # the output of `tail` is not read
             assert done.returncode == 0, done.stderr
             count = json.loads(done.stdout)["events"]
             shown = [json.loads(process.stdout.readline())["committed_id"] for _ in range(count)]
         assert shown == list(range(1, count + 1))
 
 
-def test_a_server_that_is_stopped_in_order_is_waited_for_too(tmp_path: Path) -> None:
+def test_tail_reconnects_to_a_stopped_server(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "a", 1)
         with started("tail", "--url", served.url, "--partition", "a", "--limit", "2") as process:
@@ -126,7 +128,7 @@ def test_a_server_that_is_stopped_in_order_is_waited_for_too(tmp_path: Path) -> 
     assert (status, counted(said)) == (0, [2])
 
 
-def test_another_history_ends_it_with_an_error(tmp_path: Path) -> None:
+def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "a", 1)
         with started("tail", "--url", served.url, "--partition", "a") as process:
@@ -151,13 +153,13 @@ def test_another_history_ends_it_with_an_error(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_cursor_ahead_of_the_log_is_of_another_history(server: Served) -> None:
+def test_tail_since_beyond_the_log_is_refused(server: Served) -> None:
     done = oncelog("tail", "--url", server.url, "--partition", "a", "--since", "9000000")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("oncelog: the log has another history than that of 9000000: history_changed: ")
 
 
-def test_whoever_reads_has_enough_and_it_ends_before_another_event(server: Served) -> None:
+def test_tail_ends_when_its_output_pipe_is_closed(server: Served) -> None:
     submit(server.url, "head", 1, 2)
     with started("tail", "--url", server.url, "--partition", "head") as process:
         assert process.stdout is not None
@@ -167,7 +169,7 @@ def test_whoever_reads_has_enough_and_it_ends_before_another_event(server: Serve
         assert ended(process)[0] == 141
 
 
-def test_interrupted(server: Served) -> None:
+def test_interrupted_tail_exits_with_130(server: Served) -> None:
     submit(server.url, "interrupted", 1)
     with started("tail", "--url", server.url, "--partition", "interrupted") as process:
         assert process.stdout is not None
@@ -176,7 +178,7 @@ def test_interrupted(server: Served) -> None:
         assert ended(process) == (130, "", "")
 
 
-def test_what_may_not_be_read(tmp_path: Path) -> None:
+def test_unauthorized_tail_is_refused(tmp_path: Path) -> None:
     keys = str(tmp_path / "keys.json")
     key = oncelog("apikey", "create", keys, "--client-id", "c", "--name", "n", "--read", "a").stdout.strip()
     with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
@@ -192,7 +194,7 @@ def test_what_may_not_be_read(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (2, "oncelog: auth_failed: authentication failed\n")
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_tail_of_an_unreachable_server_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.kill()
         done = oncelog("tail", "--url", served.url, "--partition", "a")
@@ -208,7 +210,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         (["--partition", "a", "--since", "then"], "--since must be a committed_id or 'now', not 'then'"),
     ],
 )
-def test_wrong_usage(arguments: list[str], sentence: str) -> None:
+def test_invalid_arguments_are_refused(arguments: list[str], sentence: str) -> None:
     done = oncelog("tail", *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"oncelog: {sentence}\n")
 
@@ -218,7 +220,7 @@ def pretty(event: str, partitions: str = '["orders","ä"]', time_ms: int = 43_39
     return _pretty_line(Raw(text.encode())).decode()
 
 
-def test_a_line_for_people() -> None:
+def test_pretty_line_shows_time_partitions_type_and_members() -> None:
     assert pretty('{"type":"order.placed","n":1.0,"a b":[null]}') == (
         '17  12:03:11  orders,ä  order.placed  {"n":1.0,"a b":[null]}\n'
     )
@@ -227,6 +229,6 @@ def test_a_line_for_people() -> None:
     assert pretty("null", time_ms=2**53) == "17  --:--:--  orders,ä  (erased)\n"
 
 
-def test_a_line_for_people_cannot_write_to_the_terminal() -> None:
+def test_pretty_line_escapes_control_characters() -> None:
     line = pretty('{"type":"\\u001b[2J","a":"\u202e\x9b\\n"}', '["\\u001b]0;"]')
     assert line == '17  12:03:11  \\u001b]0;  \\u001b[2J  {"a":"\\u202e\\u009b\\n"}\n'

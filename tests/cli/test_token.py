@@ -1,4 +1,4 @@
-"""`oncelog token` and `oncelog apikey`, and the page about both."""
+"""`oncelog token` and `oncelog apikey`, and the examples of docs/identity.md."""
 
 import json
 import os
@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from typer.testing import CliRunner
 
+from cli.runner import COMMAND, RUNNER
 from doors import material
 from doors.material import ALGORITHMS, SetClock, key_of
-from oncelog.cli import app
 from oncelog.doors import limits
 from oncelog.doors.apikeys import ApiKeys
 from oncelog.doors.grants import granted
@@ -23,20 +22,19 @@ from oncelog.doors.tokens import Tokens, TokenSettings
 from oncelog.errors import AuthError
 from oncelog.stores.clock import SystemClock
 
-RUNNER: Final = CliRunner()
 ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = (ROOT / "docs/identity.md").read_text(encoding="utf-8")
 GRANTED: Final = ("--read", "orders/*", "--read", "a", "--write", "orders/1")
 
 
 def run(*arguments: str | Path) -> str:
-    done = RUNNER.invoke(app, [str(one) for one in arguments])
+    done = RUNNER.invoke(COMMAND, [str(one) for one in arguments])
     assert (done.exit_code, done.stderr) == (0, "")
     return done.stdout.removesuffix("\n")
 
 
 def refusal(*arguments: str | Path, status: int = 2) -> str:
-    done = RUNNER.invoke(app, [str(one) for one in arguments])
+    done = RUNNER.invoke(COMMAND, [str(one) for one in arguments])
     assert (done.exit_code, done.stdout) == (status, "")
     return done.stderr
 
@@ -47,14 +45,16 @@ def private_key(directory: Path, algorithm: str) -> Path:
     return material.written(directory / "private", data)
 
 
-def known(source: KeyFile, algorithm: str, **settings: Any) -> Tokens:
-    tokens = Tokens(TokenSettings(algorithms=(algorithm,), key_files=(source,), **settings), SystemClock().wall_ms)
+def known(source: KeyFile, algorithm: str, now_ms: int | None = None, **settings: Any) -> Tokens:
+    """Return the verifier of a server with that key, at the current time unless another one is given."""
+    clock = SystemClock().wall_ms if now_ms is None else lambda: now_ms
+    tokens = Tokens(TokenSettings(algorithms=(algorithm,), key_files=(source,), **settings), clock)
     tokens.reload()
     return tokens
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_token_is_believed(tmp_path: Path, algorithm: str) -> None:
+def test_token_is_accepted_by_a_server_with_the_key(tmp_path: Path, algorithm: str) -> None:
     key = private_key(tmp_path, algorithm)
     before_ms = SystemClock().wall_ms()
     told = run(
@@ -69,21 +69,24 @@ def test_a_token_is_believed(tmp_path: Path, algorithm: str) -> None:
         granted(["orders/*", "a"], ["orders/1"]),
     )
     assert found.expires_ms is not None
-    assert 899_000 <= found.expires_ms - before_ms < 1_000_000
+    assert before_ms - 1000 < found.expires_ms - 900_000 <= SystemClock().wall_ms()
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [(None, 3600), ("90s", 90), ("2m", 120), ("3h", 10_800), ("30d", 2_592_000)]
 )
-def test_how_long_it_is_good(tmp_path: Path, text: str | None, seconds: int) -> None:
+def test_token_expires_after_the_given_duration(tmp_path: Path, text: str | None, seconds: int) -> None:
     key = private_key(tmp_path, "HS256")
+    before_ms = SystemClock().wall_ms()
     told = run("token", "--key", key, "--alg", "HS256", "--sub", "a", *(() if text is None else ("--expires", text)))
-    expires_ms = known(KeyFile(str(key), KeyKind.SECRET), "HS256", leeway_ms=0).principal_of(told).expires_ms
+    after_ms = SystemClock().wall_ms()
+    tokens = known(KeyFile(str(key), KeyKind.SECRET), "HS256", leeway_ms=0, now_ms=before_ms)
+    expires_ms = tokens.principal_of(told).expires_ms
     assert expires_ms is not None
-    assert -2000 < expires_ms - SystemClock().wall_ms() - seconds * 1000 <= 0
+    assert before_ms - 1000 < expires_ms - seconds * 1000 <= after_ms  # in whole seconds
 
 
-def test_a_key_of_a_set_is_chosen_by_its_id(tmp_path: Path) -> None:
+def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
     members = [{**key_of("ES256", number).as_dict(private=True), "kid": f"k{number}"} for number in range(2)]
     source = material.key_set(tmp_path / "set.json", *members)
     told = run("token", "--key", source.path, "--alg", "ES256", "--sub", "a", "--kid", "k1")
@@ -111,29 +114,29 @@ def test_a_key_of_a_set_is_chosen_by_its_id(tmp_path: Path) -> None:
         (("--alg", "RS256"), "PEM form"),
     ],
 )
-def test_what_cannot_be_signed(tmp_path: Path, wrong: tuple[str, str], says: str) -> None:
+def test_invalid_token_claims_are_refused(tmp_path: Path, wrong: tuple[str, str], says: str) -> None:
     key = private_key(tmp_path, "HS256")
     said = refusal("token", "--key", key, "--alg", "HS256", "--sub", "a", *wrong)
     assert says in said
     assert material.SECRET.decode() not in said
 
 
-def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+def test_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     key = private_key(tmp_path, "HS256")
     key.chmod(0o644)
     assert "chmod 600" in refusal("token", "--key", key, "--alg", "HS256", "--sub", "a")
     assert "No such file" in refusal("token", "--key", tmp_path / "none", "--alg", "HS256", "--sub", "a")
 
 
-def test_other_commands_do_not_wait_for_cryptography() -> None:
+def test_command_line_does_not_import_cryptography() -> None:
     program = "import sys, oncelog.cli; sys.exit('joserfc' in sys.modules or 'cryptography' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603
 
 
-# --- API keys ----------------------------------------------------------------------------------------
+# --- API keys -----------------------------------------------------------------------------------------
 
 
-def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+def test_api_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     text = run("apikey", "create", path, "--client-id", "billing", "--name", "nightly bills", *GRANTED)
     keys = ApiKeys(path, SetClock())
@@ -157,7 +160,7 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
         keys.principal_of(text)
 
 
-def test_as_json(tmp_path: Path) -> None:
+def test_api_keys_are_printed_as_json(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     made = json.loads(run("apikey", "create", path, "--client-id", "é", "--name", "n", "--json"))
     text = made.pop("key")
@@ -175,7 +178,7 @@ def test_as_json(tmp_path: Path) -> None:
     assert "read nothing; write nothing" in run("apikey", "list", path)
 
 
-def test_what_cannot_be_done(tmp_path: Path) -> None:
+def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     assert "No such file" in refusal("apikey", "list", path)
     assert "No such file" in refusal("apikey", "revoke", path, "0" * 16)
@@ -188,7 +191,7 @@ def test_what_cannot_be_done(tmp_path: Path) -> None:
     assert "chmod 600" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n")
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -198,10 +201,10 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not path.exists()
 
 
-# --- the page ----------------------------------------------------------------------------------------
+# --- docs/identity.md ---------------------------------------------------------------------------------
 
 
-def test_the_examples_of_the_page(tmp_path: Path) -> None:
+def test_examples_of_the_identity_page_work(tmp_path: Path) -> None:
     commands = re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE)
     assert len(commands) == 10
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
@@ -216,7 +219,7 @@ def test_the_examples_of_the_page(tmp_path: Path) -> None:
     assert tokens.principal_of((tmp_path / "token-eddsa.txt").read_text().strip()).actor == "user:ada"
 
 
-def test_the_limits_of_the_page() -> None:
+def test_identity_page_states_the_limits() -> None:
     for number in (
         *(limits.GRANTS_MAX, limits.TOKEN_KEYS_MAX, limits.SECRET_BYTES_MIN, limits.RSA_BITS_MIN),
         *(limits.LEEWAY_MS_DEFAULT // 1000, limits.LEEWAY_MS_MAX // 60_000),

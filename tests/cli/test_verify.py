@@ -1,4 +1,4 @@
-"""`oncelog verify`: whatever is changed in a file is found, and a whole one passes."""
+"""`oncelog verify` of files: every change is found, and an intact log passes."""
 
 import json
 import os
@@ -6,18 +6,16 @@ import pty
 import random
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
 from cli import sample
-from oncelog.cli import app
+from cli.processes import Command
+from cli.runner import COMMAND, RUNNER
 from oncelog.core.proof import Block, leaf_hash, record_header, root_of
 from oncelog.errors import OncelogError
 from oncelog.stores.about import About
@@ -29,15 +27,14 @@ from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying import verify, verify_file
 from oncelog.stores.verifying.findings import ContradictionError, Lie, Passed, Progress, exported_head
 
-RUNNER = CliRunner()
 RECORDS = 272
 TEXT = ("policy", "scope", "client", "actor", "partitions")
 BLOBS = ("key", "fingerprint", "salt", "body", "body_hash")
 NUMBERS = ("sequence", "log_time_ms", "height", "client_sequence")
 
 
-class Patient:
-    """A log that is changed in a transaction, looked at, and put back."""
+class EditableLog:
+    """A log that is changed in a transaction, verified and rolled back."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,8 +44,8 @@ class Patient:
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement, parameters).fetchall()
 
-    def lie_after(self, *statements: tuple[str, tuple[Any, ...]]) -> ContradictionError | None:
-        """What is found after a change; None if nothing is."""
+    def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> ContradictionError | None:
+        """Apply changes, return the contradiction that is found, or None, and roll the changes back."""
         self.connection.execute("BEGIN")
         try:
             changed = 0
@@ -69,15 +66,15 @@ class Patient:
         assert isinstance(last, Passed)
         return None
 
-    def must_lie(self, statement: str, *parameters: Any) -> ContradictionError:
-        lie = self.lie_after((statement, parameters))
+    def check_found(self, statement: str, *parameters: Any) -> ContradictionError:
+        lie = self.contradiction_after((statement, parameters))
         assert lie is not None, (statement, parameters)
         return lie
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_at_once() -> Iterator[None]:
-    """Small segments, of which four are merged: so there are several runs and merges, also of few keys."""
+    """Use small segments and merge four of them, so that few keys have several runs and merges."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(index, "FAN_OUT", 4)
         patched.setattr(jobs, "CLEARED_RUNS", 2)
@@ -89,7 +86,7 @@ def few_at_once() -> Iterator[None]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("verify") / "log.db"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(index, "PACE", 20)  # in the end no work is under way
+        patched.setattr(index, "PACE", 20)  # so that no work is left
         sample.make_log(path)
     return path
 
@@ -100,14 +97,14 @@ def copy(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def patient(made: Path) -> Iterator[Patient]:
-    found = Patient(made)
+def editable(made: Path) -> Iterator[EditableLog]:
+    found = EditableLog(made)
     yield found
     found.connection.close()
 
 
 def flipped(value: Any) -> list[Any]:
-    """Small changes of a value, each of another kind."""
+    """Return small changes of a value, each of another kind."""
     if value is None:
         return [b"", bytes(32)]
     if isinstance(value, int):
@@ -120,11 +117,11 @@ def flipped(value: Any) -> list[Any]:
     return [value + b"\0", value[:-1], first + value[1:], value[:-1] + last]
 
 
-# --- a whole log -------------------------------------------------------------------------------------
+# --- intact logs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18", "CO-41")
-def test_a_whole_log_passes_with_erased_records_and_sealed_keys(made: Path) -> None:
+def test_intact_log_with_erased_records_and_sealed_keys_passes(made: Path) -> None:
     *progress, last = verify_file(made)
     assert isinstance(last, Passed)
     assert (last.records, last.lanes, last.erased) == (RECORDS, 5, 10)
@@ -133,7 +130,7 @@ def test_a_whole_log_passes_with_erased_records_and_sealed_keys(made: Path) -> N
     assert all(isinstance(one, Progress) for one in progress)
 
 
-def test_every_moment_of_sealing_and_merging_passes(tmp_path: Path) -> None:
+def test_log_passes_at_every_step_of_sealing_and_merging(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     seen: set[int] = set()
 
@@ -150,7 +147,7 @@ def test_every_moment_of_sealing_and_merging_passes(tmp_path: Path) -> None:
     assert seen == {0, 1}
 
 
-def test_a_log_with_next_to_nothing_passes(tmp_path: Path) -> None:
+def test_almost_empty_log_passes(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     sample.make_log(path, rounds=0)
     with sqlite3.connect(path) as connection:
@@ -159,124 +156,126 @@ def test_a_log_with_next_to_nothing_passes(tmp_path: Path) -> None:
     assert isinstance(list(verify_file(path))[-1], Passed)
 
 
-# --- records -----------------------------------------------------------------------------------------
+# --- records ------------------------------------------------------------------------------------------
 
 
-def picked(patient: Patient) -> list[int]:
-    """A record of every policy, whole and erased."""
-    groups = patient.rows("SELECT min(place) FROM oncelog_records GROUP BY policy, body IS NULL")
+def picked(editable: EditableLog) -> list[int]:
+    """Return a record of every policy, with and without its body."""
+    groups = editable.rows("SELECT min(place) FROM oncelog_records GROUP BY policy, body IS NULL")
     return sorted(place for (place,) in groups)
 
 
 @pytest.mark.rule("LG-18")
-def test_a_change_of_any_column_of_a_record_is_found(patient: Patient) -> None:
+def test_changed_column_of_a_record_is_found(editable: EditableLog) -> None:
     changes = 0
-    for place in picked(patient):
+    for place in picked(editable):
         for column in (*TEXT, *BLOBS, *NUMBERS):
-            [(value,)] = patient.rows(f"SELECT {column} FROM oncelog_records WHERE place = ?", place)  # noqa: S608
+            [(value,)] = editable.rows(f"SELECT {column} FROM oncelog_records WHERE place = ?", place)  # noqa: S608
             nulls = [None] if column in {"salt", "body", "body_hash"} and value is not None else []
             for other in [*flipped(value), *nulls]:
-                lie = patient.must_lie(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
+                lie = editable.check_found(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
                 assert lie.lane == place >> 48, lie
                 changes += 1
     assert changes > 300
 
 
 @pytest.mark.rule("LG-18")
-def test_any_byte_of_any_record_and_any_record_that_is_missing_are_found(patient: Patient) -> None:
+def test_any_changed_or_missing_record_is_found(editable: EditableLog) -> None:
     columns = (*TEXT, *BLOBS, *NUMBERS)
-    for number, (place, *values) in enumerate(patient.rows(f"SELECT place, {', '.join(columns)} FROM oncelog_records")):  # noqa: S608
+    for number, (place, *values) in enumerate(
+        editable.rows(f"SELECT place, {', '.join(columns)} FROM oncelog_records")  # noqa: S608
+    ):
         position = place & (1 << 48) - 1
-        gone = patient.must_lie("DELETE FROM oncelog_records WHERE place = ?", place)
+        gone = editable.check_found("DELETE FROM oncelog_records WHERE place = ?", place)
         assert (gone.lane, gone.position) == (place >> 48, position)
         if number % 3:
             continue
         column, value = columns[number % len(columns)], values[number % len(columns)]
         other = flipped(value)[-1]
-        patient.must_lie(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
+        editable.check_found(f"UPDATE oncelog_records SET {column} = ? WHERE place = ?", other, place)  # noqa: S608
 
 
-def test_a_record_at_another_place_is_found(patient: Patient) -> None:
-    for place in picked(patient):
+def test_record_at_another_position_is_found(editable: EditableLog) -> None:
+    for place in picked(editable):
         for other in (place + (1 << 48), place + 1000, -place - 1, (9 << 48) + 1, -(2**63)):
-            if not patient.rows("SELECT 1 FROM oncelog_records WHERE place = ?", other):
-                patient.must_lie("UPDATE oncelog_records SET place = ? WHERE place = ?", other, place)
+            if not editable.rows("SELECT 1 FROM oncelog_records WHERE place = ?", other):
+                editable.check_found("UPDATE oncelog_records SET place = ? WHERE place = ?", other, place)
     swap = "UPDATE oncelog_records SET place = ? WHERE place = ?"
     for one, two in ((1, 2), (3, 30), ((1 << 48) + 1, (2 << 48) + 1)):
-        assert patient.lie_after((swap, (999, one)), (swap, (one, two)), (swap, (two, 999))) is not None
+        assert editable.contradiction_after((swap, (999, one)), (swap, (one, two)), (swap, (two, 999))) is not None
 
 
-def test_a_foreign_record_is_found(patient: Patient) -> None:
+def test_foreign_record_is_found(editable: EditableLog) -> None:
     columns = ", ".join(("sequence", *TEXT, *BLOBS, "log_time_ms", "height", "client_sequence"))
     insert = f"INSERT INTO oncelog_records (place, {columns}) SELECT ?, {columns} FROM oncelog_records WHERE place = ?"  # noqa: S608
-    for lane, position in patient.rows("SELECT lane, position FROM oncelog_lanes"):
+    for lane, position in editable.rows("SELECT lane, position FROM oncelog_lanes"):
         last = (lane << 48) + position
-        lie = patient.must_lie(insert, last + 1, last)
+        lie = editable.check_found(insert, last + 1, last)
         assert (lie.lane, lie.position) == (lane, position + 1)
         assert "in no block" in str(lie)
 
 
-# --- blocks and heads --------------------------------------------------------------------------------
+# --- blocks and heads ---------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18")
-def test_a_block_that_is_changed_or_missing_is_found(patient: Patient) -> None:
+def test_changed_or_missing_block_is_found(editable: EditableLog) -> None:
     columns = ("lane", "height", "first_position", "count", "log_time_ms", "previous", "root")
-    rows = patient.rows("SELECT * FROM oncelog_blocks ORDER BY lane, height")
+    rows = editable.rows("SELECT * FROM oncelog_blocks ORDER BY lane, height")
     for row in rows:
-        lie = patient.must_lie("DELETE FROM oncelog_blocks WHERE lane = ? AND height = ?", *row[:2])
+        lie = editable.check_found("DELETE FROM oncelog_blocks WHERE lane = ? AND height = ?", *row[:2])
         assert lie.lane == row[0]
     for row in rows[::29] + rows[-1:]:
         for column, value in zip(columns[2:], row[2:], strict=True):
             for other in flipped(value):
-                patient.must_lie(
+                editable.check_found(
                     f"UPDATE oncelog_blocks SET {column} = ? WHERE lane = ? AND height = ?",  # noqa: S608
                     other,
                     *row[:2],
                 )
-        patient.must_lie("UPDATE oncelog_blocks SET height = height + 900 WHERE lane = ? AND height = ?", *row[:2])
-        patient.must_lie("UPDATE oncelog_blocks SET lane = lane + 90 WHERE lane = ? AND height = ?", *row[:2])
-    patient.must_lie("UPDATE oncelog_blocks SET count = 1 << 62 WHERE lane = 0 AND height = 1")
+        editable.check_found("UPDATE oncelog_blocks SET height = height + 900 WHERE lane = ? AND height = ?", *row[:2])
+        editable.check_found("UPDATE oncelog_blocks SET lane = lane + 90 WHERE lane = ? AND height = ?", *row[:2])
+    editable.check_found("UPDATE oncelog_blocks SET count = 1 << 62 WHERE lane = 0 AND height = 1")
 
 
-def test_a_head_that_is_changed_or_missing_is_found(patient: Patient) -> None:
+def test_changed_or_missing_head_is_found(editable: EditableLog) -> None:
     derived = ("position", "height", "block_hash", "eviction_time_ms", "sealed_position", "sealing_position")
-    for (lane,) in patient.rows("SELECT lane FROM oncelog_lanes"):
-        patient.must_lie("DELETE FROM oncelog_lanes WHERE lane = ?", lane)
-        patient.must_lie("UPDATE oncelog_lanes SET lane = 77 WHERE lane = ?", lane)
+    for (lane,) in editable.rows("SELECT lane FROM oncelog_lanes"):
+        editable.check_found("DELETE FROM oncelog_lanes WHERE lane = ?", lane)
+        editable.check_found("UPDATE oncelog_lanes SET lane = 77 WHERE lane = ?", lane)
         for column in derived:
-            [(value,)] = patient.rows(f"SELECT {column} FROM oncelog_lanes WHERE lane = ?", lane)  # noqa: S608
+            [(value,)] = editable.rows(f"SELECT {column} FROM oncelog_lanes WHERE lane = ?", lane)  # noqa: S608
             for other in flipped(value):
-                lie = patient.must_lie(f"UPDATE oncelog_lanes SET {column} = ? WHERE lane = ?", other, lane)  # noqa: S608
+                lie = editable.check_found(f"UPDATE oncelog_lanes SET {column} = ? WHERE lane = ?", other, lane)  # noqa: S608
                 assert column == "sealed_position" or lie.lane == lane
-        patient.must_lie("UPDATE oncelog_lanes SET log_time_ms = 0, revision = revision WHERE lane = ?", lane)
-        patient.must_lie("UPDATE oncelog_lanes SET revision = 1 WHERE lane = ?", lane)
-    patient.must_lie("UPDATE oncelog_lanes SET fence = 0 WHERE lane = 2")
-    patient.must_lie("INSERT INTO oncelog_lanes VALUES (5, 0, 0, 0, 0, 0, 0, zeroblob(32), 0, 0)")
+        editable.check_found("UPDATE oncelog_lanes SET log_time_ms = 0, revision = revision WHERE lane = ?", lane)
+        editable.check_found("UPDATE oncelog_lanes SET revision = 1 WHERE lane = ?", lane)
+    editable.check_found("UPDATE oncelog_lanes SET fence = 0 WHERE lane = 2")
+    editable.check_found("INSERT INTO oncelog_lanes VALUES (5, 0, 0, 0, 0, 0, 0, zeroblob(32), 0, 0)")
 
 
-# --- what is made from the records -------------------------------------------------------------------
+# --- state derived from the records -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["partition_records", "stream_records", "key_runs", "streams", "clients"])
-def test_a_row_of_an_index_that_is_changed_missing_or_too_much_is_found(patient: Patient, table: str) -> None:
-    columns = [row[1] for row in patient.rows(f"PRAGMA table_info(oncelog_{table})")]
-    rows = patient.rows(f"SELECT * FROM oncelog_{table}")  # noqa: S608
+def test_changed_missing_or_extra_index_row_is_found(editable: EditableLog, table: str) -> None:
+    columns = [row[1] for row in editable.rows(f"PRAGMA table_info(oncelog_{table})")]
+    rows = editable.rows(f"SELECT * FROM oncelog_{table}")  # noqa: S608
     marks = " AND ".join(f"{column} = ?" for column in columns)
     for row in rows[:: max(1, len(rows) // 6)]:
-        patient.must_lie(f"DELETE FROM oncelog_{table} WHERE {marks}", *row)  # noqa: S608
+        editable.check_found(f"DELETE FROM oncelog_{table} WHERE {marks}", *row)  # noqa: S608
         for place, column in enumerate(columns):
             for other in flipped(row[place])[:2]:
                 changed = (*row[:place], other, *row[place + 1 :])
                 if changed not in rows:
                     set_it = f"UPDATE OR REPLACE oncelog_{table} SET {column} = ? WHERE {marks}"  # noqa: S608
-                    patient.must_lie(set_it, other, *row)
+                    editable.check_found(set_it, other, *row)
                     added = f"INSERT OR REPLACE INTO oncelog_{table} VALUES ({', '.join('?' * len(row))})"  # noqa: S608
-                    patient.must_lie(added, *changed)
+                    editable.check_found(added, *changed)
 
 
-def test_segments_that_are_not_as_listed_are_found(patient: Patient) -> None:
-    [(segment, level, keys), *_] = patient.rows("SELECT * FROM oncelog_key_segments")
+def test_segments_that_differ_from_their_list_are_found(editable: EditableLog) -> None:
+    [(segment, level, keys), *_] = editable.rows("SELECT * FROM oncelog_key_segments")
     for statement in (
         f"DELETE FROM oncelog_key_segments WHERE segment = {segment}",  # noqa: S608
         f"UPDATE oncelog_key_segments SET keys = {keys + 1} WHERE segment = {segment}",  # noqa: S608
@@ -286,8 +285,8 @@ def test_segments_that_are_not_as_listed_are_found(patient: Patient) -> None:
         "UPDATE oncelog_log SET index_secret = zeroblob(32)",
     ):
         if "index_secret" in statement:
-            patient.file = replace(patient.file, index_secret=bytes(32))
-        assert patient.must_lie(statement)
+            editable.file = replace(editable.file, index_secret=bytes(32))
+        assert editable.check_found(statement)
 
 
 @pytest.mark.parametrize(
@@ -315,16 +314,16 @@ def test_segments_that_are_not_as_listed_are_found(patient: Patient) -> None:
         "ALTER TABLE oncelog_rows ADD COLUMN more TEXT",
     ],
 )
-def test_side_state_that_cannot_be_is_found(patient: Patient, statement: str) -> None:
+def test_impossible_side_state_is_found(editable: EditableLog, statement: str) -> None:
     touched = ("UPDATE oncelog_log SET id = 1", ())  # an ALTER changes no row
-    assert patient.lie_after((statement, ()), touched, touched) is not None
+    assert editable.contradiction_after((statement, ()), touched, touched) is not None
 
 
-# --- a history that was rewritten, and is whole in itself --------------------------------------------
+# --- rewritten histories with matching hashes ---------------------------------------------------------
 
 
 def rehash(connection: sqlite3.Connection) -> None:
-    """What someone does who can write to the file and knows docs/proofs.md."""
+    """Recompute all hashes, as an attacker with write access to the file can."""
     previous: dict[int, bytes] = {}
     for row in connection.execute(SQL["all_blocks"]).fetchall():
         block = Block(*row)
@@ -351,43 +350,43 @@ def forge(path: Path, *statements: str) -> None:
 
 
 def exported(path: Path) -> str:
-    done = RUNNER.invoke(app, ["head", str(path)])
+    done = RUNNER.invoke(COMMAND, ["head", str(path)])
     assert done.exit_code == 0
     return done.stdout
 
 
 @pytest.mark.rule("LG-18")
-def test_a_rewritten_history_is_found_with_an_exported_head(copy: Path, tmp_path: Path) -> None:
+def test_rewritten_history_is_found_with_an_exported_head(copy: Path, tmp_path: Path) -> None:
     head = tmp_path / "head.json"
     head.write_text(exported(copy))
-    assert RUNNER.invoke(app, ["verify", str(copy), "--head", str(head)]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
     forge(copy, "UPDATE oncelog_records SET body = x'7b7d' WHERE place = 3")
-    assert RUNNER.invoke(app, ["verify", str(copy)]).exit_code == 0
-    done = RUNNER.invoke(app, ["verify", str(copy), "--head", str(head)])
+    assert RUNNER.invoke(COMMAND, ["verify", str(copy)]).exit_code == 0
+    done = RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)])
     assert done.exit_code == 1
     assert "lane 0" in done.stdout
     assert "rewritten" in done.stdout
 
 
 @pytest.mark.rule("LG-18")
-def test_a_tail_that_was_cut_off_is_found_with_an_exported_head(copy: Path, tmp_path: Path) -> None:
+def test_truncated_history_is_found_with_an_exported_head(copy: Path, tmp_path: Path) -> None:
     older = Path(shutil.copy(copy, tmp_path / "older.db"))
     sample.append(copy, sample.full_event(5000, ["orders"]))
     head = tmp_path / "head.json"
     head.write_text(exported(copy))
-    assert RUNNER.invoke(app, ["verify", str(older)]).exit_code == 0
-    done = RUNNER.invoke(app, ["verify", str(older), "--head", str(head), "--json"])
+    assert RUNNER.invoke(COMMAND, ["verify", str(older)]).exit_code == 0
+    done = RUNNER.invoke(COMMAND, ["verify", str(older), "--head", str(head), "--json"])
     assert done.exit_code == 1
     said = json.loads(done.stdout)
     assert (said["ok"], said["lane"]) == (False, 0)
     assert "the newest records are gone" in said["message"]
-    assert RUNNER.invoke(app, ["verify", str(copy), "--head", str(head)]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
     sample.append(copy, sample.full_event(5001, ["orders"]), now_ms=sample.START_MS + 101 * sample.HOUR_MS)
-    assert RUNNER.invoke(app, ["verify", str(copy), "--head", str(head)]).exit_code == 0
+    assert RUNNER.invoke(COMMAND, ["verify", str(copy), "--head", str(head)]).exit_code == 0
 
 
 @pytest.mark.rule("CO-40")
-def test_another_epoch_than_the_exported_one_is_told(copy: Path) -> None:
+def test_other_epoch_than_the_exported_one_is_reported(copy: Path) -> None:
     head = exported_head(exported(copy).encode())
     *_, last = verify_file(copy, replace(head, epoch="0011223344556677"))
     assert isinstance(last, Lie)
@@ -398,7 +397,7 @@ def test_another_epoch_than_the_exported_one_is_told(copy: Path) -> None:
     assert "the exported head says" in last.message
 
 
-def test_an_identity_that_was_stored_twice_is_found(tmp_path: Path) -> None:
+def test_identity_stored_twice_is_found(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     sample.make_log(path, rounds=8, seal_keys=100_000)
     again = "UPDATE oncelog_records SET key = (SELECT key FROM oncelog_records WHERE place = 1) WHERE place = 9"
@@ -409,7 +408,7 @@ def test_an_identity_that_was_stored_twice_is_found(tmp_path: Path) -> None:
     assert "position 1 had stored" in last.message
 
 
-def test_a_client_that_skips_or_repeats_a_number_is_found(tmp_path: Path) -> None:
+def test_skipped_or_repeated_client_sequence_is_found(tmp_path: Path) -> None:
     for change in ("client_sequence + 1", "client_sequence - 1"):
         path = tmp_path / f"log{len(change)}{change[-3]}.db"
         sample.make_log(path, rounds=8, seal_keys=100_000)
@@ -424,11 +423,11 @@ def test_a_client_that_skips_or_repeats_a_number_is_found(tmp_path: Path) -> Non
         assert "'c2'" in found.message
 
 
-# --- damage ------------------------------------------------------------------------------------------
+# --- damage -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-18")
-def test_no_flipped_byte_of_the_file_passes_with_other_records(made: Path, tmp_path: Path) -> None:
+def test_flipped_bit_of_the_file_never_passes_with_changed_records(made: Path, tmp_path: Path) -> None:
     whole = made.read_bytes()
     truth = as_read(made)
     chance = random.Random(20261116)
@@ -460,7 +459,7 @@ def as_read(path: Path) -> list[Any]:
         connection.close()
 
 
-def test_damage_in_the_names_of_tables_is_found(copy: Path) -> None:
+def test_damaged_table_names_are_found(copy: Path) -> None:
     whole = copy.read_bytes()
     for name in (b"oncelog_rows", b"oncelog_log", b"oncelog_records"):
         copy.write_bytes(whole.replace(b"CREATE TABLE " + name, b"CRE\x84TE TABLE " + name))
@@ -468,44 +467,45 @@ def test_damage_in_the_names_of_tables_is_found(copy: Path) -> None:
         assert isinstance(last, Lie)
 
 
-def test_text_that_is_no_text_is_found(patient: Patient) -> None:
+def test_invalid_utf8_in_text_columns_is_found(editable: EditableLog) -> None:
     for column in TEXT:
-        lie = patient.must_lie(f"UPDATE oncelog_records SET {column} = CAST(x'ff41' AS TEXT) WHERE place = 4")  # noqa: S608
+        lie = editable.check_found(f"UPDATE oncelog_records SET {column} = CAST(x'ff41' AS TEXT) WHERE place = 4")  # noqa: S608
         assert lie.lane == 0
         assert str(lie).encode()
 
 
-# --- the command -------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------
 
 
-def test_the_command_says_one_line(made: Path, copy: Path) -> None:
-    done = RUNNER.invoke(app, ["verify", str(made)])
+def test_verify_prints_one_line(made: Path, copy: Path) -> None:
+    done = RUNNER.invoke(COMMAND, ["verify", str(made)])
     assert done.exit_code == 0
     assert done.stdout.startswith(f"ok: {RECORDS} records in 5 lanes, ")
     assert done.stderr == ""
-    said = json.loads(RUNNER.invoke(app, ["verify", str(made), "--json"]).stdout)
+    said = json.loads(RUNNER.invoke(COMMAND, ["verify", str(made), "--json"]).stdout)
     assert (said["ok"], said["records"]) == (True, RECORDS)
     connection = sqlite3.connect(copy)
     connection.execute("DELETE FROM oncelog_records WHERE place = 7")
     connection.commit()
     connection.close()
-    done = RUNNER.invoke(app, ["verify", str(copy)])
+    done = RUNNER.invoke(COMMAND, ["verify", str(copy)])
     assert done.exit_code == 1
     assert done.stdout == "not whole: lane 0, position 7: the record is missing (its block has height 4)\n"
 
 
-def test_progress_is_shown_on_a_terminal_only(made: Path) -> None:
+def test_progress_is_shown_on_a_terminal(made: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "oncelog", "verify", str(made)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True)  # noqa: S603
-    os.close(theirs)
+    with Command("verify", str(made), stdin=None, stderr=theirs) as process:
+        said, _ = process.communicate()
     shown = os.read(ours, 10_000)
+    os.close(theirs)
     os.close(ours)
+    assert process.returncode == 0
     assert b"structure" in shown
-    assert done.stdout.startswith("ok: ")
+    assert said.startswith("ok: ")
 
 
-def test_what_is_no_log_is_left_alone(tmp_path: Path, copy: Path) -> None:
+def test_files_that_are_not_logs_are_refused_and_not_changed(tmp_path: Path, copy: Path) -> None:
     missing, empty, text, foreign = (tmp_path / name for name in ("missing", "empty", "text", "foreign"))
     empty.touch()
     text.write_text("x" * 5000)
@@ -526,13 +526,13 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path, copy: Path) -> None:
         (copy, "newer Oncelog"),
     ):
         for command in (["verify"], ["head"], ["stats"], ["clock"], ["clock", "--confirm"], ["show", "0:1"]):
-            done = RUNNER.invoke(app, [command[0], str(path), *command[1:]])
+            done = RUNNER.invoke(COMMAND, [command[0], str(path), *command[1:]])
             assert done.exit_code == 2, (path, command)
             assert words in done.stderr
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_head_that_is_none_is_refused(made: Path, tmp_path: Path) -> None:
+def test_malformed_exported_head_is_refused(made: Path, tmp_path: Path) -> None:
     for text in (
         "",
         "{}",
@@ -541,6 +541,6 @@ def test_a_head_that_is_none_is_refused(made: Path, tmp_path: Path) -> None:
     ):
         head = tmp_path / "head.json"
         head.write_text(text, encoding="latin-1")
-        done = RUNNER.invoke(app, ["verify", str(made), "--head", str(head)])
+        done = RUNNER.invoke(COMMAND, ["verify", str(made), "--head", str(head)])
         assert done.exit_code == 2, text
         assert "not an exported head" in done.stderr

@@ -1,8 +1,8 @@
-"""Makes rows of events, and kills itself inside `apply` when it has made so many.
+"""Make a row of each event, and kill the process inside `apply` after ROWS rows.
 
 python apply_worker.py FILE URL ROWS UPTO
 
-With 0 rows it goes on until it has reached the number UPTO.
+With 0 rows it runs until the cursor has reached UPTO.
 """
 
 import asyncio

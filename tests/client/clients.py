@@ -1,31 +1,23 @@
-"""Clients for tests: with short pauses, and waits that end."""
+"""Clients of the Events API for tests, with short pauses, and waits with a deadline."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from oncelog.client import Client, ClientLimits, Event
+from client.waiting import WAIT_S, soon, until
+from oncelog.client import Client, ClientLimits, Committed, Event, Outcome
 from oncelog.errors import LostError
 
-T = TypeVar("T")
-
-WAIT_S: Final = 60
-RUN_S: Final = 200
 LIMITS: Final = ClientLimits(
-    pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, connect_timeout_ms=20_000, answer_timeout_ms=20_000
+    pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, connect_timeout_ms=60_000, answer_timeout_ms=60_000
 )
 NOWHERE: Final = "http://127.0.0.1:9"
-"""Nobody listens there."""
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a test's coroutine in a loop of its own."""
-    return asyncio.run(asyncio.wait_for(main, RUN_S))
+"""No server listens there."""
 
 
 def client_of(url: str, store: Path | str = ":memory:", partitions: Any = ("a",), **options: Any) -> Client:
-    """A client that waits for nothing long."""
+    """Return a client with short pauses."""
     return Client(url, store=store, partitions=partitions, **{"limits": LIMITS, **options})
 
 
@@ -33,27 +25,46 @@ def counted(number: int) -> dict[str, Any]:
     return {"type": "counted", "number": number}
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what happens in tasks of the client's, and is told to nobody."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
-
-
 async def turns(count: int = 20) -> None:
-    """Lets others have their turns: enough for all that needs no I/O."""
+    """Let the other tasks run for `count` iterations of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def take(events: AsyncIterator[Event], count: int) -> list[int]:
-    """The numbers of the next events."""
+    """Return the committed ids of the next events."""
     async with asyncio.timeout(WAIT_S):
         return [(await anext(events)).committed_id for _ in range(count)]
 
 
+async def outcome(client: Client, *arguments: Any, **options: Any) -> Outcome:
+    """Submit an event and return its outcome."""
+    return await soon((await client.submit(*arguments, **options)).outcome())
+
+
+async def committed(client: Client, *arguments: Any, **options: Any) -> int:
+    """Submit an event, which must be committed, and return its committed id."""
+    found = await outcome(client, *arguments, **options)
+    assert isinstance(found, Committed), found
+    return found.committed_id
+
+
+async def live(client: Client) -> None:
+    await soon(client.until_live())
+
+
+async def settled(client: Client) -> None:
+    await soon(client.until_settled())
+
+
+async def restart_connection(client: Client) -> None:
+    """Drop the connection of a client. Returns when the client has begun the next one."""
+    client._connecting.restart()
+    await until(lambda: not client._connecting._restart.is_set())
+
+
 class SilentSocket:
-    """Takes all that is sent, and says what a test says."""
+    """Records the sent frames, and receives the frames that the test puts into `frames`."""
 
     def __init__(self) -> None:
         self.close_code: int | None = None
@@ -75,7 +86,7 @@ class SilentSocket:
 
 
 class SilentTransport:
-    """Connects at once, to nobody."""
+    """Connects at once, without a server."""
 
     def __init__(self) -> None:
         self.sockets: list[SilentSocket] = []

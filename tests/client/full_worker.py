@@ -1,7 +1,7 @@
-"""Submits until no file may grow any more, then after it may again: python full_worker.py FILE
+"""Submit until the file size limit is reached, and once more after the limit is raised: python full_worker.py FILE
 
-Says what was raised, how many were taken before, how many lie in the outbox at the end, and whether the status has
-told of it, then and at the end.
+Prints the error, the number of accepted submissions, the final number of pending ones, and whether the status reported
+the error at the limit and at the end.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ async def main() -> None:
                 taken += 1
         except StoreUnavailableError as error:
             raised = type(error).__name__
-        told = "I/O error" in str(client.status().last_error)
+        was_reported = "I/O error" in str(client.status().last_error)
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         await client.submit({"type": "last"})
-        is_told_still = "I/O error" in str(client.status().last_error)
-        sys.stdout.write(f"{raised} {taken} {len(client.pending())} {told} {is_told_still}\n")
+        is_still_reported = "I/O error" in str(client.status().last_error)
+        sys.stdout.write(f"{raised} {taken} {len(client.pending())} {was_reported} {is_still_reported}\n")
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Has a client's file open until its input ends: python holding_worker.py FILE"""
+"""Keep the store of a client open until the input ends: python holding_worker.py FILE"""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""A server of the events door in a few lines, as docs/events.md says it, for protocols without I/O.
+"""Small model of the Events API, as specified in docs/events.md, for protocols without I/O.
 
-It keeps a log, hides from a connection what it has submitted itself, places an answer at its highest number, and does
-with a cut connection's requests what a real one does: some are committed after the next connection has synced. Frames
-wait in queues until somebody moves them.
+It keeps a log, sends a connection no broadcasts of its own events, and places an answer at its highest committed id. As
+on a real server, requests of a lost connection may be committed after the next connection has synced. Frames wait in
+queues until the test moves them.
 """
 
 import json
@@ -17,17 +17,17 @@ from oncelog.client.values import Entry
 POISON = "poison"
 """An event of this type makes a request a `bad_request`."""
 REJECTED = "rejected"
-"""And one of this type is rejected."""
+"""An event of this type is rejected."""
 
 
 def entry_of(number: int, *partitions: str, kind: str = "counted", **members: Any) -> Entry:
-    """An entry of the outbox, of partition `a` unless others are given."""
+    """Return an outbox entry, in partition `a` unless others are given."""
     draft = Draft({"type": kind, "number": number, **members}, None, UUID(int=number))
     return Entry(number, *prepare(draft, list(partitions or ("a",)), 10**6))
 
 
 def frame(kind: str, payload: Any, msg_id: str | int | None = None) -> str:
-    """A message of the server."""
+    """Return a message of the server."""
     named = {} if msg_id is None else {"msg_id": msg_id}
     return json.dumps({"type": kind, "protocol_version": "1.0", "timestamp": 1, "payload": payload, **named})
 
@@ -63,23 +63,23 @@ class Committed(NamedTuple):
 
 
 class Asked:
-    """A request that the server has taken, and will decide some time."""
+    """A request that the server has accepted and not decided yet."""
 
     def __init__(self, connection: "Connection", msg_id: Any, items: list[dict[str, Any]], is_busy: bool) -> None:
         self.connection = connection
         self.msg_id = msg_id
         self.items = items
         self.is_busy = is_busy
-        """Nothing that is new is committed of it."""
+        """Whether the server answers `server_busy` and commits none of its new events."""
         self.place = 0
-        """The highest number of an event of its own that is in the log; what comes behind waits for the answer."""
+        """Highest committed id among its events; later broadcasts wait for the answer."""
 
     def has(self, event_id: str) -> bool:
         return any(one["id"] == event_id for one in self.items)
 
 
 class Connection:
-    """One connection, as the server has it."""
+    """Server side of a connection."""
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
@@ -94,14 +94,14 @@ class Connection:
         self.delivered = 0
         self.own: set[int] = set()
         self.held: list[tuple[int, str]] = []
-        """Answers that wait for the end of a cycle."""
+        """Answers that wait for earlier broadcasts."""
 
     def say(self, kind: str, payload: Any, msg_id: Any = None) -> None:
         self.to_client.append(frame(kind, payload, msg_id))
 
 
 class ModelServer:
-    """One log, and its connections."""
+    """A log and its connections."""
 
     def __init__(self, chance: Random, *, page_events: int = 3, busy_rate: float = 0.0) -> None:
         self.chance = chance
@@ -119,7 +119,7 @@ class ModelServer:
 
     @staticmethod
     def cut(connection: Connection) -> None:
-        """What it has asked stays asked."""
+        """Close a connection. Its accepted requests are still decided."""
         connection.is_cut = True
         connection.to_client.clear()
         connection.to_server.clear()
@@ -127,7 +127,7 @@ class ModelServer:
     # --- frames in
 
     def receive(self, connection: Connection) -> None:
-        """Takes the next frame of a connection."""
+        """Process the next frame of a connection."""
         message = json.loads(connection.to_server.popleft())
         getattr(self, "_" + message["type"])(connection, message["payload"], message.get("msg_id"))
 
@@ -171,10 +171,10 @@ class ModelServer:
             return
         self.asked.append(Asked(connection, msg_id, items, self.chance.random() < self.busy_rate))
 
-    # --- what the server does when it likes
+    # --- commits
 
     def commit(self) -> None:
-        """Decides one of the requests. Those of one connection are decided in order; those of others come between."""
+        """Decide a random request. Requests of one connection are decided in order."""
         first: dict[int, Asked] = {}
         for one in self.asked:
             first.setdefault(id(one.connection), one)
@@ -203,14 +203,14 @@ class ModelServer:
             )
             self.log.append(known)
             self.by_id[known.id] = known
-            for one in (asked, *self.asked):  # who has it in flight, by whatever request, gets it as an answer
+            for one in (asked, *self.asked):  # requests that have it in flight get it as an answer
                 if one.has(known.id):
                     one.connection.own.add(known.number)
                     one.place = known.number
         return {} if known is None else known.result
 
     def _place(self, connection: Connection, number: int, told: str) -> None:
-        """Broadcasts of lower numbers come before it, those of higher ones after it."""
+        """Send the answer after broadcasts with lower ids and before those with higher ids."""
         if connection.is_cut:
             return
         if connection.scope and number > connection.delivered:

@@ -1,16 +1,19 @@
-"""What the pages of clients have in them: programs, and tables of limits."""
+"""Programs and tables of limits on the documentation pages of the clients."""
 
 import re
+from pathlib import Path
+
+from cli.processes import Command
 
 
 def programs_of(page: str) -> list[str]:
-    """Those that can be run as they are."""
+    """Return the programs that run as they are."""
     found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     return [one for one in found if one.startswith(("import", "from"))]
 
 
 def limits_of(page: str) -> dict[str, int]:
-    """The limits of the table, with their defaults."""
+    """Return the limits of the table with their defaults."""
     rows = {
         name: value
         for names, value in re.findall(r"^\| (`[a-z_`, ]+`) \| ([\d, MiB]+) \|", page, re.MULTILINE)
@@ -22,3 +25,11 @@ def limits_of(page: str) -> dict[str, int]:
 def _number(text: str) -> int:
     digits, _, unit = text.replace(",", "").partition(" ")
     return int(digits) * (2**20 if unit == "MiB" else 1)
+
+
+def run_program(program: str, directory: Path) -> str:
+    """Run a program in a separate process, which must succeed, and return its output."""
+    with Command(program=program, cwd=directory, stderr=None) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0
+    return output

@@ -1,6 +1,6 @@
-"""A client without a server that submits until it is killed: python submit_worker.py FILE
+"""Submit without a server until the process is killed: python submit_worker.py FILE
 
-Says each id once its submission has returned.
+Prints the id of each submission after it has returned.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""The blocking client: the same, from threads."""
+"""The blocking client, used from threads."""
 
-import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from client.clients import LIMITS, NOWHERE, WAIT_S, counted
+from client.clients import LIMITS, NOWHERE, counted
+from client.waiting import WAIT_S
 from databases import BOTH_STORES
 from doors.serving import serving
 from oncelog.client import BlockingClient, Committed, Draft, Event, Rejected, State, Status
@@ -22,7 +23,7 @@ from oncelog.portal import Portal
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """A server in a thread of its own."""
+    """URL of a server that runs in another thread."""
     portal = Portal("server")
     served = serving(tmp_path)
     try:
@@ -45,7 +46,7 @@ def committed(client: BlockingClient, number: int, **options: Any) -> int:
 
 @BOTH_STORES
 @pytest.mark.rule("EV-17")
-def test_submissions_have_outcomes_and_events_come_in_order(url: str) -> None:
+def test_blocking_client_submits_and_receives_events_in_order(url: str) -> None:
     with client_of(url, client_id="laptop") as client:
         assert client.client_id == "laptop"
         pending = client.submit(counted(1), id=UUID(int=1))
@@ -64,7 +65,7 @@ def test_submissions_have_outcomes_and_events_come_in_order(url: str) -> None:
         assert client.pending() == []
 
 
-def test_a_loop_that_is_left_and_begun_again_misses_nothing(url: str) -> None:
+def test_new_event_loop_starts_with_the_last_event_of_the_previous_loop(url: str) -> None:
     with client_of(url) as client:
         client.submit_many([Draft(counted(number)) for number in range(9)])
         found = []
@@ -72,7 +73,7 @@ def test_a_loop_that_is_left_and_begun_again_misses_nothing(url: str) -> None:
             loop = client.events()
             found += [next(loop).committed_id for _ in range(length)]
             loop.close()  # type: ignore[attr-defined]
-        assert found == [1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 9], "the last one of a loop that was left comes again"
+        assert found == [1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 9], "a new loop repeats the last event"
 
 
 def test_close_in_a_handler_is_refused(url: str) -> None:
@@ -97,7 +98,7 @@ def test_threads_share_a_client(url: str) -> None:
     assert seen == list(range(1, 41))
 
 
-def test_handlers_are_called_in_threads_and_may_submit_and_wait(url: str) -> None:
+def test_handlers_run_in_threads_and_can_submit_and_wait(url: str) -> None:
     threads: set[str] = set()
     seen: list[int] = []
     with client_of(url) as client:
@@ -118,7 +119,7 @@ def test_handlers_are_called_in_threads_and_may_submit_and_wait(url: str) -> Non
     assert not any(name.startswith(("oncelog", "MainThread")) for name in threads)
 
 
-def test_an_event_that_a_handler_cannot_take_is_set_aside(url: str) -> None:
+def test_event_of_a_failing_handler_is_set_aside(url: str) -> None:
     is_well = threading.Event()
     with client_of(url) as client:
 
@@ -136,7 +137,7 @@ def test_an_event_that_a_handler_cannot_take_is_set_aside(url: str) -> None:
         assert client.status().set_aside == 0
 
 
-def test_waiting_has_an_end() -> None:
+def test_waits_raise_timeout_error() -> None:
     with client_of(NOWHERE) as client:
         pending = client.submit(counted(1))
         for wait in (pending.outcome, client.until_live, client.until_settled):
@@ -150,7 +151,7 @@ def test_waiting_has_an_end() -> None:
 
 
 @pytest.mark.rule("EV-17")
-def test_what_was_submitted_is_sent_by_the_next_client(url: str, tmp_path: Path) -> None:
+def test_outbox_is_sent_by_the_next_client_of_the_store(url: str, tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     with client_of(NOWHERE, store) as client:
         ids = [client.submit(counted(number)).id for number in range(3)]
@@ -160,18 +161,21 @@ def test_what_was_submitted_is_sent_by_the_next_client(url: str, tmp_path: Path)
         assert [next(events).id for _ in range(3)] == ids
 
 
-def test_what_waits_when_the_client_is_closed_is_told(tmp_path: Path) -> None:
+def test_close_ends_all_waits_with_closed_error(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     with client_of(NOWHERE, store) as client, ThreadPoolExecutor(4) as pool:
         pending = client.submit(counted(1))
-        waiting = [pool.submit(wait) for wait in (pending.outcome, client.until_live, client.until_settled)]
+        waiting: list[Future[Any]] = [
+            pool.submit(wait) for wait in (pending.outcome, client.until_live, client.until_settled)
+        ]
         loop = pool.submit(lambda: list(client.events()))
-        threading.Event().wait(0.02)
+        while not (loop.running() and all(one.running() for one in waiting)):
+            time.sleep(0.001)
         client.close()
         for one in waiting:
             with pytest.raises(ClosedError):
                 one.result(WAIT_S)
-        with suppress(ClosedError):  # it came too late
+        with suppress(ClosedError):  # the loop began after the client was closed
             assert loop.result(WAIT_S) == []
     client.close()
     for call in (lambda: client.submit(counted(2)), client.rejected, client.set_aside, pending.outcome):
@@ -182,16 +186,16 @@ def test_what_waits_when_the_client_is_closed_is_told(tmp_path: Path) -> None:
         assert [one.id for one in again.pending()] == [pending.id]
 
 
-def test_a_client_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_client_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     store = tmp_path / "client.db"
     before = set(threading.enumerate())
     with client_of(NOWHERE, store), pytest.raises(StoreInUseError):
         client_of(NOWHERE, store).__enter__()
-    # Of ours: others in this process may begin one at any time.
+    # Only threads of the package: other tests may have left threads that start more.
     assert [one.name for one in set(threading.enumerate()) - before if one.name.startswith("oncelog")] == []
 
 
-def test_what_is_rejected_is_kept_until_it_is_forgotten(url: str) -> None:
+def test_rejection_is_kept_until_it_is_forgotten(url: str) -> None:
     with client_of(url) as client:
         found = client.submit(counted(1), expected_committed_id=9).outcome(WAIT_S)
         assert isinstance(found, Rejected)
@@ -203,25 +207,25 @@ def test_what_is_rejected_is_kept_until_it_is_forgotten(url: str) -> None:
             client.submit("none")
 
 
-def test_how_it_stands_is_told_in_a_thread(url: str) -> None:
-    told: list[tuple[State, str]] = []
+def test_status_handler_runs_in_a_thread(url: str) -> None:
+    reports: list[tuple[State, str]] = []
     is_live = threading.Event()
 
-    def tell(status: Status) -> None:
-        told.append((status.state, threading.current_thread().name))
+    def report(status: Status) -> None:
+        reports.append((status.state, threading.current_thread().name))
         if status.state is State.LIVE:
             is_live.set()
 
     client = client_of(url)
-    client.on_status(tell)
+    client.on_status(report)
     client.on_history_changed(lambda _: None)
     with client:
         assert is_live.wait(WAIT_S)
         assert client.history_change is None
-    assert all(not name.startswith("oncelog") for _, name in told)
+    assert all(not name.startswith("oncelog") for _, name in reports)
 
 
-def test_apply_and_starting_over(url: str, tmp_path: Path) -> None:
+def test_start_over_applies_all_events_again_after_reset(url: str, tmp_path: Path) -> None:
     store = tmp_path / "client.db"
 
     def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
@@ -242,9 +246,6 @@ def test_apply_and_starting_over(url: str, tmp_path: Path) -> None:
     connection.close()
 
 
-def test_it_may_be_used_where_another_event_loop_runs() -> None:
-    async def main() -> None:
-        with client_of(NOWHERE) as client:
-            assert client.submit(counted(1)).result is None
-
-    asyncio.run(main())
+async def test_blocking_client_works_inside_a_running_event_loop() -> None:
+    with client_of(NOWHERE) as client:
+        assert client.submit(counted(1)).result is None

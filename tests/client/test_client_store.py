@@ -1,4 +1,4 @@
-"""What a client keeps: nothing of it is lost, and the application's tables and the cursor are saved together."""
+"""The store of a client: durability of the outbox, and one transaction for cursor and tables of the application."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client.model_server import entry_of
-from crash.processes import started
+from client.waiting import WAIT_S, line_of, started
 from oncelog.client.pending import Draft, Prepared, prepare
 from oncelog.client.store import SCHEMA_VERSION, ClientStore, Kept
 from oncelog.client.values import Committed, Entry, Event, Fault, Rejected, SetAside, Settled
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(path: Path) -> Iterator[Callable[..., tuple[ClientStore, Kept]]]:
-    """Opens stores; the one that is open is closed first."""
+    """Function that opens the store again, after closing it."""
     stores: list[ClientStore] = []
 
     def opened(
@@ -60,7 +60,7 @@ def accept(store: ClientStore, *numbers: int) -> list[Entry]:
     return entries
 
 
-def event(number: int, kind: str = "told") -> Event:
+def event(number: int, kind: str = "noted") -> Event:
     return Event(entry_of(number).id, "other", ("a",), number, {"type": kind, "number": number}, 5000 + number)
 
 
@@ -77,7 +77,7 @@ def rows(path: Path, sql: str) -> list[Any]:
 
 
 def applied(connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-    """What an application may do; it cannot take events of the type `bad`."""
+    """Apply events as an application does; fail for events of the type `bad`."""
     connection.execute("CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY)")
     for one in events:
         connection.execute("INSERT INTO made VALUES (?)", (one.committed_id,))
@@ -93,7 +93,7 @@ CURSOR = "SELECT cursor, epoch FROM oncelog_client_state"
 
 
 @pytest.mark.rule("EV-17")
-def test_the_outbox_is_there_again_in_its_order(opened: Opened) -> None:
+def test_outbox_is_loaded_in_order(opened: Opened) -> None:
     store, kept = opened("laptop")
     assert kept == Kept("laptop", 0, "", [], 0, 0)
     entries = accept(store, 9, 3) + accept(store, 5)
@@ -103,14 +103,14 @@ def test_the_outbox_is_there_again_in_its_order(opened: Opened) -> None:
     assert kept.client_id == "laptop"
 
 
-def test_an_expected_number_is_kept(opened: Opened) -> None:
+def test_expected_committed_id_is_stored(opened: Opened) -> None:
     store, _ = opened()
     entries = store.numbered([prepared(1)._replace(expected_committed_id=0)])
     store.write_outbox(entries, [], 1)
     assert opened()[1].outbox[0].expected_committed_id == 0
 
 
-def test_a_client_gets_an_id_of_its_own_and_keeps_it_until_it_is_given_another(opened: Opened) -> None:
+def test_generated_client_id_is_kept_until_another_is_given(opened: Opened) -> None:
     _, first = opened()
     _, again = opened()
     assert first.client_id == again.client_id
@@ -119,7 +119,7 @@ def test_a_client_gets_an_id_of_its_own_and_keeps_it_until_it_is_given_another(o
     assert opened()[1].client_id == "tablet"
 
 
-def test_what_is_settled_leaves_and_what_was_rejected_stays_until_it_is_forgotten(opened: Opened) -> None:
+def test_settled_entries_leave_the_outbox_and_rejections_stay_until_forgotten(opened: Opened) -> None:
     store, _ = opened()
     first, second, third = accept(store, 1, 2, 3)
     store.write_outbox([], [Settled(first, Committed(1, 2)), Settled(third, REJECTED)], 77)
@@ -135,7 +135,7 @@ def test_what_is_settled_leaves_and_what_was_rejected_stays_until_it_is_forgotte
     assert opened()[1].rejected == 0
 
 
-def test_all_rejected_are_forgotten_at_once(opened: Opened) -> None:
+def test_all_rejections_can_be_forgotten_at_once(opened: Opened) -> None:
     store, _ = opened()
     entries = accept(store, 1, 2)
     store.write_outbox([], [Settled(one, REJECTED) for one in entries], 1)
@@ -144,7 +144,7 @@ def test_all_rejected_are_forgotten_at_once(opened: Opened) -> None:
     assert store.rejected() == []
 
 
-def test_numbers_are_never_used_twice(opened: Opened) -> None:
+def test_outbox_numbers_are_never_reused(opened: Opened) -> None:
     store, _ = opened()
     entries = accept(store, 1, 2)
     store.write_outbox([], [Settled(entries[0], Committed(1, 2)), Settled(entries[1], REJECTED)], 1)
@@ -157,7 +157,7 @@ def test_numbers_are_never_used_twice(opened: Opened) -> None:
     assert accept(store, 4)[0].number == 4
 
 
-def test_taking_in_and_letting_go_is_all_or_nothing(opened: Opened) -> None:
+def test_outbox_write_is_atomic(opened: Opened) -> None:
     store, _ = opened()
     (first,) = accept(store, 1)
     (same,) = store.numbered([prepared(1)])
@@ -167,28 +167,28 @@ def test_taking_in_and_letting_go_is_all_or_nothing(opened: Opened) -> None:
 
 
 @pytest.mark.rule("EV-17")
-def test_a_process_killed_while_it_submits_loses_nothing_that_it_was_told_is_taken(path: Path) -> None:
-    told: list[str] = []
+def test_killed_process_keeps_all_accepted_submissions(path: Path) -> None:
+    reported: list[str] = []
     for round_ in range(3):
-        with started(str(HERE / "submit_worker.py"), str(path)) as process:
-            assert process.stdout is not None
-            told += [process.stdout.readline().decode().strip() for _ in range(20 + 15 * round_)]
+        with started(HERE / "submit_worker.py", str(path)) as process:
+            reported += [line_of(process) for _ in range(20 + 15 * round_)]
             process.kill()
-            rest = process.stdout.read().decode().split("\n")
-        told += [one for one in rest[:-1] if len(one) == 36]
+            assert process.stdout is not None
+            rest = process.stdout.read().split("\n")
+        reported += [one for one in rest[:-1] if len(one) == 36]
     store = ClientStore(path)
     kept = store.open(None, ["a"], None)
     store.close()
     ids = [one.id for one in kept.outbox]
     assert len(set(ids)) == len(ids)
-    assert len(told) >= 20 + 35 + 50
-    assert [one for one in ids if one in set(told)] == told, "all of it, in its order"
+    assert len(reported) >= 20 + 35 + 50
+    assert [one for one in ids if one in set(reported)] == reported, "all of them, in order"
 
 
-# --- handing over ------------------------------------------------------------------------------------------
+# --- delivery ------------------------------------------------------------------------------------------
 
 
-def test_the_cursor_and_what_was_made_of_the_events_are_saved_together(opened: Opened, path: Path) -> None:
+def test_cursor_and_applied_rows_are_saved_together(opened: Opened, path: Path) -> None:
     store, _ = opened()
     assert hand_over(store, [event(1), event(4)], applied) == -1
     assert rows(path, MADE) == [(1,), (4,)]
@@ -197,7 +197,7 @@ def test_the_cursor_and_what_was_made_of_the_events_are_saved_together(opened: O
     assert (kept.cursor, kept.epoch, kept.set_aside) == (4, "e1", 0)
 
 
-def test_one_event_at_fault_is_set_aside_and_the_others_are_applied(opened: Opened, path: Path) -> None:
+def test_failing_event_is_set_aside_and_the_others_are_applied(opened: Opened, path: Path) -> None:
     store, _ = opened()
     assert hand_over(store, [event(1), event(2, "bad"), event(3)], applied) == 1
     assert rows(path, MADE) == [(1,), (3,)]
@@ -207,7 +207,7 @@ def test_one_event_at_fault_is_set_aside_and_the_others_are_applied(opened: Open
     assert store.set_aside() == [SetAside("apply", event(2, "bad"), "ValueError: no room for 2")]
 
 
-def test_an_event_that_was_set_aside_is_applied_at_last(opened: Opened, path: Path) -> None:
+def test_set_aside_event_can_be_applied_again(opened: Opened, path: Path) -> None:
     store, _ = opened()
     hand_over(store, [event(2, "bad")], applied)
     (aside,) = store.set_aside()
@@ -226,7 +226,7 @@ def test_an_event_that_was_set_aside_is_applied_at_last(opened: Opened, path: Pa
     assert rows(path, CURSOR) == [(2, "e1")]
 
 
-def test_what_handlers_could_not_take_is_kept_in_order(opened: Opened) -> None:
+def test_events_set_aside_for_handlers_are_kept_in_order(opened: Opened) -> None:
     store, _ = opened()
     failed = [SetAside("b", event(2), "E: x"), SetAside("a", event(2), "E: y"), SetAside("a", event(1), "E: z")]
     assert hand_over(store, [event(1), event(2)], None, failed) == 3
@@ -259,11 +259,11 @@ def test_apply_must_not_end_the_transaction(opened: Opened, path: Path, apply: A
     store, _ = opened()
     with pytest.raises((RuntimeError, sqlite3.OperationalError), match=r"transaction|no such savepoint"):
         hand_over(store, [event(1)], apply)
-    assert rows(path, CURSOR) == [(0, "")], "the cursor has not moved"
-    assert hand_over(store, [event(1)]) == -1, "and the store is as good as before"
+    assert rows(path, CURSOR) == [(0, "")], "the cursor is unchanged"
+    assert hand_over(store, [event(1)]) == -1, "the store is still usable"
 
 
-def test_an_error_without_a_text_sets_aside_all_the_same(opened: Opened) -> None:
+def test_event_is_set_aside_when_the_error_has_no_text(opened: Opened) -> None:
     class WordlessError(Exception):
         def __str__(self) -> str:
             raise ValueError("none")
@@ -276,7 +276,7 @@ def test_an_error_without_a_text_sets_aside_all_the_same(opened: Opened) -> None
     assert store.set_aside()[0].error == "WordlessError"
 
 
-def test_what_is_locked_for_apply_elsewhere_does_not_stop_the_others(opened: Opened, path: Path) -> None:
+def test_lock_of_another_database_in_apply_sets_the_event_aside(opened: Opened, path: Path) -> None:
     other = path.with_name("other.db")
     holder = sqlite3.connect(other, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
@@ -298,7 +298,7 @@ def test_what_is_locked_for_apply_elsewhere_does_not_stop_the_others(opened: Ope
     assert store.set_aside() == []
 
 
-def test_an_erased_event_can_be_set_aside(opened: Opened) -> None:
+def test_erased_event_can_be_set_aside(opened: Opened) -> None:
     erased = Event(entry_of(1).id, "other", ("a",), 1, None, 5, erased=True)
     store, _ = opened()
     hand_over(store, [erased], None, [SetAside("h", erased, "E")])
@@ -308,7 +308,7 @@ def test_an_erased_event_can_be_set_aside(opened: Opened) -> None:
 # --- opening ---------------------------------------------------------------------------------------------------
 
 
-def test_two_clients_do_not_share_a_file(opened: Opened, path: Path, tmp_path: Path) -> None:
+def test_store_is_opened_by_one_client_at_a_time(opened: Opened, path: Path, tmp_path: Path) -> None:
     opened()
     link = tmp_path / "link.db"
     link.symlink_to(path)
@@ -319,10 +319,9 @@ def test_two_clients_do_not_share_a_file(opened: Opened, path: Path, tmp_path: P
     assert kept.cursor == 0, "closed and opened again"
 
 
-def test_nor_do_two_processes(path: Path) -> None:
-    with started(str(HERE / "holding_worker.py"), str(path)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"open\n"
+def test_store_is_opened_by_one_process_at_a_time(path: Path) -> None:
+    with started(HERE / "holding_worker.py", str(path)) as process:
+        assert line_of(process) == "open"
         with pytest.raises(StoreInUseError):
             ClientStore(path).open(None, ["a"], None)
     store = ClientStore(path)
@@ -330,7 +329,7 @@ def test_nor_do_two_processes(path: Path) -> None:
     store.close()
 
 
-def test_stores_in_memory_are_apart() -> None:
+def test_stores_in_memory_are_separate() -> None:
     first, second = ClientStore(":memory:"), ClientStore(":memory:")
     first.open(None, ["a"], None)
     second.open(None, ["b"], None)
@@ -339,7 +338,7 @@ def test_stores_in_memory_are_apart() -> None:
     second.close()
 
 
-def test_other_partitions_need_a_reset(opened: Opened) -> None:
+def test_other_partitions_without_reset_are_refused(opened: Opened) -> None:
     store, _ = opened()
     hand_over(store, [event(3)])
     (entry,) = accept(store, 1)
@@ -350,7 +349,7 @@ def test_other_partitions_need_a_reset(opened: Opened) -> None:
     assert (kept.cursor, kept.outbox) == (3, [entry]), "nothing was changed"
 
 
-def test_with_a_reset_other_partitions_begin_again_in_one_transaction(opened: Opened, path: Path) -> None:
+def test_reset_for_other_partitions_is_one_transaction(opened: Opened, path: Path) -> None:
     store, _ = opened()
     hand_over(store, [event(1), event(3, "bad")], applied)
     (entry,) = accept(store, 1)
@@ -370,10 +369,10 @@ def test_with_a_reset_other_partitions_begin_again_in_one_transaction(opened: Op
     _, kept = opened(partitions=("b",), reset=reset)
     assert (kept.cursor, kept.epoch, kept.set_aside, kept.outbox) == (0, "", 0, [entry])
     assert rows(path, MADE) == []
-    assert opened(partitions=("b",))[1].cursor == 0, "and it is kept"
+    assert opened(partitions=("b",))[1].cursor == 0, "the reset is saved"
 
 
-def test_starting_over_is_one_transaction(opened: Opened, path: Path) -> None:
+def test_start_over_is_one_transaction(opened: Opened, path: Path) -> None:
     store, _ = opened()
     hand_over(store, [event(1), event(3, "bad")], applied)
 
@@ -390,7 +389,7 @@ def test_starting_over_is_one_transaction(opened: Opened, path: Path) -> None:
     assert rows(path, CURSOR) == [(2, "e2")]
 
 
-def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(opened: Opened, path: Path) -> None:
+def test_newer_schema_is_refused_unchanged(opened: Opened, path: Path) -> None:
     store, _ = opened("laptop")
     store.close()
     connection = sqlite3.connect(path)
@@ -402,7 +401,7 @@ def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(opened: Opened, 
     assert rows(path, "SELECT client_id FROM oncelog_client_state") == [("laptop",)]
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused_unchanged(path: Path) -> None:
     path.write_bytes(b"a letter to my aunt, which is longer than a header of SQLite's" * 100)
     before = path.read_bytes()
     with pytest.raises(CorruptError, match="no SQLite database"):
@@ -410,7 +409,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> 
     assert path.read_bytes() == before
 
 
-def test_a_damaged_row_is_told(opened: Opened, path: Path) -> None:
+def test_damaged_row_raises_corrupt_error(opened: Opened, path: Path) -> None:
     store, _ = opened()
     accept(store, 1)
     store.close()
@@ -422,7 +421,7 @@ def test_a_damaged_row_is_told(opened: Opened, path: Path) -> None:
         opened()
 
 
-def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
+def test_path_that_cannot_be_opened_raises_store_unavailable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="No such file"):
         ClientStore(tmp_path / "nowhere" / "client.db").open(None, ["a"], None)
     directory = tmp_path / "directory"
@@ -431,7 +430,7 @@ def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
         ClientStore(directory).open(None, ["a"], None)
 
 
-def test_a_store_that_is_closed_says_so(opened: Opened) -> None:
+def test_closed_store_raises_store_unavailable(opened: Opened) -> None:
     store, _ = opened()
     store.close()
     store.close()
@@ -439,7 +438,7 @@ def test_a_store_that_is_closed_says_so(opened: Opened) -> None:
         store.rejected()
 
 
-def test_the_applications_own_tables_are_left_alone(path: Path) -> None:
+def test_tables_of_the_application_are_unchanged(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE todo (text TEXT)")
     connection.execute("INSERT INTO todo VALUES ('milk')")
@@ -452,14 +451,14 @@ def test_the_applications_own_tables_are_left_alone(path: Path) -> None:
 
 
 @pytest.mark.rule("EV-17")
-def test_a_full_disk_is_told_and_loses_nothing_that_was_taken(path: Path) -> None:
-    with started(str(HERE / "full_worker.py"), str(path)) as process:
-        said, _ = process.communicate(timeout=60)
-    raised, taken, pending, was_told, is_told_still = said.decode().split()
+def test_full_disk_is_reported_and_loses_no_accepted_submission(path: Path) -> None:
+    with started(HERE / "full_worker.py", str(path)) as process:
+        said, _ = process.communicate(timeout=WAIT_S)
+    raised, taken, pending, was_reported, is_still_reported = said.split()
     assert raised == "StoreUnavailableError"
     assert int(taken) > 1
     assert int(pending) == int(taken) + 1
-    assert (was_told, is_told_still) == ("True", "False")
+    assert (was_reported, is_still_reported) == ("True", "False")
     store = ClientStore(path)
     kept = store.open(None, ["a"], None)
     store.close()

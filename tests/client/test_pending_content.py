@@ -1,6 +1,5 @@
-"""A submission that waits says what it is: for user interfaces that show it before it is committed."""
+"""Content of pending submissions, for user interfaces that show them before they are committed."""
 
-import asyncio
 from pathlib import Path
 from typing import Final
 
@@ -10,20 +9,16 @@ NOWHERE: Final = "http://127.0.0.1:9"
 EVENT: Final = {"type": "todo.added", "text": "milk", "count": [1.5, None]}
 
 
-def test_what_waits_has_its_event_and_its_partitions_also_after_a_restart(tmp_path: Path) -> None:
+async def test_pending_submission_has_its_event_and_partitions_after_a_restart(tmp_path: Path) -> None:
     store = tmp_path / "ann.db"
-
-    async def main() -> None:
-        async with Client(NOWHERE, store=store, partitions=["list/1"]) as client:
-            pending = await client.submit(EVENT, ["list/2", "list/1"])
-            assert (pending.event, pending.partitions) == (EVENT, ("list/1", "list/2"))
-            pending.event.clear()  # it is a copy
-            assert pending.event == EVENT
-        async with Client(NOWHERE, store=store, partitions=["list/1"]) as client:
-            (again,) = client.pending()
-            assert (again.id, again.event, again.partitions) == (pending.id, EVENT, ("list/1", "list/2"))
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    async with Client(NOWHERE, store=store, partitions=["list/1"]) as client:
+        pending = await client.submit(EVENT, ["list/2", "list/1"])
+        assert (pending.event, pending.partitions) == (EVENT, ("list/1", "list/2"))
+        pending.event.clear()  # it is a copy
+        assert pending.event == EVENT
+    async with Client(NOWHERE, store=store, partitions=["list/1"]) as client:
+        (again,) = client.pending()
+        assert (again.id, again.event, again.partitions) == (pending.id, EVENT, ("list/1", "list/2"))
     with BlockingClient(NOWHERE, store=store, partitions=["list/1"]) as blocking:
         (one,) = blocking.pending()
         assert (one.event, one.partitions) == (EVENT, ("list/1", "list/2"))

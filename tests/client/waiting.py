@@ -1,42 +1,60 @@
-"""For tests of clients: loops that end, waits that end, and processes that end."""
+"""Waits with a deadline, ports that stay reserved, and processes, for tests of clients."""
 
 import asyncio
+import socket
 import subprocess
-import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
+
+from cli.processes import Command
 
 T = TypeVar("T")
 
-WAIT_S: Final = 60
-RUN_S: Final = 200
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a test's coroutine in a loop of its own."""
-    return asyncio.run(asyncio.wait_for(main, RUN_S))
+WAIT_S: Final = 300
+"""Guards against a hang: no single wait of a test takes that long, even on a busy machine."""
+RUN_SCRIPT: Final = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 
 
 async def soon(waited_for: Awaitable[T]) -> T:
-    """What comes in time, or a TimeoutError."""
+    """Return the result, or raise TimeoutError after `WAIT_S`."""
     async with asyncio.timeout(WAIT_S):
         return await waited_for
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what happens in tasks of the client's, and is told to nobody."""
+    """Poll until the condition is true, for a state change of the client that has no event."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.001)
+
+
+def port_of(address: str) -> int:
+    """Return the port of a URL or of HOST:PORT."""
+    return int(address.rpartition(":")[2])
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Reserve a port of 127.0.0.1 on which servers of the test can be started one after the other.
+
+    The socket is bound and does not listen: connections are refused while no server runs, and no other process gets
+    the port in the meantime.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
 
 
 @contextmanager
 def started(script: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A script of a test's. It has ended when the block is left."""
-    command = [sys.executable, str(script), *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    """Run a script in a separate process, with pipes for input and output, and kill it at the end of the block.
+
+    The process is forked from one that has imported `oncelog`, so that it starts quickly.
+    """
+    with Command(str(script), *arguments, program=RUN_SCRIPT, stderr=None) as process:
         try:
             yield process
         finally:
@@ -44,5 +62,6 @@ def started(script: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def line_of(process: "subprocess.Popen[str]") -> str:
+    """Wait for the next line of output."""
     assert process.stdout is not None
     return process.stdout.readline().strip()

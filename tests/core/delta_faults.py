@@ -1,4 +1,4 @@
-"""A good delta in JSON, and everything that can be wrong with one: where that is, and in which words it is told."""
+"""A valid delta in JSON, and faults of a delta with the path and words of their refusals."""
 
 import json
 from hashlib import sha256
@@ -36,7 +36,7 @@ def delta_text(**raw: str | None) -> str:
 
 
 class Fault(NamedTuple):
-    """What is given in place of good members, and what is told."""
+    """Members that replace valid ones, and the expected path and words of the refusal."""
 
     raw: dict[str, str | None]
     path: str
@@ -130,7 +130,7 @@ FAULTS: Final[dict[str, Fault]] = {
         )
     },
 }
-"""By their names. The id of the delta is that of the good one: what is no delta at all is told before that."""
+"""Faults by name. The id is that of the valid delta: malformed deltas are refused before the id is checked."""
 
 NOT_JSON: Final = {
     **{

@@ -1,25 +1,26 @@
-"""A second opinion on `oncelog.core.plan`: slow and naive.
+"""An independent model of `oncelog.core.plan`: slow and naive.
 
 It shares no code with the decision, only the value types that go in and come out. It keeps one list of everything
 that ever happened and answers every question by looking through all of it: a sequence is a count of writes, a row is
 what its deltas say by the definition in DE-7, a key is forgotten if there was an eviction that found it too old. What
-did not happen is cut off the end of the list. There is no state that could be brought up to date in the wrong way.
+did not happen is cut off the end of the list. The model has no derived state that an update could corrupt.
 
 The rules come from the rule catalogue and from the texts of the value types. Messages are left empty, and `field` is
 given only where the rules say what it is (the key of an entity): leave both out when comparing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from hashlib import sha256
 from math import ceil
-from typing import NamedTuple, TypeVar, assert_never
+from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
+from core.plan_model_rules import Leased, entity_of, failure_of, identity_of, key_is_malformed, newest
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX, LEASE_MEMORY_MS, LEASE_MS_MAX, SEQUENCE_MAX
-from oncelog.core.merge import Op, RowDelta
-from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Operation, SetEntity
+from oncelog.core.merge import RowDelta
+from oncelog.core.operations import Operation, SetEntity
 from oncelog.core.policy import Forget, Identity, OnReuse, Order, Policy
 from oncelog.core.values import (
     Acknowledge,
@@ -28,7 +29,6 @@ from oncelog.core.values import (
     Committed,
     Granted,
     Item,
-    KeyIdentity,
     Lease,
     Mode,
     OpenStream,
@@ -48,10 +48,8 @@ from oncelog.core.values import (
 )
 
 Validate = Callable[[Submission], str | None]
-Leased = Claim | Renew | Release
-T = TypeVar("T")
 
-# --- what can happen -----------------------------------------------------------------------------------
+# --- events of the history ------------------------------------------------------------------------------
 
 
 class Write(NamedTuple):
@@ -63,7 +61,7 @@ class Write(NamedTuple):
 
 
 class LeaseChange(NamedTuple):
-    """A lease was granted (`is_new`: under a number of its own), granted again, renewed or released."""
+    """A lease was granted (`is_new`: under a new number), granted again, renewed or released."""
 
     item: Leased
     lane: int
@@ -85,42 +83,11 @@ Event = Write | LeaseChange | SetMember | Acknowledge | SetCursor | Touch
 """Members, acknowledgements and cursors are kept as the items that were applied."""
 
 
-# --- small words -----------------------------------------------------------------------------------------
+# --- verdicts --------------------------------------------------------------------------------------------
 
 
 def refused(reason: Reason, *, current: int = 0, value: bytes | None = None, retry_after_ms: int = 0) -> Refused:
     return Refused(reason, "", current=current, value=value, retry_after_ms=retry_after_ms)
-
-
-def newest(found: Iterable[T]) -> T | None:
-    everything = list(found)
-    return everything[-1] if everything else None
-
-
-def identity_of(item: Submission | Leased) -> KeyIdentity:
-    client = item.client if isinstance(item, Submission) and item.policy.client_sequence else ""
-    return (item.policy.name, item.scope, client, item.key)
-
-
-def rank(delta: RowDelta) -> tuple[int, list[int], bytes]:
-    """DE-7: higher HLC, then higher client by UTF-16 code unit, then higher id."""
-    utf16 = delta.client_id.encode("utf-16-be")
-    return (delta.hlc, [utf16[i] * 256 + utf16[i + 1] for i in range(0, len(utf16), 2)], delta.delta_id)
-
-
-def row_of(deltas: Sequence[RowDelta]) -> dict[str, bytes] | None:
-    """DE-7: a row that never was, with all its deltas in the order of their rank. None: it does not exist."""
-    row: dict[str, bytes] | None = None
-    for delta in sorted(deltas, key=rank):
-        row = None if delta.op is Op.DELETE else {**(row or {}), **dict(delta.columns)}
-    return row
-
-
-def key_is_malformed(policy: Policy, key: bytes) -> bool:
-    if not key:
-        return not policy.client_sequence
-    shortest, longest = policy.key_bytes
-    return not shortest <= len(key) <= longest or (not policy.zero_key and key == bytes(len(key)))
 
 
 # --- the model -------------------------------------------------------------------------------------------
@@ -294,7 +261,7 @@ class PlanModel:
         return max((it.sequence for it in applied if (it.scope, it.member) == (scope, member)), default=0)
 
     def cursor(self, scope: str, consumer: str) -> int | None:
-        """The highest that was asked for since the consumer was last rewound or removed. None: there is no consumer."""
+        """The highest cursor since the consumer was last rewound or removed. None: the consumer does not exist."""
         applied = [event for event in self.history if isinstance(event, SetCursor)]
         own = [it for it in applied if (it.scope, it.consumer) == (scope, consumer)]
         starts = [place for place, it in enumerate(own) if it.rewind or it.cursor is None]
@@ -414,7 +381,7 @@ class PlanModel:
         return refused(Reason.LEASE_LOST, current=lease.fence if lease else 0)
 
     def _in_flight(self, item: Submission | Claim, holder: str | None) -> Refused | None:
-        """What stands in the way of one who is not the holder, or says something else, while a lease runs."""
+        """Return the refusal of an item by another holder or with other content while a lease runs."""
         lease = self.lease(item)
         log_time_ms = self.log_time_ms(item)
         if lease is None or not lease.holder or log_time_ms >= lease.until_ms:
@@ -575,28 +542,3 @@ class PlanModel:
         if changed:
             self.history.append(Touch(lane, max(self.now_ms, self.saved_log_time_ms(lane)), self.batch))
         return Applied(changed)
-
-
-def entity_of(operations: Sequence[tuple[int, Operation]], key: str, log_time_ms: int) -> Entity | None:
-    """The entity after all these operations of its scope. None: it is not there, or no longer."""
-    about = [it for it in operations if isinstance(it[1], SetEntity | DeleteEntity) and it[1].key == key]
-    if not about or isinstance(about[-1][1], DeleteEntity):
-        return None
-    version, operation = about[-1]
-    assert isinstance(operation, SetEntity)
-    if operation.expires_at_ms is not None and operation.expires_at_ms <= log_time_ms:
-        return None
-    return Entity(operation.value, version, operation.expires_at_ms)
-
-
-def failure_of(condition: Condition, entity: Entity | None) -> Reason | None:
-    """Why the condition does not hold. None: it does."""
-    if condition.must is Must.NOT_EXIST:
-        return Reason.KEY_EXISTS if entity else None
-    if entity is None:
-        return Reason.KEY_NOT_FOUND
-    if condition.must is Must.HAVE_VERSION and entity.version != condition.version:
-        return Reason.VERSION_MISMATCH
-    if condition.must is Must.HAVE_VALUE and entity.value != condition.value:
-        return Reason.VALUE_MISMATCH
-    return None

@@ -64,7 +64,7 @@ def nested(levels: int, innermost: Any = 1) -> Any:
 
 @pytest.mark.rule("CO-1", "CO-4")
 @given(values)
-def test_both_ways_agree_with_each_other_and_with_an_independent_library(value: Any) -> None:
+def test_fast_and_slow_path_agree_with_an_independent_library(value: Any) -> None:
     exact = canonical_exact(value)
     assert exact == rfc8785.dumps(value)
     assert canonical_fast(value) in {None, exact}
@@ -73,7 +73,7 @@ def test_both_ways_agree_with_each_other_and_with_an_independent_library(value: 
 
 @pytest.mark.rule("CO-2", "CO-4")
 @given(values)
-def test_the_canonical_form_is_its_own(value: Any) -> None:
+def test_canonical_form_is_a_fixed_point(value: Any) -> None:
     form = canonical(value)
     assert canonical_text(form) == form
     assert canonical(parse(form)) == form
@@ -81,7 +81,7 @@ def test_the_canonical_form_is_its_own(value: Any) -> None:
 
 @pytest.mark.rule("CO-4")
 @given(values, st.sampled_from([None, 1, "\t"]), st.booleans())
-def test_a_text_has_the_form_of_its_value_however_it_is_spelled(value: Any, indent: Any, ascii_only: bool) -> None:
+def test_equal_values_have_one_form_in_any_spelling(value: Any, indent: Any, ascii_only: bool) -> None:
     spelled = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     assert canonical_text(spelled) == canonical(value)
     assert canonical_text(spelled.encode()) == canonical(value)
@@ -93,7 +93,7 @@ def test_a_text_has_the_form_of_its_value_however_it_is_spelled(value: Any, inde
 @example(0x0000000000000001)
 @example(0x0010000000000000)
 @example(0x3EB0C6F7A0B5ED8D)
-def test_every_double_is_written_as_ecmascript_writes_it(bits: int) -> None:
+def test_doubles_are_written_as_in_ecmascript(bits: int) -> None:
     (number,) = struct.unpack(">d", bits.to_bytes(8, "big"))
     assume(math.isfinite(number) and not (number.is_integer() and INTEGER_MAX < abs(number) < 1e21))
     assert canonical(number) == canonical_exact(number) == rfc8785.dumps(number)
@@ -102,7 +102,7 @@ def test_every_double_is_written_as_ecmascript_writes_it(bits: int) -> None:
 
 @pytest.mark.rule("CO-4")
 @pytest.mark.parametrize("levels", [1, FAST_DEPTH_LEVELS_MAX, FAST_DEPTH_LEVELS_MAX + 1, 300, DEPTH_LEVELS_MAX])
-def test_depth_changes_the_way_but_not_the_bytes(levels: int) -> None:
+def test_nesting_depth_selects_the_path_but_not_the_bytes(levels: int) -> None:
     value = nested(levels - 1, {"b": 1.0, "a": "é"})
     form = canonical(value)
     assert form == canonical_exact(value)
@@ -128,7 +128,7 @@ def test_depth_changes_the_way_but_not_the_bytes(levels: int) -> None:
         ({"a": (1, 2)}, False),
     ],
 )
-def test_the_common_values_go_the_fast_way(value: Any, is_fast: bool) -> None:
+def test_common_values_take_the_fast_path(value: Any, is_fast: bool) -> None:
     assert (canonical_fast(value) is not None) == is_fast
 
 
@@ -162,12 +162,12 @@ def test_the_common_values_go_the_fast_way(value: Any, is_fast: bool) -> None:
         ("1424953923781206.2", "1424953923781206.2"),
     ],
 )
-def test_numbers(written: str, form: str) -> None:
+def test_number_forms(written: str, form: str) -> None:
     assert canonical_text(written) == form.encode()
 
 
 @pytest.mark.rule("CO-1")
-def test_the_example_of_the_rfc() -> None:
+def test_example_of_the_rfc() -> None:
     written = (
         r'{"numbers":[333333333.33333329,1E30,4.50,2e-3,0.000000000000000000000000001],'
         r'"string":"\u20ac$\u000F\u000aA'
@@ -184,7 +184,7 @@ def test_the_example_of_the_rfc() -> None:
 
 
 @pytest.mark.rule("CO-1")
-def test_keys_are_sorted_by_utf_16_code_unit_and_strings_escape_as_little_as_they_can() -> None:
+def test_keys_are_sorted_by_utf_16_code_unit_and_strings_escaped_minimally() -> None:
     keys = ["\u20ac", "\r", "\ufb33", "1", "\U0001f600", "\u0080", "\u00f6", ""]
     assert list(json.loads(canonical(dict.fromkeys(keys, 0)))) == [
         "",
@@ -203,11 +203,11 @@ def test_keys_are_sorted_by_utf_16_code_unit_and_strings_escape_as_little_as_the
 
 
 @pytest.mark.rule("CO-5")
-def test_jcs_never_normalises() -> None:
+def test_jcs_does_not_normalise_unicode() -> None:
     assert canonical({"e\u0301": "e\u0301", "é": "é"}) == '{"e\u0301":"e\u0301","é":"é"}'.encode()
 
 
-# --- what is refused, and where ----------------------------------------------------------------------
+# --- refusals and their paths ------------------------------------------------------------------------
 
 
 class Number(IntEnum):
@@ -248,7 +248,7 @@ def test_numbers_that_would_be_rounded_are_refused_with_their_path(number: float
     "written",
     ["9007199254740992", "9007199254740993.0", "1e20", "1E400", "-1e999", "NaN", "Infinity", "-Infinity", "9" * 25],
 )
-def test_such_numbers_are_refused_in_a_text_too(written: str) -> None:
+def test_rounded_numbers_in_a_json_text_are_refused(written: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         canonical_text(f'{{"a":[{written}]}}')
     assert refused.value.path == "$.a[0]"
@@ -276,7 +276,7 @@ def test_such_numbers_are_refused_in_a_text_too(written: str) -> None:
         ([object()], "$[0]"),
     ],
 )
-def test_what_json_has_no_form_for_is_refused_by_path(value: Any, path: str) -> None:
+def test_value_without_json_form_is_refused_with_its_path(value: Any, path: str) -> None:
     for encode in (canonical, canonical_exact, canonical_args):
         with pytest.raises(CanonicalError) as refused:
             encode(value)
@@ -300,7 +300,7 @@ def test_what_json_has_no_form_for_is_refused_by_path(value: Any, path: str) -> 
         ('{"\\ud800x":1}', '$["\\ud800x"]'),
     ],
 )
-def test_a_text_with_one_key_twice_or_half_a_character_is_refused(written: str, path: str) -> None:
+def test_repeated_keys_and_lone_surrogates_are_refused(written: str, path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         canonical_text(written)
     assert refused.value.path == path
@@ -308,7 +308,7 @@ def test_a_text_with_one_key_twice_or_half_a_character_is_refused(written: str, 
 
 @pytest.mark.rule("CO-3", "CO-4")
 @given(st.lists(st.tuples(st.sampled_from("ab:"), values), min_size=1, max_size=4), st.booleans())
-def test_no_repeated_key_escapes_the_fast_way(pairs: list[tuple[str, Any]], ascii_only: bool) -> None:
+def test_fast_path_finds_every_repeated_key(pairs: list[tuple[str, Any]], ascii_only: bool) -> None:
     members = [f"{json.dumps(key)}:{json.dumps(value, ensure_ascii=ascii_only)}" for key, value in pairs]
     written = "{" + ",".join(members) + "}"
     if len({key for key, _ in pairs}) == len(pairs):
@@ -339,13 +339,13 @@ def test_no_repeated_key_escapes_the_fast_way(pairs: list[tuple[str, Any]], asci
         (b'{"a":' * 100_000, "deeper than 512 levels"),
     ],
 )
-def test_malformed_text_is_refused_and_nothing_breaks(written: bytes, reason: str) -> None:
+def test_malformed_json_is_refused(written: bytes, reason: str) -> None:
     with pytest.raises(CanonicalError, match=reason):
         canonical_text(written)
 
 
 @pytest.mark.rule("CO-30", "CO-33")
-def test_what_is_wide_and_deep_and_wrong_costs_no_more_than_its_size() -> None:
+def test_invalid_wide_and_deep_input_costs_linear_memory() -> None:
     text = "[" * 400 + "0," * 100_000 + "NaN" + "]" * 400
     tracemalloc.start()
     with pytest.raises(CanonicalError) as refused:
@@ -358,12 +358,12 @@ def test_what_is_wide_and_deep_and_wrong_costs_no_more_than_its_size() -> None:
 
 @pytest.mark.rule("RU-3", "CO-30")
 @given(st.text(alphabet="ae\u0301\u0327\u0f71\u0f72\u0f73\u0344\u1112\u1161\u11abé", min_size=1025, max_size=1100))
-def test_long_texts_have_the_same_normal_form(long: str) -> None:
+def test_long_texts_have_the_normal_form_of_unicodedata(long: str) -> None:
     assert nfc(long) == unicodedata.normalize("NFC", long)
 
 
 @pytest.mark.rule("RU-3", "CO-30")
-def test_a_long_run_of_marks_leaves_the_library_nothing_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_run_of_combining_marks_is_sorted_before_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
     """It moves marks one at a time, so that its time grows with the square of an unsorted run."""
     composed: list[str] = []
     normalize = unicodedata.normalize
@@ -378,7 +378,7 @@ def test_a_long_run_of_marks_leaves_the_library_nothing_to_move(monkeypatch: pyt
     assert composed == ["a" + "\u0327" * 1000 + "\u0301" * 1000]
 
 
-def test_a_caller_deep_in_its_own_stack_gets_a_form_or_a_refusal() -> None:
+def test_deep_caller_stack_gets_a_form_or_a_refusal() -> None:
     def from_depth(frames: int) -> bytes:
         return canonical(nested(60)) if frames == 0 else from_depth(frames - 1)
 
@@ -387,7 +387,7 @@ def test_a_caller_deep_in_its_own_stack_gets_a_form_or_a_refusal() -> None:
 
 
 @pytest.mark.rule("CO-33")
-def test_a_value_that_holds_itself_is_refused_as_too_deep() -> None:
+def test_recursive_value_is_refused_as_too_deep() -> None:
     endless: list[Any] = []
     endless.append(endless)
     for encode in (canonical, canonical_args):
@@ -396,7 +396,7 @@ def test_a_value_that_holds_itself_is_refused_as_too_deep() -> None:
 
 
 @given(st.binary(max_size=40) | st.text().map(lambda one: one.encode("utf-8", "surrogatepass")))
-def test_any_bytes_are_either_a_value_or_refused(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     try:
         form = canonical_text(data)
     except CanonicalError:
@@ -404,14 +404,14 @@ def test_any_bytes_are_either_a_value_or_refused(data: bytes) -> None:
     assert canonical_text(form) == form
 
 
-def test_paths_are_written_as_people_write_them() -> None:
+def test_paths_have_the_usual_notation() -> None:
     assert path_of([]) == "$"
     assert path_of(["items", 2, "price"]) == "$.items[2].price"
     assert path_of(["a b", 'say "hi"', "\udc00", ""]) == '$["a b"]["say \\"hi\\""]["\\udc00"][""]'
 
 
 @given(text, text)
-def test_utf16_order_is_the_order_of_javascript(left: str, right: str) -> None:
+def test_utf16_order_equals_the_order_of_javascript(left: str, right: str) -> None:
     def code_units(one: str) -> list[int]:
         encoded = one.encode("utf-16-be")
         return [int.from_bytes(encoded[at : at + 2], "big") for at in range(0, len(encoded), 2)]
@@ -451,7 +451,7 @@ def has_colliding_keys(value: Any) -> bool:
 
 @pytest.mark.rule("RU-3", "RU-4")
 @given(args_values)
-def test_the_strict_form_is_the_naive_one_and_valid_json(value: Any) -> None:
+def test_strict_form_equals_the_naive_form_and_is_valid_json(value: Any) -> None:
     assume(value is not None and not has_colliding_keys(value))
     form = canonical_args(value)
     expected = json.dumps(naive_args(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
@@ -471,7 +471,7 @@ def test_the_strict_form_is_the_naive_one_and_valid_json(value: Any) -> None:
         ([2**63 - 1, -(2**63)], "[9223372036854775807,-9223372036854775808]"),
     ],
 )
-def test_the_strict_form_by_example(value: Any, form: str) -> None:
+def test_strict_form_examples(value: Any, form: str) -> None:
     assert canonical_args(value) == form.encode()
 
 
@@ -493,7 +493,7 @@ def test_the_strict_form_by_example(value: Any, form: str) -> None:
         ({"a": b""}, "$.a"),
     ],
 )
-def test_the_strict_form_refuses_by_path(value: Any, path: str) -> None:
+def test_strict_form_refuses_with_the_path(value: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         canonical_args(value)
     assert refused.value.path == path
@@ -501,5 +501,5 @@ def test_the_strict_form_refuses_by_path(value: Any, path: str) -> None:
 
 @pytest.mark.rule("RU-3")
 @given(text)
-def test_nfc_is_unicodes(one: str) -> None:
+def test_nfc_equals_unicodedata(one: str) -> None:
     assert nfc(one) == unicodedata.normalize("NFC", one)

@@ -20,7 +20,7 @@ def log_of_three() -> Log:
 
 
 @pytest.mark.rule("CO-42")
-def test_a_cursor_moves_forward_and_goes_back_only_when_told_to() -> None:
+def test_cursor_moves_back_only_with_rewind() -> None:
     log = log_of_three()
     assert log(SetCursor("mailer", 2)) == CHANGED
     assert log(SetCursor("mailer", 2)) == UNCHANGED, "a retry"
@@ -30,12 +30,12 @@ def test_a_cursor_moves_forward_and_goes_back_only_when_told_to() -> None:
     assert log(SetCursor("mailer", 3, rewind=True)) == UNCHANGED
     assert log(SetCursor("mailer", 1, rewind=True)) == CHANGED
     assert log.snapshot.consumers == {("", "mailer"): 1}
-    assert log(SetCursor("mailer", 2, rewind=True)) == CHANGED, "who may go back may go forward"
+    assert log(SetCursor("mailer", 2, rewind=True)) == CHANGED, "rewind may also move the cursor forward"
     assert log.snapshot.consumers == {("", "mailer"): 2}
 
 
 @pytest.mark.rule("CO-42")
-def test_a_consumer_that_has_read_nothing_is_a_consumer() -> None:
+def test_consumer_with_cursor_zero_exists() -> None:
     log = Log()
     assert log(SetCursor("mailer", 0)) == CHANGED
     assert log.snapshot.consumers == {("", "mailer"): 0}
@@ -49,7 +49,7 @@ def test_a_consumer_that_has_read_nothing_is_a_consumer() -> None:
 @pytest.mark.rule("CO-42")
 @pytest.mark.parametrize("rewind", [False, True])
 @pytest.mark.parametrize(("scope", "newest"), [("", 3), ("campaign/1", 2), ("campaign/none", 0)])
-def test_a_cursor_is_never_beyond_the_newest(scope: str, newest: int, rewind: bool) -> None:
+def test_cursor_beyond_the_newest_position_is_refused(scope: str, newest: int, rewind: bool) -> None:
     log = log_of_three()
     for cursor in (newest + 1, -1, 2**70, -(2**70)):
         failure = refused(log(SetCursor("mailer", cursor, scope, rewind)), Reason.INVALID_CURSOR)
@@ -60,7 +60,7 @@ def test_a_cursor_is_never_beyond_the_newest(scope: str, newest: int, rewind: bo
 
 
 @pytest.mark.rule("CO-42")
-def test_consumers_are_removed_once_and_begin_anew() -> None:
+def test_removed_consumer_starts_again() -> None:
     log = log_of_three()
     assert log(SetCursor("mailer", None)) == UNCHANGED
     log(SetCursor("mailer", 3))
@@ -72,7 +72,7 @@ def test_consumers_are_removed_once_and_begin_anew() -> None:
 
 
 @pytest.mark.rule("CO-42")
-def test_names_and_scopes_keep_cursors_apart() -> None:
+def test_cursors_of_different_names_and_scopes_are_separate() -> None:
     log = log_of_three()
     for number, (name, scope) in enumerate([("a", ""), ("b", ""), ("a", "campaign/1"), ("a", "campaign/2")]):
         if scope == "campaign/2":
@@ -84,7 +84,7 @@ def test_names_and_scopes_keep_cursors_apart() -> None:
 
 
 @pytest.mark.rule("CO-42")
-def test_a_cursor_sees_what_stands_before_it_in_its_group_commit() -> None:
+def test_cursor_sees_earlier_items_of_its_group_commit() -> None:
     log = Log()
     verdicts = log.apart(SetCursor("a", 1), event(1), SetCursor("a", 1), SetCursor("a", 1), SetCursor("a", None))
     refused(verdicts[0], Reason.INVALID_CURSOR)
@@ -93,7 +93,7 @@ def test_a_cursor_sees_what_stands_before_it_in_its_group_commit() -> None:
 
 
 @pytest.mark.rule("CO-42")
-def test_a_cursor_commits_or_not_with_its_request() -> None:
+def test_cursor_commits_with_its_request() -> None:
     log = log_of_three()
     log(SetCursor("a", 1))
     before = dict(log.snapshot.heads)
@@ -109,7 +109,7 @@ def test_a_cursor_commits_or_not_with_its_request() -> None:
 
 @pytest.mark.rule("CO-42")
 @pytest.mark.parametrize("scope", ["", "campaign/1"])
-def test_a_cursor_is_seen_in_the_head_of_its_lane_and_makes_no_record(scope: str) -> None:
+def test_cursor_changes_the_lane_head_and_writes_no_record(scope: str) -> None:
     lane = lane_of(scope, Settings().lanes) if scope else 0
     head = LaneHead(position=7, log_time_ms=50, revision=3, height=2, block_hash=b"h")
     snapshot = Snapshot(heads={lane: head}, streams={"campaign/1": 7})
@@ -121,7 +121,7 @@ def test_a_cursor_is_seen_in_the_head_of_its_lane_and_makes_no_record(scope: str
 
 
 @pytest.mark.rule("CO-42")
-def test_the_footprint_of_a_cursor() -> None:
+def test_footprint_of_a_cursor() -> None:
     batch = [Request((SetCursor("a", 1), SetCursor("b", None)))]
     assert footprint(batch, Settings()) == Footprint(lanes={0}, consumers={("", "a"), ("", "b")})
     batch = [Request((SetCursor("a", 1, "s"),))]

@@ -1,4 +1,4 @@
-"""Deltas as they come in JSON, as they are kept, and what is no delta (DE-1, DE-2, DE-3, DE-10)."""
+"""Deltas in JSON, their stored form, and invalid deltas (DE-1, DE-2, DE-3, DE-10)."""
 
 import json
 from hashlib import sha256
@@ -59,7 +59,7 @@ def with_id(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def taken(body: bytes) -> list[RowDelta]:
-    """All that the body has, each checked."""
+    """Return all deltas of the body, each checked."""
     return [
         row_delta(given, given.identity(), f"deltas[{index}]") for index, given in enumerate(read_push(body).deltas)
     ]
@@ -69,12 +69,12 @@ def push_text(*deltas: str) -> bytes:
     return f'{{"deltas":[{",".join(deltas)}]}}'.encode()
 
 
-# --- what is one ---------------------------------------------------------------------------------------------
+# --- valid deltas --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-1", "DE-2")
 @pytest.mark.parametrize("vector", [pytest.param(one, id=one["name"]) for one in vectors.load("delta_ids")])
-def test_the_id_made_by_hand_is_that_of_the_vectors(vector: dict[str, Any]) -> None:
+def test_delta_ids_match_the_vectors(vector: dict[str, Any]) -> None:
     text = json.dumps({**vector["input"], "deltaId": "", "op": "UPDATE"})
     (given,) = read_push(push_text(text)).deltas
     assert given.identity().hex() == vector["deltaId"]
@@ -82,7 +82,7 @@ def test_the_id_made_by_hand_is_that_of_the_vectors(vector: dict[str, Any]) -> N
 
 @pytest.mark.rule("DE-1", "DE-2")
 @given(good_deltas)
-def test_the_id_made_by_hand_is_that_of_the_canonical_form(members: dict[str, Any]) -> None:
+def test_delta_id_equals_the_hash_of_the_canonical_form(members: dict[str, Any]) -> None:
     for text in (json.dumps(with_id(members)), json.dumps(with_id(members), ensure_ascii=False, indent=1)):
         (given,) = read_push(push_text(text)).deltas
         assert given.identity() == delta_id_of(members)
@@ -90,7 +90,7 @@ def test_the_id_made_by_hand_is_that_of_the_canonical_form(members: dict[str, An
 
 @pytest.mark.rule("DE-1", "DE-2")
 @given(good_deltas)
-def test_a_delta_is_kept_in_canonical_form_and_read_from_there_as_it_was(members: dict[str, Any]) -> None:
+def test_delta_round_trips_through_its_canonical_form(members: dict[str, Any]) -> None:
     change = read_delta(json.dumps(with_id(members)).encode())
     body = delta_body(change)
     assert body == canonical(with_id(members)) == canonical_text(body)
@@ -103,7 +103,7 @@ def test_a_delta_is_kept_in_canonical_form_and_read_from_there_as_it_was(members
 
 
 @pytest.mark.rule("DE-2", "DE-10")
-def test_what_is_written_in_another_way_is_the_same_delta() -> None:
+def test_equivalent_spellings_are_the_same_delta() -> None:
     good = read_delta(delta_text().encode())
     for text in (
         delta_text(op='"UPDATE"', rowId=r'"row\u002d1"'),
@@ -116,7 +116,7 @@ def test_what_is_written_in_another_way_is_the_same_delta() -> None:
 
 
 @pytest.mark.rule("DE-10")
-def test_minus_zero_is_zero_and_null_is_a_value() -> None:
+def test_minus_zero_equals_zero_and_null_is_a_value() -> None:
     def columns(value: str) -> Any:
         return delta_text(columns=f'[{{"column":"a","value":{value}}}]')
 
@@ -131,7 +131,7 @@ def test_minus_zero_is_zero_and_null_is_a_value() -> None:
 
 
 @pytest.mark.rule("DE-1")
-def test_the_ends_of_what_is_allowed() -> None:
+def test_values_at_the_limits_are_accepted() -> None:
     ends: list[dict[str, Any]] = [
         {"hlc": "0"},
         {"hlc": str(2**64 - 1)},
@@ -148,18 +148,18 @@ def test_the_ends_of_what_is_allowed() -> None:
         assert delta_body(change) == canonical(delta_json(**members))
 
 
-def test_names_are_judged_by_ascii_alone() -> None:
+def test_names_are_checked_as_ascii() -> None:
     assert all(map(is_identifier, ("a", "_", "A9_", "id", "a" * 128)))
     assert not any(map(is_identifier, ("", "9a", "a\n", "é", "ﬁ", "a" * 129, "a b", "\u0430")))
 
 
-# --- what is none ---------------------------------------------------------------------------------------------
+# --- invalid deltas -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("DE-10")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("index", [0, 2])
-def test_what_is_no_delta_is_refused_by_its_path(fault: Fault, index: int) -> None:
+def test_invalid_delta_is_refused_with_its_path(fault: Fault, index: int) -> None:
     texts = [delta_text()] * 3
     texts[index] = delta_text(**fault.raw)
     with pytest.raises(CanonicalError) as raised:
@@ -172,7 +172,7 @@ def test_what_is_no_delta_is_refused_by_its_path(fault: Fault, index: int) -> No
 
 @pytest.mark.rule("DE-10")
 @pytest.mark.parametrize("text", NOT_JSON.values(), ids=NOT_JSON)
-def test_what_is_no_json_is_refused(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(CanonicalError):
         taken(push_text(text))
 
@@ -197,24 +197,24 @@ def test_what_is_no_json_is_refused(text: str) -> None:
         (b'{"deltas":' + b"[" * 5000 + b"]" * 5000 + b"}", "body"),
     ],
 )
-def test_what_is_no_push_is_refused(body: bytes, path: str) -> None:
+def test_invalid_push_is_refused(body: bytes, path: str) -> None:
     with pytest.raises(CanonicalError) as raised:
         taken(body)
-    told = raised.value.path.removeprefix("$").removeprefix(".") or "body"
-    assert told.startswith(path), raised.value
+    path_found = raised.value.path.removeprefix("$").removeprefix(".") or "body"
+    assert path_found.startswith(path), raised.value
 
 
 @pytest.mark.rule("DE-3")
 @pytest.mark.parametrize("forged", ["", "0" * 64, delta_json()["deltaId"].upper(), delta_json()["deltaId"] + " "])
-def test_an_id_that_is_not_that_of_the_delta_is_refused_with_the_right_one(forged: str) -> None:
+def test_wrong_delta_id_is_refused_with_the_right_one(forged: str) -> None:
     with pytest.raises(WrongIdError) as raised:
         read_delta(delta_text(deltaId=json.dumps(forged)).encode())
     assert (raised.value.path, raised.value.expected) == ("$.deltaId", delta_json()["deltaId"])
 
 
 @pytest.mark.rule("DE-2")
-def test_no_text_can_reach_out_of_its_field() -> None:
-    """The id is put together by hand: what looks like the next field must not be taken for it."""
+def test_no_text_escapes_its_field() -> None:
+    """The id is built from text: a value that looks like the next field must not be taken for it."""
     honest = id_of({**GOOD, "hlc": "1", "rowId": "x"})
     for members in (
         {"hlc": '1","rowId":"x'},
@@ -237,7 +237,7 @@ def made(*columns: tuple[str, bytes], **members: Any) -> RowDelta:
     return RowDelta(Op.UPDATE, "t", "r", "c", hlc, columns, sha256(text).digest())
 
 
-def test_what_is_made_by_hand_is_taken_if_it_is_right() -> None:
+def test_valid_handmade_delta_is_accepted() -> None:
     change = made(("a", b"1"), ("b", b'{"x":[null,1.5]}'))
     assert oncelog.delta("deltas/shop", change).delta == change
     extracted = extract(None, {"b": 1, "a": 2.0}, client_id="c", hlc=5, table="t", row_id="r")
@@ -263,7 +263,7 @@ def test_what_is_made_by_hand_is_taken_if_it_is_right() -> None:
         b'1,"value":2',
     ],
 )
-def test_values_that_are_not_in_canonical_form_are_refused(value: bytes) -> None:
+def test_values_not_in_canonical_form_are_refused(value: bytes) -> None:
     for columns in ((("a", value),), (("z", b"1"), ("a", value))):
         with pytest.raises(CanonicalError) as raised:
             oncelog.delta("deltas/shop", made(*columns))
@@ -271,7 +271,7 @@ def test_values_that_are_not_in_canonical_form_are_refused(value: bytes) -> None
 
 
 @pytest.mark.rule("DE-10")
-def test_other_faults_are_refused_too() -> None:
+def test_invalid_handmade_delta_is_refused() -> None:
     good = made(("a", b"1"))
     for change, path in (
         (replace(good, delta_id=bytes(32)), "$.deltaId"),

@@ -50,9 +50,7 @@ readings = st.builds(reading, walls, counts)
 @given(readings, st.lists(st.tuples(walls, st.none() | readings), max_size=30))
 @example(reading(NOON_MS), [(NOON_MS, None), (NOON_MS - 3_600_000, None), (0, None), (NOON_MS, None)])
 @example(reading(NOON_MS, COUNTER_MAX), [(0, None), (NOON_MS, reading(NOON_MS + 5, COUNTER_MAX)), (0, None)])
-def test_a_clock_only_goes_forward_whatever_the_wall_clock_does(
-    start: int, steps: list[tuple[int, int | None]]
-) -> None:
+def test_hlc_never_goes_back(start: int, steps: list[tuple[int, int | None]]) -> None:
     last = start
     for wall, remote in steps:
         taken = now(last, wall) if remote is None else receive(last, remote, wall)
@@ -88,7 +86,7 @@ def carried(wall: int, count: int) -> Parts:
 
 @pytest.mark.rule("DE-8")
 @given(near_walls, counts, near_walls, counts, near_walls)
-def test_one_number_does_what_the_two_parts_of_the_paper_do(
+def test_packed_hlc_equals_the_algorithm_of_the_paper(
     last_wall: int, last_count: int, remote_wall: int, remote_count: int, wall: int
 ) -> None:
     last, remote = reading(last_wall, last_count), reading(remote_wall, remote_count)
@@ -113,7 +111,7 @@ def test_one_number_does_what_the_two_parts_of_the_paper_do(
         pytest.param(0, 0, 1, id="the first reading of all"),
     ],
 )
-def test_a_local_reading_by_example(last: int, wall: int, taken: int) -> None:
+def test_local_tick_examples(last: int, wall: int, taken: int) -> None:
     assert now(last, wall) == taken
 
 
@@ -129,12 +127,12 @@ def test_a_local_reading_by_example(last: int, wall: int, taken: int) -> None:
         pytest.param(reading(9, COUNTER_MAX), reading(7), 8, reading(10), id="our own counter carries"),
     ],
 )
-def test_a_reading_after_a_remote_one_by_example(last: int, remote: int, wall: int, taken: int) -> None:
+def test_remote_tick_examples(last: int, remote: int, wall: int, taken: int) -> None:
     assert receive(last, remote, wall) == taken
 
 
 @pytest.mark.rule("DE-8")
-def test_an_hour_without_a_wall_clock_is_still_one_order() -> None:
+def test_order_holds_while_the_wall_clock_goes_back() -> None:
     last = reading(NOON_MS, COUNTER_MAX - 100)
     for step in range(300):
         taken = now(last, NOON_MS - step * 12_000)
@@ -145,14 +143,14 @@ def test_an_hour_without_a_wall_clock_is_still_one_order() -> None:
 
 @pytest.mark.rule("DE-8")
 @pytest.mark.parametrize("wall", [0, WALL_MS_MAX])
-def test_there_is_nothing_after_the_largest_number(wall: int) -> None:
+def test_tick_after_the_largest_hlc_is_refused(wall: int) -> None:
     assert now(HLC_MAX, wall) == ClockExhausted()
     assert receive(HLC_MAX, 0, wall) == ClockExhausted()
     assert now(HLC_MAX - 1, wall) == HLC_MAX
 
 
 @pytest.mark.rule("DE-8")
-def test_a_wall_clock_beyond_48_bits_is_no_reading() -> None:
+def test_wall_clock_beyond_48_bits_is_refused() -> None:
     assert now(0, WALL_MS_MAX) == reading(WALL_MS_MAX)
     assert now(0, WALL_MS_MAX + 1) == ClockExhausted()
     assert receive(0, HLC_MAX, WALL_MS_MAX) == ClockExhausted()
@@ -163,7 +161,7 @@ def test_a_wall_clock_beyond_48_bits_is_no_reading() -> None:
 
 @pytest.mark.rule("DE-8")
 @given(readings, st.integers(0, WALL_MS_MAX - 5002), counts)
-def test_exactly_the_limit_passes_and_a_millisecond_more_does_not(last: int, wall: int, count: int) -> None:
+def test_drift_limit_is_inclusive(last: int, wall: int, count: int) -> None:
     at_the_limit, beyond = reading(wall + 5000, count), reading(wall + 5001, count)
     assert drift_of(at_the_limit, wall) is None
     assert not isinstance(receive(last, at_the_limit, wall), ClockDrift)
@@ -173,7 +171,7 @@ def test_exactly_the_limit_passes_and_a_millisecond_more_does_not(last: int, wal
 
 @pytest.mark.rule("DE-8")
 @given(readings, walls)
-def test_a_clock_that_is_behind_never_drifts(remote: int, wall: int) -> None:
+def test_clock_that_is_behind_is_within_the_drift_limit(remote: int, wall: int) -> None:
     behind = min(remote, reading(wall, COUNTER_MAX))
     assert drift_of(behind, wall) is None
 
@@ -186,7 +184,7 @@ def pushed(hlc: int, column: str = "title") -> Submission:
 
 
 @pytest.mark.rule("DE-8")
-def test_a_push_that_drifts_leaves_nothing_at_all() -> None:
+def test_push_beyond_the_drift_limit_writes_nothing() -> None:
     log = MemoryLog(draw=bytes)
     before = copy.deepcopy(log.snapshot)
     fine, beyond = pushed(reading(NOON_MS)), pushed(reading(NOON_MS + 5001))
@@ -199,7 +197,7 @@ def test_a_push_that_drifts_leaves_nothing_at_all() -> None:
 
 
 @pytest.mark.rule("DE-8")
-def test_a_push_at_the_limit_is_committed() -> None:
+def test_push_at_the_drift_limit_is_committed() -> None:
     log = MemoryLog(draw=bytes)
     ((verdict,),) = log.submit([Request((pushed(reading(NOON_MS + 5000, COUNTER_MAX)),))], NOON_MS)
     assert isinstance(verdict, Committed)
@@ -211,7 +209,7 @@ def test_a_push_at_the_limit_is_committed() -> None:
 
 @pytest.mark.rule("DE-1")
 @given(st.integers(0, WALL_MS_MAX), st.integers(0, COUNTER_MAX))
-def test_48_bits_of_wall_time_and_16_of_counter(wall: int, count: int) -> None:
+def test_hlc_has_48_bits_of_time_and_16_of_counter(wall: int, count: int) -> None:
     hlc = reading(wall, count)
     assert (wall_ms(hlc), counter(hlc)) == (wall, count)
     assert 0 <= hlc <= HLC_MAX == 2**64 - 1
@@ -221,7 +219,7 @@ def test_48_bits_of_wall_time_and_16_of_counter(wall: int, count: int) -> None:
 @given(st.integers(0, HLC_MAX))
 @example(0)
 @example(HLC_MAX)
-def test_every_number_is_read_from_its_decimal_text(hlc: int) -> None:
+def test_hlc_round_trips_through_decimal_text(hlc: int) -> None:
     assert parse_hlc(str(hlc)) == hlc
 
 
@@ -252,7 +250,7 @@ def test_every_number_is_read_from_its_decimal_text(hlc: int) -> None:
         *(str(HLC_MAX + 1), str(HLC_MAX * 10), "99999999999999999999", "9" * 21, "9" * 5000, "0" * 21),
     ],
 )
-def test_any_other_spelling_is_refused(spelling: str) -> None:
+def test_other_spellings_of_an_hlc_are_refused(spelling: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         parse_hlc(spelling)
     assert refused.value.path == "$.hlc"
@@ -264,7 +262,7 @@ def test_any_other_spelling_is_refused(spelling: str) -> None:
 
 @pytest.mark.rule("DE-10")
 @given(st.text(alphabet="0123456789+-. e\n١", max_size=22) | st.text())
-def test_any_text_is_the_one_spelling_of_its_number_or_refused(text: str) -> None:
+def test_any_text_is_the_canonical_spelling_or_refused(text: str) -> None:
     try:
         hlc = parse_hlc(text)
     except CanonicalError:

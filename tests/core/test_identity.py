@@ -52,7 +52,7 @@ def named(items: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.rule("RU-1")
-def test_a_frame_is_label_length_value() -> None:
+def test_frame_is_label_length_value() -> None:
     assert frame(b"plan_id", "é".encode()) == b"plan_id\x00\x00\x00\x02\xc3\xa9"
     assert frame(b"x", b"") == b"x\x00\x00\x00\x00"
     assert frame(b"x", bytes(70_000))[:5] == b"x\x00\x01\x11\x70"
@@ -60,7 +60,7 @@ def test_a_frame_is_label_length_value() -> None:
 
 @pytest.mark.rule("RU-1", "RU-10", "LG-14")
 @given(st.lists(st.binary(max_size=12), max_size=4), st.lists(st.binary(max_size=12), max_size=4))
-def test_no_shift_of_a_boundary_makes_two_inputs_one(left: list[bytes], right: list[bytes]) -> None:
+def test_shifted_frame_boundaries_do_not_collide(left: list[bytes], right: list[bytes]) -> None:
     def framed(values: list[bytes]) -> bytes:
         return b"".join(frame(b"v", value) for value in values)
 
@@ -71,7 +71,7 @@ def test_no_shift_of_a_boundary_makes_two_inputs_one(left: list[bytes], right: l
 
 
 @pytest.mark.rule("EV-6")
-def test_partitions_are_normalised_then_deduplicated_then_sorted_by_utf_16() -> None:
+def test_partitions_are_normalised_deduplicated_and_sorted_by_utf_16() -> None:
     assert normal_partitions(["b", "a", "b"]) == ("a", "b")
     assert normal_partitions(["cafe\u0301", "café"]) == ("café",)
     assert normal_partitions(["\ufffd", "\U0001f600", "z"]) == ("z", "\U0001f600", "\ufffd")
@@ -81,7 +81,7 @@ def test_partitions_are_normalised_then_deduplicated_then_sorted_by_utf_16() -> 
 
 @pytest.mark.rule("EV-6")
 @given(st.lists(st.text(max_size=3), max_size=5), st.randoms(use_true_random=False))
-def test_normal_partitions_are_their_own_normal_form_in_any_order(names: list[str], chance: random.Random) -> None:
+def test_normal_form_of_partitions_does_not_depend_on_order(names: list[str], chance: random.Random) -> None:
     normal = normal_partitions(names)
     assert normal_partitions(normal) == normal
     shuffled = [*names, *names]
@@ -94,7 +94,7 @@ def test_normal_partitions_are_their_own_normal_form_in_any_order(names: list[st
     st.lists(st.text(max_size=5), min_size=1, max_size=3),
     st.dictionaries(st.text(max_size=5), st.integers(-9, 9) | st.text(), max_size=4),
 )
-def test_the_fingerprint_is_the_hash_of_the_canonical_form(names: list[str], event: dict[str, Any]) -> None:
+def test_fingerprint_is_the_hash_of_the_canonical_form(names: list[str], event: dict[str, Any]) -> None:
     partitions = normal_partitions(names)
     assert fingerprint(names, canonical(event)) == fingerprint(partitions, canonical(event))
     whole = sha256(canonical({"partitions": list(partitions), "event": event})).digest()
@@ -103,7 +103,7 @@ def test_the_fingerprint_is_the_hash_of_the_canonical_form(names: list[str], eve
 
 
 @pytest.mark.rule("EV-6", "CO-5")
-def test_equal_content_has_one_fingerprint_and_other_content_another() -> None:
+def test_fingerprints_are_equal_exactly_for_equal_content() -> None:
     base = fingerprint_of({"partitions": ["a", "b"], "event": {"type": "x", "n": 1}})
     assert fingerprint_of(parse('{"event":{"n":1.0,"type":"x"},"partitions":["b","a","a"]}')) == base
     for other in (
@@ -129,7 +129,7 @@ def test_equal_content_has_one_fingerprint_and_other_content_another() -> None:
         ({"partitions": ["a"], "event": {"x": [2**53]}}, "$.event.x[0]"),
     ],
 )
-def test_a_fingerprint_is_refused_by_path(value: Any, path: str) -> None:
+def test_invalid_fingerprint_input_is_refused_with_its_path(value: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         fingerprint_of(value)
     assert refused.value.path == path
@@ -146,7 +146,7 @@ def test_delta_ids_agree_with_independent_implementations(vector: dict[str, Any]
 
 
 @pytest.mark.rule("DE-2")
-def test_a_delta_id_depends_on_its_five_fields_and_on_nothing_else() -> None:
+def test_delta_id_depends_on_exactly_five_fields() -> None:
     base = delta_id_of(DELTA)
     assert delta_id_of({**DELTA, "op": "DELETE", "deltaId": "00", "received": 5}) == base
     assert delta_id_of(dict(reversed(DELTA.items()))) == base
@@ -162,7 +162,7 @@ def test_a_delta_id_depends_on_its_five_fields_and_on_nothing_else() -> None:
 
 
 @pytest.mark.rule("EV-6")
-def test_one_name_is_not_a_list_of_letters() -> None:
+def test_string_is_not_accepted_as_a_list_of_names() -> None:
     for call in (normal_partitions, lambda name: fingerprint(name, b"{}")):
         with pytest.raises(CanonicalError) as refused:
             call("orders")
@@ -170,7 +170,7 @@ def test_one_name_is_not_a_list_of_letters() -> None:
 
 
 @pytest.mark.rule("DE-2")
-def test_the_function_is_as_strict_as_the_wire() -> None:
+def test_delta_id_function_is_as_strict_as_the_protocol() -> None:
     columns = tuple(DELTA["columns"])
     assert delta_id("client-1", "65536000000", "todos", "row-1", columns) == delta_id_of(DELTA)
     with pytest.raises(CanonicalError) as refused:
@@ -179,7 +179,7 @@ def test_the_function_is_as_strict_as_the_wire() -> None:
 
 
 @pytest.mark.rule("DE-2")
-def test_computing_an_id_does_not_judge_names() -> None:
+def test_delta_id_function_does_not_check_names() -> None:
     odd = {**DELTA, "table": "no identifier; at all", "columns": [{"column": "", "value": None}, {"column": ""}]}
     assert len(delta_id_of(odd)) == 32
 
@@ -197,14 +197,14 @@ def test_computing_an_id_does_not_judge_names() -> None:
         ({"columns": [{"column": "a", "value": 2**60}]}, "$.columns[0].value"),
     ],
 )
-def test_a_delta_id_is_refused_by_path(change: dict[str, Any], path: str) -> None:
+def test_invalid_delta_id_input_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         delta_id_of({**DELTA, **change})
     assert refused.value.path == path
 
 
 @pytest.mark.parametrize("name", DELTA)
-def test_a_missing_field_of_a_delta_is_named(name: str) -> None:
+def test_missing_delta_field_is_named(name: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         delta_id_of({key: value for key, value in DELTA.items() if key != name})
     assert refused.value.path == f"$.{name}"
@@ -230,7 +230,7 @@ def test_run_arguments_agree_with_independent_implementations(vector: dict[str, 
 
 
 @pytest.mark.rule("RU-1", "RU-2")
-def test_the_key_is_the_first_half_of_a_hash_over_six_frames() -> None:
+def test_run_key_is_the_first_half_of_a_hash_over_six_frames() -> None:
     framed = b"".join(
         label + len(value).to_bytes(4, "big") + value
         for label, value in [
@@ -246,7 +246,7 @@ def test_the_key_is_the_first_half_of_a_hash_over_six_frames() -> None:
 
 
 @pytest.mark.rule("RU-5")
-def test_each_of_the_six_fields_changes_the_key_and_nothing_else_does() -> None:
+def test_run_key_depends_on_exactly_six_fields() -> None:
     base = run_key_of(RUN)
     changes = {
         "plan_id": "plan-124",
@@ -261,14 +261,14 @@ def test_each_of_the_six_fields_changes_the_key_and_nothing_else_does() -> None:
 
 
 @pytest.mark.rule("RU-3", "RU-5")
-def test_only_the_arguments_are_normalised() -> None:
+def test_only_run_arguments_are_normalised() -> None:
     assert run_key_of({**RUN, "args_json": {"e\u0301": 1}}) == run_key_of({**RUN, "args_json": {"é": 1}})
     for name in ("plan_id", "event_type", "tool_name", "ruleset_version"):
         assert run_key_of({**RUN, name: "e\u0301"}) != run_key_of({**RUN, name: "é"})
 
 
 @pytest.mark.rule("RU-10")
-def test_a_hundred_thousand_inputs_have_a_hundred_thousand_keys() -> None:
+def test_many_run_inputs_have_distinct_keys() -> None:
     chance = random.Random(20261115)
     # Short values over few letters: under plain concatenation most of these would collide.
     inputs: set[tuple[Any, ...]] = set()
@@ -280,7 +280,7 @@ def test_a_hundred_thousand_inputs_have_a_hundred_thousand_keys() -> None:
 
 
 @pytest.mark.rule("RU-10")
-def test_what_collides_under_plain_concatenation_does_not_collide() -> None:
+def test_inputs_that_collide_under_concatenation_have_distinct_keys() -> None:
     shifted: list[tuple[str, int, str, str, str, dict[str, int]]] = [
         ("ab", 1, "c", "d", "e", {}),
         ("a", 1, "bc", "d", "e", {}),
@@ -294,7 +294,7 @@ def test_what_collides_under_plain_concatenation_does_not_collide() -> None:
 
 
 @pytest.mark.rule("RU-9")
-def test_the_key_before_v2_is_framed_alike_over_the_old_fields() -> None:
+def test_v1_run_key_is_framed_over_the_old_fields() -> None:
     key = run_key_v1("p", 1, "e", "request-9", 3, {"sum": 7, "note": None})
     framed = (
         frame(b"plan_id", b"p")
@@ -324,14 +324,14 @@ def test_the_key_before_v2_is_framed_alike_over_the_old_fields() -> None:
         ({"args_json": {"a": [1.5]}}, "$.args_json.a[0]"),
     ],
 )
-def test_a_run_key_is_refused_by_path(change: dict[str, Any], path: str) -> None:
+def test_invalid_run_key_input_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         run_key_of({**RUN, **change})
     assert refused.value.path == path
 
 
 @pytest.mark.parametrize("name", ["campaign_id", "event_type"])
-def test_a_missing_field_of_a_run_is_named(name: str) -> None:
+def test_missing_run_field_is_named(name: str) -> None:
     with pytest.raises(CanonicalError) as refused:
         run_key_of({key: value for key, value in RUN.items() if key != name})
     assert refused.value.path == f"$.{name}"
@@ -352,12 +352,12 @@ operations = (
 
 @pytest.mark.rule("LG-14")
 @given(st.lists(operations, max_size=4), st.lists(operations, max_size=4))
-def test_the_request_hash_is_equal_exactly_for_equal_operations(left: list[Operation], right: list[Operation]) -> None:
+def test_request_hashes_are_equal_exactly_for_equal_operations(left: list[Operation], right: list[Operation]) -> None:
     assert (request_hash(left) == request_hash(right)) == (left == right)
 
 
 @pytest.mark.rule("LG-14")
-def test_every_part_of_an_operation_changes_the_request_hash() -> None:
+def test_request_hash_depends_on_every_part_of_an_operation() -> None:
     written = SetEntity("k", b"v", 5, Condition(Must.HAVE_VERSION, 1))
     transactions: list[list[Operation]] = [
         [],
@@ -381,7 +381,7 @@ def test_every_part_of_an_operation_changes_the_request_hash() -> None:
 
 
 @pytest.mark.rule("LG-14")
-def test_a_request_hash_is_refused_by_path() -> None:
+def test_invalid_request_hash_input_is_refused_with_its_path() -> None:
     for operation, path in (
         (SetEntity("\ud800", b""), "$.operations[1].key"),
         (Relate("a", "\ud800", "c"), "$.operations[1].relation"),
@@ -399,21 +399,21 @@ def test_a_request_hash_is_refused_by_path() -> None:
     st.lists(st.text(alphabet="a/%2F5", max_size=4), max_size=3),
     st.lists(st.text(alphabet="a/%2F5", max_size=4), max_size=3),
 )
-def test_no_part_of_a_scope_reaches_into_another(left: list[str], right: list[str]) -> None:
+def test_different_scope_parts_give_different_scopes(left: list[str], right: list[str]) -> None:
     assume(left and right)
     assert (scope_of(*left) == scope_of(*right)) == (left == right)
 
 
-def test_scopes_read_as_people_write_them() -> None:
+def test_scope_parts_are_joined_and_escaped() -> None:
     assert scope_of("org", 7, "vault", "a/b") == "org/7/vault/a%2Fb"
 
 
-def test_a_stream_keeps_its_lane_for_ever() -> None:
+def test_lane_of_a_stream_never_changes() -> None:
     # These numbers are on disk in every log: a change of the hash would tear streams apart.
     assert [lane_of(stream, 16) for stream in ("chat/1", "chat/2", "vault/acme", "é")] == [1, 8, 6, 4]
     assert {lane_of(f"stream/{number}", 16) for number in range(1000)} == set(range(1, 17))
     assert lane_of("anything", 1) == 1
 
 
-def test_the_vectors_are_those_that_came_with_the_catalogue() -> None:
+def test_all_vectors_of_the_catalogue_are_present() -> None:
     assert [len(vectors.load(name)) for name in ("delta_ids", "run_args_canonical", "run_keys_v2")] == [24, 26, 46]

@@ -59,14 +59,14 @@ def ordinary() -> History:
 
 
 @pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-13", "CO-14")
-def test_an_ordinary_history_has_nothing_wrong_with_it() -> None:
+def test_valid_history_has_no_violations() -> None:
     assert violations(ordinary()) == []
     assert violations(History(records=[])) == []
 
 
 @pytest.mark.rule("CH-13", "CO-10", "CO-11", "CO-12", "CO-14")
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from("xy"), st.sampled_from("emtno")), max_size=30))
-def test_whatever_is_submitted_the_history_is_in_order(writes: list[tuple[int, str, str]]) -> None:
+def test_generated_histories_have_no_violations(writes: list[tuple[int, str, str]]) -> None:
     kinds: dict[str, Callable[[int, str], Submission]] = {
         "e": event,
         "m": message,
@@ -78,7 +78,7 @@ def test_whatever_is_submitted_the_history_is_in_order(writes: list[tuple[int, s
 
 
 @pytest.mark.rule("CH-5", "CH-13", "LG-16")
-def test_a_key_used_again_after_it_was_forgotten_is_no_violation() -> None:
+def test_reuse_of_an_expired_key_is_not_a_violation() -> None:
     log = Log(eviction_interval=1)
     early = run([message(1), transaction(1, 1)], log)
     assert violations(early) == []
@@ -99,30 +99,30 @@ def damaged(**changes: Any) -> History:
     return replace(ordinary(), **changes)
 
 
-def test_every_invariant_has_a_name_of_its_own() -> None:
+def test_invariant_names_are_unique() -> None:
     assert len({getattr(invariant, "__name__", "") for invariant in INVARIANTS}) == len(INVARIANTS) == 10
 
 
 @pytest.mark.rule("CH-13")
-def test_sequence_monotonic() -> None:
+def test_sequence_gap_or_repetition_is_found() -> None:
     records = [replace(one, sequence=1) if one.policy == "chat" else one for one in ordinary().records]
     assert "sequence_monotonic" in found(damaged(records=records))
 
 
 @pytest.mark.rule("CO-17")
-def test_log_time_never_goes_back() -> None:
+def test_decreasing_log_time_is_found() -> None:
     records = [replace(one, log_time_ms=5) if one.position == 3 else one for one in ordinary().records]
     assert "log_time_never_goes_back" in found(damaged(records=records))
 
 
 @pytest.mark.rule("CH-2", "CH-13")
-def test_a_stream_is_in_one_lane() -> None:
+def test_stream_in_two_lanes_is_found() -> None:
     records = [replace(one, lane=9) if (one.policy, one.sequence) == ("chat", 2) else one for one in ordinary().records]
     assert "sequence_monotonic" in found(damaged(records=records))
 
 
 @pytest.mark.rule("LG-6", "CO-14")
-def test_a_client_sequence_is_stored_once() -> None:
+def test_repeated_client_sequence_is_found() -> None:
     history = ordinary()
     (numbered,) = [one for one in history.records if one.client_sequence == 2]
     for again in (replace(numbered, position=3, sequence=3), replace(numbered, position=3, sequence=3, key=key(8))):
@@ -130,7 +130,7 @@ def test_a_client_sequence_is_stored_once() -> None:
 
 
 @pytest.mark.rule("CH-13", "CO-14")
-def test_idempotency_guarantee() -> None:
+def test_two_records_under_one_key_are_found() -> None:
     records = ordinary().records
     twice = [*records, replace(records[0], position=4)]
     assert "idempotency_guarantee" in found(damaged(records=twice))
@@ -138,20 +138,20 @@ def test_idempotency_guarantee() -> None:
 
 
 @pytest.mark.rule("CH-13")
-def test_sync_completeness() -> None:
+def test_incomplete_sync_is_found() -> None:
     assert found(damaged(syncs=[Sync("ann", "chat/1", 0, 2, [2])])) == {"sync_completeness"}
     assert found(damaged(syncs=[Sync("ann", "chat/1", 1, 2, [2])])) == set()
     assert found(damaged(syncs=[Sync("ann", "chat/1", 0, 1, [1])])) == set()
 
 
 @pytest.mark.rule("CH-13")
-def test_delivery_state_consistency() -> None:
+def test_inconsistent_delivery_state_is_found() -> None:
     assert found(damaged(acknowledged={("chat/1", "user:ann"): 3})) == {"delivery_state_consistency"}
     assert found(damaged(acknowledged={("chat/none", "user:ann"): 1})) == {"delivery_state_consistency"}
 
 
 @pytest.mark.rule("CO-10")
-def test_commits_are_whole() -> None:
+def test_partial_commit_is_found() -> None:
     history = ordinary()
     assert history.keys is not None
     assert history.streams is not None
@@ -174,7 +174,7 @@ def test_commits_are_whole() -> None:
 
 @pytest.mark.rule("CO-10")
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_hole_is_found_where_the_head_looks_right(lost: int) -> None:
+def test_missing_record_is_found_although_the_head_is_right(lost: int) -> None:
     events = [record for record in ordinary().records if record.lane == 0]
     missing = [record for record in ordinary().records if record != events[lost]]
     assert "commits_are_whole" in found(damaged(records=missing, keys=None, answers=[], readings=[]))
@@ -183,14 +183,14 @@ def test_a_hole_is_found_where_the_head_looks_right(lost: int) -> None:
 
 
 @pytest.mark.rule("CO-11")
-def test_an_answer_without_a_place_needs_a_client_that_numbers_its_writes() -> None:
+def test_answer_without_receipt_needs_a_client_sequence() -> None:
     nowhere = [Answer(identity_of(77), b"x", Replayed(None))]
     assert found(damaged(answers=nowhere)) == {"answers_are_durable"}
     assert found(damaged(answers=[Answer(("ledger", "org/1", "c1", key(77)), b"x", Replayed(None), 1)])) == set()
 
 
 @pytest.mark.rule("CO-11")
-def test_answers_are_durable() -> None:
+def test_answer_without_record_is_found() -> None:
     history = ordinary()
     lost = [record for record in history.records if record.key != key(3) or record.policy != "events"]
     assert "answers_are_durable" in found(damaged(records=lost))
@@ -200,7 +200,7 @@ def test_answers_are_durable() -> None:
 
 
 @pytest.mark.rule("CO-12")
-def test_numbers_are_never_reused() -> None:
+def test_reused_number_is_found() -> None:
     history = ordinary()
     other = Answer(identity_of(9), b"x", Committed(history.records[0].receipt))
     assert "numbers_are_never_reused" in found(damaged(answers=[*history.answers, other]))
@@ -214,20 +214,20 @@ def test_numbers_are_never_reused() -> None:
 
 @pytest.mark.rule("CO-13")
 @pytest.mark.parametrize("seen", [[1, 3], [1, 2], [1, 2, 2, 3], [2, 1, 3], [1, 2, 3, 4], []])
-def test_readers_miss_nothing(seen: list[int]) -> None:
+def test_event_missed_by_a_reader_is_found(seen: list[int]) -> None:
     reading = Reading("reader", 0, 0, 3, [(position, identity_of(position)) for position in seen])
     assert "readers_miss_nothing" in found(damaged(readings=[reading]))
 
 
 @pytest.mark.rule("CO-13")
-def test_a_reader_of_a_partition_is_judged_by_the_partition() -> None:
+def test_partition_reader_is_checked_against_its_partition() -> None:
     assert found(damaged(readings=[Reading("reader", 0, 0, 3, [(2, identity_of(2))], "p")])) == set()
     assert found(damaged(readings=[Reading("reader", 0, 2, 3, [], "p")])) == set()
     assert found(damaged(readings=[Reading("reader", 0, 0, 3, [], "p")])) == {"readers_miss_nothing"}
 
 
 @pytest.mark.rule("CO-14")
-def test_one_outcome_each_identity() -> None:
+def test_two_outcomes_of_one_identity_are_found() -> None:
     history = ordinary()
     reused: Verdict = Refused(Reason.IDENTITY_REUSED, "")
     success: Verdict = Committed(history.records[0].receipt)
@@ -252,7 +252,7 @@ def test_one_outcome_each_identity() -> None:
 
 
 @pytest.mark.rule("CO-14", "LG-13")
-def test_a_retry_by_number_says_nothing_about_the_key_that_came_with_it() -> None:
+def test_retry_by_client_sequence_does_not_bind_its_key() -> None:
     log = Log()
     first, by_number, other = transaction(1, 1), transaction(2, 1), transaction(2, 2, content="y")
     answers = [
@@ -263,7 +263,7 @@ def test_a_retry_by_number_says_nothing_about_the_key_that_came_with_it() -> Non
 
 
 @pytest.mark.rule("CO-14")
-def test_what_was_refused_before_the_commit_was_refused_rightly() -> None:
+def test_wrong_refusal_before_the_commit_is_found() -> None:
     log = Log()
     first, second = event(1, "x"), event(1, "y")
     verdicts = log.together(first, second, mode=Mode.ALL)
@@ -281,7 +281,7 @@ def test_what_was_refused_before_the_commit_was_refused_rightly() -> None:
 @pytest.mark.parametrize(
     ("make", "ttl_ms", "is_free_at_ttl"), [(message, 7 * DAY_MS, True), (lambda n: transaction(n, n), DAY_MS, False)]
 )
-def test_the_borders_of_retention_are_those_of_the_decision(
+def test_retention_limits_equal_those_of_the_decision(
     make: Callable[[int], Submission], ttl_ms: int, is_free_at_ttl: bool
 ) -> None:
     """Two records of one key, put together by hand: is the second one right at that distance?"""

@@ -17,7 +17,7 @@ from oncelog.errors import CanonicalError
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "delta_ids.json").read_text(encoding="utf-8"))
 
-# By code point the private use area comes before what is beyond the BMP; by UTF-16 code unit it comes after.
+# By code point the private use area is before characters beyond the BMP; by UTF-16 code unit it is after them.
 PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI = "\ue000", "\uffff", "\U00010000", "\U0001f600"
 CLIENTS = ["", "a", "a\x00", "b", "é", "\ud7ff", PRIVATE, LAST_IN_BMP, FIRST_BEYOND, EMOJI, EMOJI + "a", "a" + PRIVATE]
 
@@ -44,7 +44,7 @@ def merged(deltas: Sequence[RowDelta], row: Row | None = None) -> Row:
 
 
 def code_units(text: str) -> list[int]:
-    """UTF-16 by hand: two units for what is beyond the BMP."""
+    """Encode to UTF-16 code units: two units for characters beyond the BMP."""
     units: list[int] = []
     for point in map(ord, text):
         if point < 0x10000:
@@ -82,7 +82,7 @@ def histories(max_size: int) -> st.SearchStrategy[list[RowDelta]]:
 
 @pytest.mark.rule("DE-7")
 @given(histories(5))
-def test_every_order_of_arrival_gives_the_same_row(history: list[RowDelta]) -> None:
+def test_merge_does_not_depend_on_the_order_of_arrival(history: list[RowDelta]) -> None:
     first = merged(history)
     for order in permutations(history):
         assert merged(order) == first
@@ -90,14 +90,14 @@ def test_every_order_of_arrival_gives_the_same_row(history: list[RowDelta]) -> N
 
 @pytest.mark.rule("DE-7")
 @given(histories(12).flatmap(lambda history: st.tuples(st.just(history), st.permutations(history))))
-def test_long_histories_too(both: tuple[list[RowDelta], list[RowDelta]]) -> None:
+def test_merge_of_long_histories_does_not_depend_on_order(both: tuple[list[RowDelta], list[RowDelta]]) -> None:
     history, reordered = both
     assert merged(history) == merged(reordered)
 
 
 @pytest.mark.rule("DE-7")
 @given(histories(12))
-def test_the_row_is_what_the_rule_says(history: list[RowDelta]) -> None:
+def test_merged_row_equals_the_rule(history: list[RowDelta]) -> None:
     row, expected = merged(history), modelled(history)
     assert row.exists == (expected is not None)
     assert row.values == (expected or {})
@@ -105,7 +105,7 @@ def test_the_row_is_what_the_rule_says(history: list[RowDelta]) -> None:
 
 @pytest.mark.rule("DE-7", "DE-4")
 @given(histories(8), st.data())
-def test_what_is_already_in_the_row_changes_nothing(history: list[RowDelta], data: st.DataObject) -> None:
+def test_merging_a_delta_again_changes_nothing(history: list[RowDelta], data: st.DataObject) -> None:
     row = merged(history)
     for delta in data.draw(st.permutations(history)):
         assert merge(row, delta) is row
@@ -113,7 +113,7 @@ def test_what_is_already_in_the_row_changes_nothing(history: list[RowDelta], dat
 
 @pytest.mark.rule("DE-7")
 @given(histories(8), deltas)
-def test_only_what_changes_something_makes_a_new_row(history: list[RowDelta], delta: RowDelta) -> None:
+def test_new_row_is_made_only_for_a_change(history: list[RowDelta], delta: RowDelta) -> None:
     row = merged(history)
     after = merge(row, delta)
     assert (after is row) == (after == row)
@@ -121,7 +121,7 @@ def test_only_what_changes_something_makes_a_new_row(history: list[RowDelta], de
 
 @pytest.mark.rule("DE-7")
 @given(histories(8), deltas)
-def test_the_row_before_is_left_as_it_was(history: list[RowDelta], delta: RowDelta) -> None:
+def test_merge_does_not_modify_the_old_row(history: list[RowDelta], delta: RowDelta) -> None:
     row = merged(history)
     copy = Row(dict(row.columns), row.written, row.deleted)
     merge(row, delta)
@@ -140,7 +140,7 @@ def wins(winner: RowDelta, loser: RowDelta) -> None:
 
 
 @pytest.mark.rule("DE-7")
-def test_the_higher_clock_wins() -> None:
+def test_higher_hlc_wins() -> None:
     wins(a_delta(Op.UPDATE, 2, "a", 1, x=2), a_delta(Op.UPDATE, 1, "b", 2, x=1))
     wins(a_delta(Op.INSERT, 2**64 - 1, "a", 1, x=2), a_delta(Op.UPDATE, 9, "b", 2, x=1))
 
@@ -166,26 +166,26 @@ def test_the_higher_clock_wins() -> None:
         ("ab", "a" + "\x00b"),
     ],
 )
-def test_then_the_higher_client_by_utf16_code_unit(higher: str, lower: str) -> None:
+def test_equal_hlc_is_decided_by_client_in_utf16_order(higher: str, lower: str) -> None:
     assert code_units(higher) > code_units(lower)
     wins(a_delta(Op.UPDATE, 5, higher, 1, x=2), a_delta(Op.UPDATE, 5, lower, 2, x=1))
 
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize(("higher", "lower"), [(2, 1), (256, 255), (1 << 255, (1 << 255) - 1)])
-def test_then_the_higher_delta_id(higher: int, lower: int) -> None:
+def test_equal_hlc_and_client_is_decided_by_delta_id(higher: int, lower: int) -> None:
     wins(a_delta(Op.UPDATE, 5, "a", higher, x=2), a_delta(Op.UPDATE, 5, "a", lower, x=1))
 
 
 @pytest.mark.rule("DE-7")
-def test_each_column_has_its_own_winner() -> None:
+def test_columns_are_merged_separately() -> None:
     old, new = a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.UPDATE, 2, "a", 2, y=2, z=2)
     for order in permutations([old, new]):
         assert merged(order).values == {"x": b"1", "y": b"2", "z": b"2"}
 
 
 @pytest.mark.rule("DE-7")
-def test_null_is_a_value_like_any_other() -> None:
+def test_null_is_merged_like_any_value() -> None:
     wins(a_delta(Op.UPDATE, 2, "a", 1, x=None), a_delta(Op.UPDATE, 1, "a", 2, x=1))
 
 
@@ -202,7 +202,7 @@ Rank = tuple[int, str, int]
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize(("higher", "lower"), TIES)
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
-def test_a_delete_removes_what_ranks_below_it(op: Op, higher: Rank, lower: Rank) -> None:
+def test_delete_removes_columns_of_lower_rank(op: Op, higher: Rank, lower: Rank) -> None:
     for order in permutations([a_delta(Op.DELETE, *higher), a_delta(op, *lower, x=1)]):
         row = merged(order)
         assert (row.exists, row.values) == (False, {})
@@ -211,7 +211,7 @@ def test_a_delete_removes_what_ranks_below_it(op: Op, higher: Rank, lower: Rank)
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize(("higher", "lower"), TIES)
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
-def test_a_delete_does_not_touch_what_ranks_above_it(op: Op, higher: Rank, lower: Rank) -> None:
+def test_delete_keeps_columns_of_higher_rank(op: Op, higher: Rank, lower: Rank) -> None:
     for order in permutations([a_delta(Op.DELETE, *lower), a_delta(op, *higher, x=1)]):
         row = merged(order)
         assert (row.exists, row.values) == (True, {"x": b"1"})
@@ -219,7 +219,7 @@ def test_a_delete_does_not_touch_what_ranks_above_it(op: Op, higher: Rank, lower
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
-def test_a_newer_write_brings_the_row_back_without_its_old_columns(op: Op) -> None:
+def test_newer_write_restores_the_row_without_old_columns(op: Op) -> None:
     history = [a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.DELETE, 2, "a", 2), a_delta(op, 3, "a", 3, y=3)]
     for order in permutations(history):
         row = merged(order)
@@ -228,7 +228,7 @@ def test_a_newer_write_brings_the_row_back_without_its_old_columns(op: Op) -> No
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE])
-def test_a_write_of_no_columns_brings_the_row_back_too(op: Op) -> None:
+def test_newer_write_without_columns_restores_the_row(op: Op) -> None:
     history = [a_delta(Op.INSERT, 1, "a", 1, x=1), a_delta(Op.DELETE, 2, "a", 2), a_delta(op, 3, "a", 3)]
     for order in permutations(history):
         row = merged(order)
@@ -236,27 +236,27 @@ def test_a_write_of_no_columns_brings_the_row_back_too(op: Op) -> None:
 
 
 @pytest.mark.rule("DE-7")
-def test_a_late_column_older_than_the_delete_stays_away_from_a_row_that_is_back() -> None:
+def test_late_column_older_than_the_delete_is_not_restored() -> None:
     row = merged([a_delta(Op.DELETE, 2, "a", 1), a_delta(Op.UPDATE, 3, "a", 2, x=3)])
     late = a_delta(Op.UPDATE, 1, "a", 3, y=1)
     assert merge(row, late) is row
 
 
 @pytest.mark.rule("DE-7")
-def test_an_older_delete_is_not_noticed() -> None:
+def test_older_delete_has_no_effect() -> None:
     row = merged([a_delta(Op.DELETE, 2, "a", 1)])
     assert merge(row, a_delta(Op.DELETE, 1, "a", 2)) is row
 
 
 @pytest.mark.rule("DE-7")
-def test_a_late_delete_removes_only_the_columns_below_it() -> None:
+def test_late_delete_removes_only_columns_of_lower_rank() -> None:
     row = merged([a_delta(Op.INSERT, 1, "a", 1, x=1, y=1), a_delta(Op.UPDATE, 3, "a", 2, y=3)])
     row = merge(row, a_delta(Op.DELETE, 2, "a", 3))
     assert (row.exists, row.values) == (True, {"y": b"3"})
 
 
 @pytest.mark.rule("DE-7")
-def test_a_row_nobody_wrote_is_not_there() -> None:
+def test_row_without_deltas_does_not_exist() -> None:
     assert (Row().exists, Row().values) == (False, {})
     assert a_delta(Op.UPDATE, 0, "", 0).stamp > NEVER
 
@@ -294,7 +294,7 @@ def reordered(value: Any) -> Any:
 
 @pytest.mark.rule("DE-11")
 @given(changes())
-def test_the_delta_does_not_depend_on_the_order_of_anything(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_extracted_delta_does_not_depend_on_order(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     before, after = both
     assert extracted(before, after) == extracted(reordered(before), after) == extracted(before, reordered(after))
     assert extracted(None, after) == extracted(None, reordered(after))
@@ -302,7 +302,7 @@ def test_the_delta_does_not_depend_on_the_order_of_anything(both: tuple[dict[str
 
 @pytest.mark.rule("DE-11")
 @given(changes())
-def test_the_delta_leads_from_one_row_to_the_other(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_extracted_delta_leads_from_one_row_to_the_other(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     before, after = both
     insert = extracted(None, before, hlc=1)
     assert insert is not None
@@ -316,7 +316,7 @@ def test_the_delta_leads_from_one_row_to_the_other(both: tuple[dict[str, Any], d
 
 @pytest.mark.rule("DE-11")
 @given(rows, rows)
-def test_a_row_that_goes_and_comes_back(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_extracted_deltas_delete_and_restore_a_row(before: dict[str, Any], after: dict[str, Any]) -> None:
     insert, delete, again = extracted(None, before, 1), extracted(before, None, 2), extracted(None, after, 3)
     assert insert is not None
     assert delete is not None
@@ -327,7 +327,9 @@ def test_a_row_that_goes_and_comes_back(before: dict[str, Any], after: dict[str,
 
 @pytest.mark.rule("DE-11", "DE-2")
 @given(st.none() | rows, rows, st.text(max_size=5), st.integers(0, 2**64 - 1))
-def test_the_id_is_that_of_the_parts(before: dict[str, Any] | None, after: dict[str, Any], name: str, hlc: int) -> None:
+def test_extracted_delta_has_the_id_of_its_fields(
+    before: dict[str, Any] | None, after: dict[str, Any], name: str, hlc: int
+) -> None:
     delta = extract(
         before and {column: before[column] for column in before if column in after},
         after,
@@ -353,7 +355,7 @@ def as_extract_writes_them(columns: list[dict[str, Any]]) -> bool:
     "vector",
     [pytest.param(one, id=one["name"]) for one in VECTORS if as_extract_writes_them(one["input"]["columns"])],
 )
-def test_ids_agree_with_the_vectors(vector: dict[str, Any]) -> None:
+def test_extracted_ids_match_the_vectors(vector: dict[str, Any]) -> None:
     fields = vector["input"]
     delta = extract(
         None,
@@ -396,7 +398,7 @@ def test_most_vectors_can_be_extracted() -> None:
         ),
     ],
 )
-def test_a_delta_by_example(
+def test_extracted_delta_example(
     before: dict[str, Any] | None, after: dict[str, Any] | None, op: Op, columns: tuple[tuple[str, bytes], ...]
 ) -> None:
     delta = extracted(before, after)
@@ -417,20 +419,20 @@ def test_a_delta_by_example(
         ({"a": 1, "b": None}, {"b": None, "a": 1}),
     ],
 )
-def test_where_nothing_changed_there_is_no_delta(before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
+def test_equal_rows_give_no_delta(before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
     assert extracted(before, after) is None
 
 
 @pytest.mark.rule("DE-11")
 @pytest.mark.parametrize("after", [{}, {"title": 1}, {"title": 2, "more": 3}])
-def test_a_column_cannot_be_removed_and_the_error_names_it(after: dict[str, Any]) -> None:
+def test_removed_column_is_refused_with_its_name(after: dict[str, Any]) -> None:
     with pytest.raises(CanonicalError, match="cannot be removed") as refused:
         extracted({"title": 1, "done": None}, after)
     assert refused.value.path in {"$.title", "$.done"} - {f"$.{name}" for name in after}
 
 
 @pytest.mark.rule("DE-11")
-def test_a_removed_column_of_an_odd_name_is_named_as_paths_are_written() -> None:
+def test_removed_column_with_special_name_is_quoted_in_the_path() -> None:
     with pytest.raises(CanonicalError) as refused:
         extracted({"a b": 1}, {})
     assert refused.value.path == '$["a b"]'
@@ -438,7 +440,7 @@ def test_a_removed_column_of_an_odd_name_is_named_as_paths_are_written() -> None
 
 @pytest.mark.rule("DE-11")
 @pytest.mark.parametrize("hlc", [-1, 2**64])
-def test_a_clock_that_no_wire_could_carry_makes_no_delta(hlc: int) -> None:
+def test_hlc_out_of_range_is_refused(hlc: int) -> None:
     with pytest.raises(CanonicalError) as refused:
         extract(None, {"a": 1}, client_id="c", hlc=hlc, table="t", row_id="r")
     assert refused.value.path == "$.hlc"
@@ -446,14 +448,14 @@ def test_a_clock_that_no_wire_could_carry_makes_no_delta(hlc: int) -> None:
 
 @pytest.mark.rule("DE-11", "CO-2")
 @pytest.mark.parametrize("before", [None, {}, {"a": 1}])
-def test_a_value_without_a_canonical_form_is_refused_by_its_column(before: dict[str, Any] | None) -> None:
+def test_value_without_canonical_form_is_refused_with_its_column(before: dict[str, Any] | None) -> None:
     with pytest.raises(CanonicalError) as refused:
         extracted(before, {"a": [1, float("nan")]})
     assert refused.value.path == "$.a[1]"
 
 
 @pytest.mark.rule("DE-11")
-def test_the_op_has_no_part_in_the_id_but_clock_and_names_have() -> None:
+def test_delta_id_depends_on_clock_and_names_but_not_on_the_operation() -> None:
     parts = {"client_id": "c", "hlc": 1, "table": "t", "row_id": "r"}
     insert, update = extract(None, {"a": 1}, **parts), extract({}, {"a": 1}, **parts)  # type: ignore[arg-type]
     assert insert is not None

@@ -41,20 +41,22 @@ def prefixes(tenants: Sequence[Tenant]) -> list[str]:
         ("", (), []),
     ],
 )
-def test_a_tenant_is_a_name_and_what_is_below_it(stream: str, partitions: tuple[str, ...], found: list[str]) -> None:
+def test_tenant_covers_its_name_and_everything_below(
+    stream: str, partitions: tuple[str, ...], found: list[str]
+) -> None:
     tenants = Tenants([Tenant(name) for name in ("ledger", "ledger/acme", "orders/1", "orders/1/2")])
     assert prefixes(tenants.of(stream, partitions)) == found
     assert prefixes(tenants.of(stream, partitions)) == found, "also from memory"
 
 
 @given(st.lists(st.sampled_from(NAMES[:5] + NAMES[6:]), unique=True), st.lists(st.sampled_from(NAMES)))
-def test_the_look_for_parts_finds_what_a_comparison_finds(tenants: list[str], names: list[str]) -> None:
+def test_tenant_lookup_equals_a_linear_search(tenants: list[str], names: list[str]) -> None:
     found = prefixes(Tenants(map(Tenant, tenants)).of("", tuple(names)))
     expected = {one for one in tenants for name in names if name == one or name.startswith(f"{one}/")}
     assert found == sorted(expected)
 
 
-def test_streams_count_by_their_name_and_events_by_their_partitions_alone() -> None:
+def test_streams_count_by_name_and_events_by_partitions() -> None:
     log = log_with(Tenant("chat", records_max=1), Tenant("p", records_max=1))
     log(SetMember("chat/1", "user:ann"))
     committed(log(message(1)))
@@ -63,11 +65,11 @@ def test_streams_count_by_their_name_and_events_by_their_partitions_alone() -> N
     refused(log(event(3, partitions=("p/2",))), Reason.QUOTA_EXCEEDED)
 
 
-# --- what is refused, and what is not ------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-18", "CO-30")
-def test_the_refusal_names_tenant_limit_and_usage() -> None:
+def test_quota_refusal_names_tenant_limit_and_usage() -> None:
     log = log_with(Tenant("acme", bytes_max=3))
     committed(log(event(1, body=b"12", partitions=("acme",))))
     late = refused(log(event(2, body=b"12", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
@@ -79,7 +81,7 @@ def test_the_refusal_names_tenant_limit_and_usage() -> None:
 
 
 @pytest.mark.rule("CO-15", "CO-18")
-def test_a_known_write_is_answered_and_another_fault_is_told_before() -> None:
+def test_quota_is_checked_after_replay_and_other_checks() -> None:
     log = log_with(Tenant("acme", records_max=1))
     receipt = committed(log(event(1, partitions=("acme",))))
     assert replayed(log(event(1, partitions=("acme",)))).receipt == receipt
@@ -90,7 +92,7 @@ def test_a_known_write_is_answered_and_another_fault_is_told_before() -> None:
     assert log.snapshot.usage == {"acme": Usage(0, 1)}
 
 
-def test_what_a_quota_refuses_takes_nothing_of_the_actors_rate_and_the_other_way_round() -> None:
+def test_quota_and_rate_refusals_do_not_consume_each_other() -> None:
     log = log_with(Tenant("acme", records_max=2))
     rate = Rate(1, burst=2)
     committed(log(event(1, partitions=("acme",), actor="a", rate=rate)))
@@ -104,7 +106,7 @@ def test_what_a_quota_refuses_takes_nothing_of_the_actors_rate_and_the_other_way
     assert log.snapshot.usage == {"acme": Usage(0, 2)}
 
 
-def test_it_must_fit_into_all_that_it_belongs_to() -> None:
+def test_write_must_fit_the_quotas_of_all_its_tenants() -> None:
     log = log_with(Tenant("a", records_max=9), Tenant("a/b", records_max=1), Tenant("c", records_max=9))
     committed(log(event(1, partitions=("a/b", "c"))))
     assert refused(log(event(2, partitions=("a/b", "c"))), Reason.QUOTA_EXCEEDED).tenant == "a/b"
@@ -114,7 +116,7 @@ def test_it_must_fit_into_all_that_it_belongs_to() -> None:
 # --- rates -------------------------------------------------------------------------------------------
 
 
-def test_the_rate_of_a_tenant_comes_back_evenly() -> None:
+def test_tenant_rate_refills_evenly() -> None:
     log = log_with(Tenant("t", new_writes_per_second_max=2, new_writes_at_once_max=3))
     assert [type(log(event(number, partitions=("t",)))) for number in (1, 2, 3)] == [Committed] * 3
     late = refused(log(event(4, partitions=("t",))), Reason.RATE_LIMITED)
@@ -126,7 +128,7 @@ def test_the_rate_of_a_tenant_comes_back_evenly() -> None:
     committed(log(event(4, partitions=("t",))))
 
 
-def test_a_clock_that_was_set_back_does_not_stop_a_tenant() -> None:
+def test_clock_set_back_does_not_block_a_tenant() -> None:
     log = log_with(Tenant("t", new_writes_per_second_max=1))
     committed(log(event(1, partitions=("t",))))
     refused(log(event(2, partitions=("t",))), Reason.RATE_LIMITED)
@@ -138,7 +140,7 @@ def test_a_clock_that_was_set_back_does_not_stop_a_tenant() -> None:
 
 
 @given(st.lists(st.integers(-8, 9), max_size=200))
-def test_processes_whose_times_are_a_little_apart_let_no_more_through(steps: list[int]) -> None:
+def test_clock_skew_between_processes_does_not_raise_the_rate(steps: list[int]) -> None:
     log = log_with(Tenant("t", new_writes_per_second_max=5))
     start_ms = newest_ms = log.now_ms
     taken = 0
@@ -150,7 +152,7 @@ def test_processes_whose_times_are_a_little_apart_let_no_more_through(steps: lis
 
 
 @given(st.integers(1, 40), st.integers(1, 10), st.lists(st.integers(0, 700), max_size=60))
-def test_never_more_come_through_than_a_rate_allows(per_second: int, at_once: int, pauses: list[int]) -> None:
+def test_tenant_rate_is_never_exceeded(per_second: int, at_once: int, pauses: list[int]) -> None:
     log = log_with(Tenant("t", new_writes_per_second_max=per_second, new_writes_at_once_max=at_once))
     start_ms, taken = log.now_ms, 0
     for number, pause_ms in enumerate(pauses, 1):
@@ -159,10 +161,10 @@ def test_never_more_come_through_than_a_rate_allows(per_second: int, at_once: in
         assert taken <= at_once + (log.now_ms - start_ms) * per_second / 1000
 
 
-# --- what is asked for, and what can be no quota ---------------------------------------------------------
+# --- footprint and validation ----------------------------------------------------------------------------
 
 
-def test_only_what_may_be_counted_is_asked_for() -> None:
+def test_footprint_contains_only_relevant_tenants() -> None:
     tenants = Tenants([Tenant("a"), Tenant("b"), Tenant("c")])
     held = event(1, partitions=("a",), retry_after_ms=1)
     asked, bad = event(2, partitions=("b",)), event(3, partitions=("c",))
@@ -188,12 +190,12 @@ def test_only_what_may_be_counted_is_asked_for() -> None:
         Tenant("a", bytes_max=True),
     ],
 )
-def test_what_can_be_no_quota_is_told(tenant: Tenant) -> None:
+def test_invalid_quota_is_refused(tenant: Tenant) -> None:
     with pytest.raises(SettingsError, match="tenants"):
         demand_tenants([tenant])
 
 
-def test_no_prefix_is_there_twice_and_there_are_not_too_many() -> None:
+def test_repeated_prefixes_and_too_many_tenants_are_refused() -> None:
     demand_tenants([Tenant("a"), Tenant("a/b", 1, 2, 3, 4)])
     with pytest.raises(SettingsError, match="twice"):
         demand_tenants([Tenant("a"), Tenant("a", 1)])

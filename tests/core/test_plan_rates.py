@@ -44,7 +44,7 @@ def waits_ms(verdict: Verdict) -> int:
 
 
 @pytest.mark.rule("CO-30")
-def test_so_many_are_taken_at_once_and_one_whenever_it_has_come_back() -> None:
+def test_burst_is_accepted_at_once_and_refills_one_by_one() -> None:
     log = Log()
     assert [type(log(rated(number))) for number in (1, 2)] == [Committed, Committed]
     late = refused(log(rated(3)), Reason.RATE_LIMITED)
@@ -60,7 +60,7 @@ def test_so_many_are_taken_at_once_and_one_whenever_it_has_come_back() -> None:
     assert waits_ms(third) == 500
 
 
-def test_a_burst_can_be_more_or_less_than_a_second_gives() -> None:
+def test_burst_may_differ_from_the_rate_per_second() -> None:
     log = Log()
     assert [type(log(rated(number, Rate(1, burst=3)))) for number in range(1, 4)] == [Committed] * 3
     assert waits_ms(log(rated(4, Rate(1, burst=3)))) == 1000
@@ -68,7 +68,7 @@ def test_a_burst_can_be_more_or_less_than_a_second_gives() -> None:
     assert waits_ms(log(rated(12, Rate(1000, burst=1), actor="user:bob"))) == 1
 
 
-def test_what_a_write_costs_is_rounded_up() -> None:
+def test_cost_of_a_write_is_rounded_up() -> None:
     """A third of a second and a bit: never more are let through than the rate says."""
     log = Log()
     three = Rate(3, burst=3)
@@ -86,7 +86,7 @@ def test_what_a_write_costs_is_rounded_up() -> None:
     committed(log(rated(7, three)))
 
 
-def test_the_time_is_that_of_the_log_and_never_goes_back() -> None:
+def test_rate_uses_log_time() -> None:
     log = Log()
     log.together(rated(1), rated(2))
     log.now_ms -= 60_000
@@ -95,7 +95,7 @@ def test_the_time_is_that_of_the_log_and_never_goes_back() -> None:
     assert waits_ms(log(rated(3))) == 500
 
 
-def test_a_bucket_that_is_full_again_is_as_good_as_none() -> None:
+def test_full_bucket_equals_a_missing_one() -> None:
     log = Log()
     log.together(rated(1), rated(2))
     (bucket,) = log.snapshot.rates.values()
@@ -107,11 +107,11 @@ def test_a_bucket_that_is_full_again_is_as_good_as_none() -> None:
     assert with_it == [type(one) for one in other.together(rated(3), rated(4), rated(5))]
 
 
-# --- what is counted, and for whom ---------------------------------------------------------------------
+# --- scope of a rate -----------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-15", "CO-18")
-def test_a_known_write_costs_nothing_and_is_answered_when_all_is_used_up() -> None:
+def test_known_write_is_replayed_and_costs_nothing_when_the_rate_is_used_up() -> None:
     log = Log()
     receipt = committed(log(rated(1)))
     for _ in range(5):
@@ -126,7 +126,7 @@ def test_a_known_write_costs_nothing_and_is_answered_when_all_is_used_up() -> No
 
 
 @pytest.mark.rule("CO-18")
-def test_it_is_the_last_check_and_what_is_refused_takes_nothing() -> None:
+def test_rate_is_the_last_check_and_refused_writes_cost_nothing() -> None:
     log = Log()
     one = Rate(1, burst=1)
     refused(log(rated(1, one, expected_position=7)), Reason.UNEXPECTED_POSITION)
@@ -142,7 +142,7 @@ def test_it_is_the_last_check_and_what_is_refused_takes_nothing() -> None:
     assert log.snapshot.rates["", "user:ann"] == before
 
 
-def test_every_actor_has_their_own_and_what_has_no_rate_takes_nothing() -> None:
+def test_rates_are_per_actor_and_writes_without_rate_cost_nothing() -> None:
     log = Log()
     for number in range(10):
         committed(log(event(number + 1, actor="user:ann")))
@@ -153,7 +153,7 @@ def test_every_actor_has_their_own_and_what_has_no_rate_takes_nothing() -> None:
     committed(log(event(25, actor="user:ann")))
 
 
-def test_events_are_counted_over_the_log_and_other_writes_by_stream() -> None:
+def test_event_rate_is_per_log_and_other_rates_are_per_stream() -> None:
     log = Log()
     for scope in ("chat/1", "chat/2"):
         log(SetMember(scope, "user:ann"))
@@ -166,7 +166,7 @@ def test_events_are_counted_over_the_log_and_other_writes_by_stream() -> None:
     assert log.snapshot.rates.keys() == {("", "user:ann"), ("chat/1", "user:ann"), ("chat/2", "user:ann")}
 
 
-def test_work_under_a_lease_was_let_in_when_it_was_claimed() -> None:
+def test_completion_under_a_lease_costs_nothing() -> None:
     log = Log()
     one = Rate(1, burst=1)
     committed(log(replace(result(1), rate=one)))
@@ -181,7 +181,7 @@ def test_work_under_a_lease_was_let_in_when_it_was_claimed() -> None:
 # --- requests --------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_is_nothing_takes_nothing() -> None:
+def test_refused_request_costs_nothing() -> None:
     log = Log()
     log(event(9, "a"))
     verdicts = log.together(rated(1), rated(2), event(9, "b"), mode=Mode.ALL)
@@ -196,7 +196,7 @@ def test_a_request_that_is_nothing_takes_nothing() -> None:
     committed(log(rated(2)))
 
 
-def test_of_a_request_that_is_too_much_as_many_are_taken_as_may_be() -> None:
+def test_request_above_the_rate_is_partly_accepted() -> None:
     log = Log()
     verdicts = log.together(*[rated(number) for number in range(1, 6)])
     assert [type(one).__name__ for one in verdicts] == ["Committed"] * 2 + ["Refused"] * 3
@@ -209,7 +209,7 @@ def test_of_a_request_that_is_too_much_as_many_are_taken_as_may_be() -> None:
 # --- what a store is asked for ---------------------------------------------------------------------------
 
 
-def test_the_footprint_names_it_only_where_there_is_a_rate() -> None:
+def test_footprint_names_a_rate_only_if_there_is_one() -> None:
     lane = lane_of("chat/1", Settings().lanes)
     chat = message(1, rate=TWO)
     needs = footprint([Request((rated(1), event(2, actor="user:bob"), chat))], Settings())
@@ -233,14 +233,14 @@ def test_the_footprint_names_it_only_where_there_is_a_rate() -> None:
         1,
     ],
 )
-def test_a_rate_that_is_none_is_malformed(rate: Any) -> None:
+def test_invalid_rate_is_malformed(rate: Any) -> None:
     log = Log()
     wrong = refused(log(rated(1, rate)), Reason.MALFORMED)
     assert (wrong.field, wrong.message.split()[:2]) == ("rate", ["rate", "must"])
     assert footprint([Request((rated(1, rate),))], Settings()).rates == set()
 
 
-def test_the_slowest_rate_with_the_largest_burst_stays_within_its_bound() -> None:
+def test_slowest_rate_with_largest_burst_stays_within_its_bound() -> None:
     log = Log()
     widest = Rate(1, burst=RATE_MAX)
     full_at_us = log.now_ms * 1000 + FULL_AFTER_US_MAX
@@ -257,8 +257,8 @@ pauses_ms = st.lists(st.integers(-5, 30) | st.sampled_from([0, 0, 0, 333, 334, 5
 
 
 @given(rates, pauses_ms)
-def test_no_stretch_of_time_has_more_than_the_rate_allows(rate: Rate, pauses: Sequence[int]) -> None:
-    """Nor fewer than it must: who is refused is taken when they were told to come again, and not a moment sooner."""
+def test_no_interval_exceeds_the_rate(rate: Rate, pauses: Sequence[int]) -> None:
+    """A refused write is accepted exactly at the reported retry time, and not before."""
     log = Log()
     times: list[int] = []
     for number, pause_ms in enumerate(pauses, 1):

@@ -1,4 +1,4 @@
-"""Policies: the five that are built in, and those that contradict themselves."""
+"""The five built-in policies, and contradictory policies."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -68,7 +68,7 @@ def declared(**fields: Any) -> Policy:
 
 # --- built in ------------------------------------------------------------------------------------------
 
-# How a write is identified, its key, its order, how long it is remembered, and what other content is told.
+# Identity, key, order, retention, and the answer to other content under a known key.
 TABLE: list[tuple[Policy, dict[str, Any]]] = [
     (
         EVENTS,
@@ -135,17 +135,17 @@ TABLE: list[tuple[Policy, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("policy", "row"), TABLE, ids=[row["name"] for _, row in TABLE])
-def test_the_table_of_the_five_doors(policy: Policy, row: dict[str, Any]) -> None:
+def test_built_in_policies_match_the_table(policy: Policy, row: dict[str, Any]) -> None:
     assert asdict(policy) == {**dict.fromkeys(FLAGS, False), "zero_key": True, **row}
 
 
-def test_there_are_five_and_their_names_differ() -> None:
+def test_five_built_in_policies_have_distinct_names() -> None:
     assert [policy.name for policy in BUILT_IN] == ["events", "ledger", "deltas", "runs", "chat"]
     assert BUILT_IN == (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
 
 
 @pytest.mark.parametrize("policy", [*BUILT_IN, declared()], ids=lambda policy: policy.name)
-def test_a_policy_is_a_frozen_value(policy: Policy) -> None:
+def test_policy_is_immutable_and_hashable(policy: Policy) -> None:
     for field in Policy.__struct_fields__:
         with pytest.raises(AttributeError):
             setattr(policy, field, getattr(policy, field))
@@ -178,9 +178,7 @@ def test_a_policy_is_a_frozen_value(policy: Policy) -> None:
         ({"client_sequence": True, "leased": True}, ["client sequence", "lease"]),
     ],
 )
-def test_a_contradiction_is_refused_by_the_policys_name_and_what_is_wrong(
-    fields: dict[str, Any], words: list[str]
-) -> None:
+def test_contradictory_policy_is_refused_with_its_name_and_reason(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(PolicyError) as refused:
         declared(name="my.policy-2", **fields)
     message = str(refused.value)
@@ -191,7 +189,7 @@ def test_a_contradiction_is_refused_by_the_policys_name_and_what_is_wrong(
 @pytest.mark.parametrize(
     "name", ["", "A", "Payments", "1st", "_a", "-a", "a b", "a/b", "é", "a\n", "a" * (NAME_CHARACTERS_MAX + 1), None, 7]
 )
-def test_a_name_that_is_none_is_refused_and_shown(name: Any) -> None:
+def test_invalid_policy_name_is_refused_and_quoted(name: Any) -> None:
     with pytest.raises(PolicyError) as refused:
         declared(name=name)
     assert "a policy's name" in str(refused.value)
@@ -199,34 +197,34 @@ def test_a_name_that_is_none_is_refused_and_shown(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "payments", "a1_.-z", "a" * NAME_CHARACTERS_MAX])
-def test_names_that_are(name: str) -> None:
+def test_valid_policy_names_are_accepted(name: str) -> None:
     assert declared(name=name).name == name
 
 
 @pytest.mark.parametrize("key_bytes", [(1, 1), (1, KEY_BYTES_MAX), (KEY_BYTES_MAX, KEY_BYTES_MAX)])
-def test_keys_from_one_byte_to_the_most(key_bytes: tuple[int, int]) -> None:
+def test_key_length_limits_are_accepted(key_bytes: tuple[int, int]) -> None:
     assert declared(key_bytes=key_bytes).key_bytes == key_bytes
 
 
-def test_a_changed_copy_is_checked_like_a_new_one() -> None:
+def test_replaced_policy_is_validated() -> None:
     with pytest.raises(PolicyError, match=r"^runs: a lease .* member"):
         replace(RUNS, members_only=True)
 
 
-def test_a_refusal_can_be_caught_as_ours_and_as_a_value_error() -> None:
+def test_policy_error_is_a_value_error() -> None:
     assert issubclass(PolicyError, OncelogError)
     assert issubclass(PolicyError, ValueError)
 
 
 @pytest.mark.parametrize("policy", BUILT_IN, ids=lambda policy: policy.name)
-def test_the_name_of_a_built_in_policy_is_taken(policy: Policy) -> None:
+def test_name_of_a_built_in_policy_is_reserved(policy: Policy) -> None:
     with pytest.raises(PolicyError, match="built-in"):
         declared(name=policy.name, key_bytes=(1, 7))
     assert replace(policy) == policy
 
 
 @pytest.mark.parametrize("forget", ["at_age", 1, None])
-def test_a_retention_is_made_of_what_it_says(forget: Any) -> None:
+def test_invalid_kind_of_retention_is_refused(forget: Any) -> None:
     with pytest.raises(PolicyError):
         Retention(forget, 1000)
 
@@ -248,7 +246,7 @@ def test_a_retention_is_made_of_what_it_says(forget: Any) -> None:
     ],
     ids=str,
 )
-def test_a_word_in_place_of_a_value_is_refused(fields: dict[str, Any]) -> None:
+def test_policy_values_of_the_wrong_type_are_refused(fields: dict[str, Any]) -> None:
     (field,) = fields
     with pytest.raises(PolicyError, match=rf"^payments: {field} must be "):
         declared(**fields)
@@ -260,7 +258,7 @@ def test_a_word_in_place_of_a_value_is_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.rule("LG-15")
 @pytest.mark.parametrize("forget", [Forget.AT_AGE, Forget.AT_EVICTION])
 @pytest.mark.parametrize("ttl_ms", [0, -1, -DAY_MS, TTL_MS_MAX + 1, 1.5, 1000.0, True, "1000", None])
-def test_a_time_to_live_that_is_none_is_refused(forget: Forget, ttl_ms: Any) -> None:
+def test_invalid_time_to_live_is_refused(forget: Forget, ttl_ms: Any) -> None:
     with pytest.raises(PolicyError) as refused:
         Retention(forget, ttl_ms)
     assert "time to live" in str(refused.value)
@@ -270,26 +268,26 @@ def test_a_time_to_live_that_is_none_is_refused(forget: Forget, ttl_ms: Any) -> 
 @pytest.mark.rule("LG-15")
 @pytest.mark.parametrize("made", [kept_for, evicted_after])
 @pytest.mark.parametrize("length", [{}, {"hours": 0}, {"seconds": -1}, {"hours": 1, "seconds": -3600}, {"days": 0.5}])
-def test_no_time_is_no_retention(made: Any, length: dict[str, Any]) -> None:
+def test_retention_without_time_is_refused(made: Any, length: dict[str, Any]) -> None:
     with pytest.raises(PolicyError, match="time to live"):
         made(**length)
 
 
 @pytest.mark.rule("LG-15")
 @pytest.mark.parametrize("ttl_ms", [1, DAY_MS, TTL_MS_MAX])
-def test_from_a_millisecond_to_a_hundred_years(ttl_ms: int) -> None:
+def test_retention_limits_are_accepted(ttl_ms: int) -> None:
     assert kept_for(ms=ttl_ms) == Retention(Forget.AT_AGE, ttl_ms)
     assert evicted_after(ms=ttl_ms) == Retention(Forget.AT_EVICTION, ttl_ms)
 
 
-def test_lengths_add_up() -> None:
+def test_retention_units_add_up() -> None:
     length = {"days": 1, "hours": 2, "seconds": 3, "ms": 4}
     assert kept_for(**length) == Retention(Forget.AT_AGE, DAY_MS + 2 * HOUR_MS + 3004)
     assert evicted_after(**length) == Retention(Forget.AT_EVICTION, DAY_MS + 2 * HOUR_MS + 3004)
     assert kept_for(days=36_600).ttl_ms == TTL_MS_MAX
 
 
-def test_what_is_never_forgotten_has_no_time_to_live() -> None:
+def test_forever_has_no_time_to_live() -> None:
     assert Retention(Forget.NEVER) == FOREVER
     with pytest.raises(PolicyError, match="time to live"):
         Retention(Forget.NEVER, 1)
@@ -298,7 +296,7 @@ def test_what_is_never_forgotten_has_no_time_to_live() -> None:
 @pytest.mark.rule("LG-15")
 @pytest.mark.parametrize("setting", ["eviction_interval", "lanes"])
 @pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, True, "1000", None])
-def test_a_setting_out_of_its_range_is_refused_by_name(setting: str, value: Any) -> None:
+def test_setting_out_of_range_is_refused_with_its_name(setting: str, value: Any) -> None:
     with pytest.raises(SettingsError) as refused:
         Settings(**{setting: value})
     assert str(refused.value).startswith(f"{setting} ")
@@ -306,7 +304,7 @@ def test_a_setting_out_of_its_range_is_refused_by_name(setting: str, value: Any)
 
 
 @pytest.mark.rule("LG-15")
-def test_settings_in_their_range() -> None:
+def test_settings_in_range_are_accepted() -> None:
     assert (Settings().lanes, Settings().eviction_interval) == (16, 1000)
     assert Settings(lanes=1, eviction_interval=1) == Settings(1, 1)
     assert Settings(lanes=2**15 - 1, eviction_interval=2**31 - 1).lanes == 2**15 - 1
@@ -342,7 +340,7 @@ def is_sound(fields: dict[str, Any]) -> bool:
     )
 
 
-def test_of_all_combinations_those_that_contradict_themselves_are_refused() -> None:
+def test_all_contradictory_combinations_are_refused() -> None:
     for fields in COMBINATIONS:
         if is_sound(fields):
             assert asdict(declared(**fields)) == {"name": "payments", "key_bytes": (1, 64), **fields}
@@ -352,7 +350,7 @@ def test_of_all_combinations_those_that_contradict_themselves_are_refused() -> N
 
 
 @given(st.integers(-1, 300), st.integers(-1, 300), st.sampled_from(COMBINATIONS))
-def test_no_length_of_keys_makes_up_for_a_contradiction(shortest: int, longest: int, fields: dict[str, Any]) -> None:
+def test_contradictions_are_refused_for_every_key_length(shortest: int, longest: int, fields: dict[str, Any]) -> None:
     try:
         policy = declared(key_bytes=(shortest, longest), **fields)
     except PolicyError:
@@ -362,13 +360,13 @@ def test_no_length_of_keys_makes_up_for_a_contradiction(shortest: int, longest: 
         assert 1 <= policy.key_bytes[0] <= policy.key_bytes[1] <= 255
 
 
-def test_all_other_combinations_can_be_written_with() -> None:
+def test_all_other_combinations_accept_writes() -> None:
     for fields in filter(is_sound, COMBINATIONS):
         commits_once(declared(**fields))
 
 
 @pytest.mark.parametrize("policy", BUILT_IN, ids=lambda policy: policy.name)
-def test_so_can_the_five_doors(policy: Policy) -> None:
+def test_built_in_policies_accept_writes(policy: Policy) -> None:
     commits_once(policy)
 
 
@@ -403,7 +401,7 @@ def a_key(policy: Policy) -> bytes:
 
 
 def a_write(policy: Policy, fingerprint: bytes, fence: int) -> Submission:
-    """A write with all that the policy demands of it."""
+    """A write with every field that the policy requires."""
     return Submission(
         policy=policy,
         scope="stream",

@@ -1,4 +1,4 @@
-"""Proofs as documents (LG-18): nothing in one can be changed, and of what is none the place is named that is wrong."""
+"""Proofs as documents (LG-18): every change is found, and an invalid document is refused with the path of its fault."""
 
 import ast
 import json
@@ -134,7 +134,7 @@ places = st.integers(1, 70).flatmap(lambda count: st.tuples(st.integers(0, count
 
 @pytest.mark.rule("LG-18")
 @given(any_record, places, st.binary(min_size=16, max_size=16), st.booleans())
-def test_any_record_is_proven_wherever_it_stands(
+def test_any_record_is_proven_at_any_position(
     record: Record, place: tuple[int, int], salt: bytes, is_erased: bool
 ) -> None:
     found = proven(record, *place, salt)
@@ -148,7 +148,7 @@ def test_any_record_is_proven_wherever_it_stands(
 
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("count", [*range(1, 34), 64, 100, 1000])
-def test_every_place_in_a_block(count: int) -> None:
+def test_every_index_of_a_block_is_proven(count: int) -> None:
     for index in range(count) if count < 34 else (0, 1, count // 2, count - 2, count - 1):
         document = proof_document(proven(replace(EVENT, position=5000), index, count))
         assert verify(document).is_valid
@@ -156,7 +156,7 @@ def test_every_place_in_a_block(count: int) -> None:
             assert not verify(replace(document, index=other)).is_valid
 
 
-def test_the_document_is_as_it_is_documented() -> None:
+def test_document_has_the_documented_members() -> None:
     said = json.loads(encode(DOCUMENTS["transaction"]))
     assert list(said) == ["record", "salt", "body", "body_hash", "index", "count", "path", "block"]
     assert list(said["record"]) == [
@@ -172,7 +172,7 @@ def test_the_document_is_as_it_is_documented() -> None:
     assert gone["body_hash"] == json.loads(encode(DOCUMENTS["event"]))["body_hash"]
 
 
-def test_spaces_and_the_order_of_members_say_nothing() -> None:
+def test_whitespace_and_member_order_do_not_matter() -> None:
     document = DOCUMENTS["event"]
     said = json.loads(encode(document))
     assert decode(json.dumps(dict(reversed(said.items())), indent=2).encode()) == document
@@ -183,7 +183,7 @@ def test_spaces_and_the_order_of_members_say_nothing() -> None:
 
 @pytest.mark.rule("LG-18")
 @each_document
-def test_every_changed_byte_is_noticed(document: ProofDocument) -> None:
+def test_every_changed_byte_is_found(document: ProofDocument) -> None:
     data = encode(document)
     for place, byte in enumerate(data):
         others = {byte ^ 1, byte ^ 0x20, byte ^ 0x80, *b' 07af"'} - {byte}  # 0x20: another case
@@ -194,7 +194,7 @@ def test_every_changed_byte_is_noticed(document: ProofDocument) -> None:
 
 @pytest.mark.rule("LG-18")
 @given(st.data(), st.sampled_from(list(DOCUMENTS.values())))
-def test_whatever_is_put_in_taken_out_or_replaced_is_noticed(data: st.DataObject, document: ProofDocument) -> None:
+def test_inserted_removed_or_replaced_text_is_found(data: st.DataObject, document: ProofDocument) -> None:
     before = encode(document)
     start = data.draw(st.integers(0, len(before)))
     end = data.draw(st.integers(start, min(len(before), start + 8)))
@@ -208,7 +208,7 @@ def test_whatever_is_put_in_taken_out_or_replaced_is_noticed(data: st.DataObject
 
 @pytest.mark.rule("LG-18")
 @given(any_record, places, st.data())
-def test_a_field_of_another_proof_is_noticed(record: Record, place: tuple[int, int], data: st.DataObject) -> None:
+def test_field_of_another_proof_is_found(record: Record, place: tuple[int, int], data: st.DataObject) -> None:
     document, other = proof_document(proven(record, *place)), DOCUMENTS["event"]
     field = data.draw(st.sampled_from(document.record.__struct_fields__))
     value = getattr(other.record, field)
@@ -248,21 +248,21 @@ def changed_values(value: Any) -> Iterator[Any]:
 
 @pytest.mark.rule("LG-18")
 @each_document
-def test_every_changed_field_is_noticed(document: ProofDocument) -> None:
+def test_every_changed_field_is_found(document: ProofDocument) -> None:
     changes = list(changed_values(json.loads(encode(document))))
     assert len(changes) > 200
     for changed in changes:
         assert is_noticed(json.dumps(changed).encode()), changed
 
 
-def test_a_byte_cannot_move_between_salt_and_body() -> None:
+def test_byte_cannot_move_between_salt_and_body() -> None:
     said = json.loads(encode(proof_document(proven(replace(EVENT, body=b"body")))))
     with pytest.raises(ProofError) as raised:
         decode(json.dumps({**said, "salt": said["salt"] + b"b".hex(), "body": "b2R5"}).encode())
     assert (raised.value.path, raised.value.reason) == ("$.salt", "must have 32 hexadecimal digits, not 34")
 
 
-# --- what is found, in words -----------------------------------------------------------------------------
+# --- reasons of a failure --------------------------------------------------------------------------------
 
 
 def found_in(document: ProofDocument, **more: Any) -> tuple[str, ...]:
@@ -271,7 +271,7 @@ def found_in(document: ProofDocument, **more: Any) -> tuple[str, ...]:
     return result.findings
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_failed_verification_states_the_reason() -> None:
     document = DOCUMENTS["event"]
     block, record = document.block, document.record
     not_its_hash = "the block's hash is not that of its fields"
@@ -292,7 +292,7 @@ def test_what_is_wrong_is_said() -> None:
     assert found_in(replace(document, body_hash="00" * 32)) == (nowhere, "the body hash is not that of salt and body")
 
 
-def test_an_index_beyond_the_block() -> None:
+def test_index_beyond_the_block_is_refused() -> None:
     document = DOCUMENTS["alone"]
     block = replace(document.block, first_position=10)
     assert "there is no index 2 among 1 records" in found_in(replace(document, index=2, block=block))
@@ -300,7 +300,7 @@ def test_an_index_beyond_the_block() -> None:
 
 @pytest.mark.rule("LG-18")
 @each_document
-def test_the_block_must_be_the_one_that_is_trusted(document: ProofDocument) -> None:
+def test_block_must_equal_the_trusted_one(document: ProofDocument) -> None:
     trusted = bytes.fromhex(document.block.hash)
     assert found_in(document, block_hash=trusted) == ()
     for other in (bytes(32), trusted[:-1], trusted[::-1], b""):
@@ -311,7 +311,7 @@ def test_the_block_must_be_the_one_that_is_trusted(document: ProofDocument) -> N
 
 
 @pytest.mark.rule("LG-18", "CO-41")
-def test_of_an_erased_record_the_header_is_proven() -> None:
+def test_header_of_an_erased_record_is_proven() -> None:
     document = DOCUMENTS["erased"]
     assert verify(document) == Verification((), is_erased=True)
     assert not verify(replace(document, body_hash="00" * 32)).is_valid
@@ -323,7 +323,7 @@ def test_of_an_erased_record_the_header_is_proven() -> None:
 
 
 @pytest.mark.rule("LG-18")
-def test_a_transaction_says_what_its_fingerprint_says() -> None:
+def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
     """Also where the log has put another body under it, and has hashed that."""
     other = transaction_body([SetEntity("balance:7", b"251")])
     for body, words in (
@@ -341,7 +341,7 @@ def test_a_transaction_says_what_its_fingerprint_says() -> None:
         assert found_in(proof_document(erased(proven(replace(TRANSACTION, body=body))))) == ()
 
 
-# --- what is no document ---------------------------------------------------------------------------------
+# --- invalid documents -----------------------------------------------------------------------------------
 
 
 def refused(data: bytes) -> tuple[str, str]:
@@ -400,14 +400,14 @@ BAD: list[tuple[str, Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("member", "value", "path", "reason"), BAD, ids=[f"{one[0]}-{n}" for n, one in enumerate(BAD)])
-def test_what_is_wrong_in_a_document_is_named(member: str, value: Any, path: str, reason: str) -> None:
+def test_invalid_member_is_named(member: str, value: Any, path: str, reason: str) -> None:
     said = json.loads(encode(DOCUMENTS["event"]))
     inside, _, name = member.rpartition(".")
     (said[inside] if inside else said)[name] = value
     assert refused(json.dumps(said).encode()) == (path, reason)
 
 
-def test_a_member_that_is_missing_is_named() -> None:
+def test_missing_member_is_named() -> None:
     said = json.loads(encode(DOCUMENTS["event"]))
     assert refused(json.dumps({**said, "block": {}}).encode()) == ("$.block", "Object missing required field `lane`")
     del said["salt"]
@@ -415,8 +415,8 @@ def test_a_member_that_is_missing_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", [b'"actor":', b'"path":', b'"\\u0070ath":'])
-def test_a_member_that_is_there_twice_is_refused(name: bytes) -> None:
-    """One reader takes the first, another one the last: what is shown must be what is checked."""
+def test_repeated_member_is_refused(name: bytes) -> None:
+    """Readers differ in which of two equal members they use, so that a verified document could show another value."""
     data = encode(DOCUMENTS["event"])
     plain = name.replace(b"\\u0070", b"p")
     value = data.partition(plain)[2][: data.partition(plain)[2].index(b'"]' if b"ath" in name else b'",') + 2]
@@ -449,13 +449,13 @@ def test_a_member_that_is_there_twice_is_refused(name: bytes) -> None:
     ],
     ids=lambda data: repr(data[:24]),
 )
-def test_what_is_no_document_at_all(data: bytes) -> None:
+def test_invalid_document_is_refused(data: bytes) -> None:
     path, reason = refused(data)
     assert path.startswith("$")
     assert reason
 
 
-def test_a_document_can_be_only_so_large() -> None:
+def test_document_above_the_size_limit_is_refused() -> None:
     assert refused(b" " * (DOCUMENT_BYTES_MAX + 1)) == ("$", "must have at most 67108864 bytes")
     data = encode(DOCUMENTS["event"])
     assert decode(data, bytes_max=len(data)) == DOCUMENTS["event"]
@@ -463,7 +463,7 @@ def test_a_document_can_be_only_so_large() -> None:
         decode(data, bytes_max=len(data) - 1)
 
 
-def test_a_document_made_by_hand_is_held_to_the_same() -> None:
+def test_handmade_document_is_validated() -> None:
     document = DOCUMENTS["event"]
     for made in (lambda: replace(document, salt="00"), lambda: replace(document.block, hash="x" * 64)):
         with pytest.raises(ProofError):
@@ -477,7 +477,7 @@ any_json = st.recursive(scalars, lambda inside: st.lists(inside) | st.dictionari
 
 
 @given(any_json)
-def test_no_json_makes_it_fail_in_any_other_way(value: Any) -> None:
+def test_any_json_is_verified_or_refused(value: Any) -> None:
     said = json.loads(encode(DOCUMENTS["event"]))
     for member in ("record", "salt", "body_hash", "index", "path", "block"):
         assert is_noticed(json.dumps({**said, member: value}).encode()) or said[member] == value
@@ -487,7 +487,7 @@ def test_no_json_makes_it_fail_in_any_other_way(value: Any) -> None:
 # --- what it stands on -----------------------------------------------------------------------------------
 
 
-def test_it_needs_the_core_and_nothing_else_of_ours() -> None:
+def test_verifier_imports_only_the_core() -> None:
     tree = ast.parse(Path(oncelog.proof.__file__).read_text(encoding="utf-8"))
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}

@@ -1,4 +1,4 @@
-"""The core does no I/O, reads no clock, draws no random number and writes no log. Nor does what it imports of ours."""
+"""The core does no I/O, reads no clock, draws no random number and writes no log. Nor do its imports."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import oncelog.core
 
 CORE = Path(oncelog.core.__file__).parent
 BELOW = ("errors", "codes", "cursor")
-"""What the core stands on."""
+"""Modules that the core imports."""
 
 ALLOWED = {
     "base64",
@@ -49,7 +49,7 @@ def imported_names(tree: ast.AST) -> set[str]:
     return names
 
 
-def test_the_core_imports_only_what_computes() -> None:
+def test_core_imports_only_pure_modules() -> None:
     files = [*sorted(CORE.glob("**/*.py")), *(CORE.parent / f"{name}.py" for name in BELOW)]
     assert len(files) > 10
     for file in files:
@@ -60,7 +60,7 @@ def test_the_core_imports_only_what_computes() -> None:
         assert all(name in below or name.startswith("oncelog.core") for name in ours), file.name
 
 
-def test_the_core_takes_from_a_module_no_more_than_what_computes() -> None:
+def test_core_uses_only_pure_functions_of_modules() -> None:
     for file in CORE.glob("**/*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -69,7 +69,7 @@ def test_the_core_takes_from_a_module_no_more_than_what_computes() -> None:
                 assert {alias.name for alias in node.names} <= ALLOWED_OF[node.module], f"{file.name}:{node.lineno}"
 
 
-def test_the_core_calls_nothing_that_reaches_outside() -> None:
+def test_core_calls_no_impure_builtins() -> None:
     for file in CORE.glob("**/*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

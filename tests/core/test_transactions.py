@@ -69,7 +69,7 @@ def tree_of(operation: Operation) -> dict[str, Any]:
 
 @pytest.mark.rule("LG-18", "CO-1")
 @given(operations)
-def test_a_body_is_canonical_and_reads_back(given_operations: list[Operation]) -> None:
+def test_transaction_body_is_canonical_and_round_trips(given_operations: list[Operation]) -> None:
     body = transaction_body(given_operations)
     assert body == canonical({"operations": [tree_of(one) for one in given_operations]})
     read = msgspec.convert(parse(body)["operations"], list[OperationJson])
@@ -86,19 +86,19 @@ def test_a_body_is_canonical_and_reads_back(given_operations: list[Operation]) -
         SetEntity("a", b"", condition=Condition(Must.HAVE_VERSION, version=2**53)),
     ],
 )
-def test_what_has_no_canonical_form_is_refused(operation: Operation) -> None:
+def test_value_without_canonical_form_is_refused(operation: Operation) -> None:
     with pytest.raises(CanonicalError):
         transaction_body([operation])
 
 
 @pytest.mark.rule("LG-14")
 @given(operations, operations)
-def test_other_operations_have_another_hash(one: list[Operation], other: list[Operation]) -> None:
+def test_different_operations_have_different_hashes(one: list[Operation], other: list[Operation]) -> None:
     assert (request_hash(one) == request_hash(other)) == (one == other)
 
 
 @pytest.mark.rule("LG-14")
-def test_a_hash_is_over_frames_that_say_their_length() -> None:
+def test_request_hash_is_over_length_prefixed_frames() -> None:
     """As the vectors of test_identity have it, once more by hand for an entity with everything."""
     operation = SetEntity("clé", b"\0v", 7, Condition(Must.HAVE_VERSION, version=3))
     condition = frame(b"must", b"have_version") + frame(b"version", b"3") + frame(b"value", b"")
@@ -114,7 +114,7 @@ def test_a_hash_is_over_frames_that_say_their_length() -> None:
     assert request_hash([operation]) == sha256(frame(b"operation", framed)).digest()
 
 
-def test_scopes_do_not_reach_into_each_other() -> None:
+def test_ledger_scopes_do_not_collide() -> None:
     assert ledger_scope("acme") == "ledger/acme"
     assert ledger_scope("acme", "main") == "ledger/acme/main"
     assert ledger_scope("acme/main") == "ledger/acme%2Fmain"
@@ -122,12 +122,12 @@ def test_scopes_do_not_reach_into_each_other() -> None:
 
 
 @given(st.integers(0, 2**15 - 1), st.integers(1, 2**48 - 1))
-def test_an_id_says_where_its_transaction_stands(lane: int, position: int) -> None:
+def test_transaction_id_encodes_its_position(lane: int, position: int) -> None:
     assert place_of(tx_id_of(lane, position)) == (lane, position)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0" * 15, "0" * 17, "000400000000000G", "000400000000000A", "٠" * 16])
-def test_what_is_no_id_has_no_place(text: str) -> None:
+def test_invalid_transaction_id_is_refused(text: str) -> None:
     assert place_of(text) is None
 
 
@@ -154,14 +154,14 @@ def test_what_is_no_id_has_no_place(text: str) -> None:
         (Unrelate("a", "b", "\0"), "operations[0].delete_relationship.subject", "must not have U+0000"),
     ],
 )
-def test_what_is_wrong_is_named(operation: Operation, path: str, reason: str) -> None:
+def test_invalid_operation_is_refused_with_its_path(operation: Operation, path: str, reason: str) -> None:
     with pytest.raises(CanonicalError) as caught:
         check_operations([operation], 4)
     assert (caught.value.path, caught.value.reason) == (path, reason)
 
 
 @pytest.mark.rule("LG-2")
-def test_there_must_be_operations_and_not_too_many() -> None:
+def test_empty_and_oversized_transactions_are_refused() -> None:
     with pytest.raises(CanonicalError, match="at least one"):
         check_operations([], 4)
     with pytest.raises(CanonicalError, match="at most 10000, not 10001"):
@@ -180,7 +180,7 @@ def test_there_must_be_operations_and_not_too_many() -> None:
         ('{"set_entity":{"key":"a","condition":{"must_not_exist":false}}}', "must be true"),
     ],
 )
-def test_operations_of_json_are_one_thing_each(text: str, words: str) -> None:
+def test_json_operation_has_exactly_one_kind(text: str, words: str) -> None:
     with pytest.raises(CanonicalError) as caught:
         operations_of_json([msgspec.json.decode(text, type=OperationJson)])
     assert words in caught.value.reason
@@ -198,12 +198,12 @@ def test_operations_of_json_are_one_thing_each(text: str, words: str) -> None:
         '{"delete_entity":{"key":"a","condition":{"must_exist":true}}}',
     ],
 )
-def test_a_misspelt_condition_is_not_none(text: str) -> None:
+def test_misspelt_condition_is_refused(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=OperationJson)
 
 
-def test_a_transaction_is_a_submission_of_the_ledger() -> None:
+def test_transaction_becomes_a_ledger_submission() -> None:
     made = transaction("ledger/acme", "c1", 7, [DeleteEntity("a")], key=bytes(15) + b"1", actor="client:c1")
     assert (made.policy.name, made.scope, made.client, made.client_sequence) == ("ledger", "ledger/acme", "c1", 7)
     assert made.body == b'{"operations":[{"delete_entity":{"key":"a"}}]}'

@@ -26,7 +26,7 @@ NOTES = Policy(name="notes", key_bytes=(1, 64), order=Order.STREAM, on_reuse=OnR
 
 
 @pytest.mark.rule("EV-9")
-def test_an_event_by_example() -> None:
+def test_event_example() -> None:
     written = event(ID, {"type": "placed", "order": 17.0}, ["b", "a", "b"], actor="user:ann", expected_position=4)
     assert written == Submission(
         policy=EVENTS,
@@ -43,7 +43,7 @@ def test_an_event_by_example() -> None:
 
 @pytest.mark.rule("EV-9")
 @given(st.uuids())
-def test_letter_case_does_not_make_another_id(one: UUID) -> None:
+def test_event_id_is_case_insensitive(one: UUID) -> None:
     mixed = "".join(character.upper() if place % 2 else character for place, character in enumerate(str(one)))
     for spelling in (one, str(one), str(one).upper(), mixed):
         assert event(spelling, PLACED, ["a"]).key == one.bytes
@@ -73,7 +73,7 @@ def test_letter_case_does_not_make_another_id(one: UUID) -> None:
         [ID],
     ],
 )
-def test_any_other_id_is_refused(wrong: Any) -> None:
+def test_invalid_event_id_is_refused(wrong: Any) -> None:
     with pytest.raises(CanonicalError) as raised:
         event(wrong, PLACED, ["a"])
     assert raised.value.path == "$.id"
@@ -118,7 +118,7 @@ def test_partitions_at_their_limits_pass_the_decision_too() -> None:
 
 
 @pytest.mark.rule("EV-9")
-def test_two_spellings_of_a_partition_are_judged_alike() -> None:
+def test_partition_length_is_checked_after_normalisation() -> None:
     short, long = "é" * 256, unicodedata.normalize("NFD", "é" * 256)
     assert len(long) == 512
     assert event(ID, PLACED, [short]) == event(ID, PLACED, [long]) == event(ID, PLACED, [short, long])
@@ -160,7 +160,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=3), json_values, max_size=3), st.lists(st.text(min_size=1), min_size=1))
-def test_the_fingerprint_is_that_of_the_event_as_it_comes_from_outside(more: dict[str, Any], names: list[str]) -> None:
+def test_fingerprint_equals_that_of_the_received_event(more: dict[str, Any], names: list[str]) -> None:
     said = {**more, "type": "t"}
     written = event(ID, said, names)
     assert written.fingerprint == fingerprint_of({"partitions": names, "event": said})
@@ -168,7 +168,7 @@ def test_the_fingerprint_is_that_of_the_event_as_it_comes_from_outside(more: dic
 
 
 @pytest.mark.rule("EV-3", "EV-5", "EV-9")
-def test_an_event_that_is_spelled_in_another_way_is_a_retry() -> None:
+def test_equivalent_spelling_of_an_event_is_a_retry() -> None:
     log = Log()
     receipt = committed(log(event(ID, PLACED, ["a", "b"])))
     assert replayed(log(event(UUID(ID), {"order": 17.0, "type": "placed"}, ["b", "a"]))).receipt == receipt
@@ -180,7 +180,7 @@ def test_an_event_that_is_spelled_in_another_way_is_a_retry() -> None:
 # --- writes of one's own -----------------------------------------------------------------------------
 
 
-def test_a_write_by_example() -> None:
+def test_write_example() -> None:
     numbered = Policy(
         name="numbered",
         key_bytes=(1, 64),
@@ -225,12 +225,12 @@ def test_a_write_by_example() -> None:
         (UUID(ID), bytes.fromhex(ID.replace("-", ""))),
     ],
 )
-def test_a_key_is_bytes_or_the_bytes_of_something(key: bytes | str | UUID, as_bytes: bytes) -> None:
+def test_key_may_be_bytes_text_or_uuid(key: bytes | str | UUID, as_bytes: bytes) -> None:
     assert write(NOTES, "s", key, None).key == as_bytes
 
 
 @pytest.mark.parametrize("key", [None, 7, "\ud800", ["k"], bytearray(b"k")])
-def test_any_other_key_is_refused(key: Any) -> None:
+def test_invalid_key_is_refused(key: Any) -> None:
     with pytest.raises(CanonicalError) as raised:
         write(NOTES, "s", key, None)
     assert raised.value.path == "$.key"
@@ -238,20 +238,20 @@ def test_any_other_key_is_refused(key: Any) -> None:
 
 @pytest.mark.rule("CO-2", "CO-3")
 @pytest.mark.parametrize(("body", "path"), [(2**53, "$.body"), ({"a": [b""]}, "$.body.a[0]")])
-def test_a_body_without_a_canonical_form_is_refused_by_path(body: Any, path: str) -> None:
+def test_body_without_canonical_form_is_refused_with_its_path(body: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as raised:
         write(NOTES, "s", "k", body)
     assert raised.value.path == path
 
 
 @given(json_values, json_values)
-def test_two_bodies_are_equal_if_their_canonical_forms_are(one: Any, other: Any) -> None:
+def test_bodies_are_equal_if_their_canonical_forms_are(one: Any, other: Any) -> None:
     first, second = write(CHAT, "s", UUID(ID), one), write(CHAT, "s", UUID(ID), other)
     assert first.body == canonical(one)
     assert (first == second) == (first.fingerprint == second.fingerprint) == (canonical(one) == canonical(other))
 
 
-def test_a_write_that_is_sent_again_is_a_retry() -> None:
+def test_repeated_write_is_a_retry() -> None:
     log = Log()
     receipt = committed(log(write(NOTES, "s", "k", {"a": 1, "b": 2}, expected_sequence=0)))
     assert replayed(log(write(NOTES, "s", b"k", {"b": 2.0, "a": 1.0}))).receipt == receipt

@@ -1,4 +1,4 @@
-"""Short ways to say what the tests of the decision submit, and to read what came of it."""
+"""Builders for the items that tests of the decision submit, and readers of the verdicts."""
 
 from typing import Any
 
@@ -7,8 +7,11 @@ from oncelog.core.operations import DeleteEntity, Operation
 from oncelog.core.plan import Validate
 from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, RUNS
 from oncelog.core.values import (
+    Claim,
     Item,
     Mode,
+    Release,
+    Renew,
     Request,
     Settings,
     Submission,
@@ -82,6 +85,26 @@ def result(number: int, body: str = "done", scope: str = "campaign/1", holder: s
     return Submission(
         policy=RUNS, scope=scope, key=key(number), fingerprint=b"", body=body.encode(), holder=holder, fence=fence
     )
+
+
+def claim(number: int, holder: str, **more: int) -> Claim:
+    return Claim(policy=RUNS, scope="campaign/1", key=key(number), fingerprint=b"", holder=holder, **more)
+
+
+def many_columns(count: int) -> Any:
+    return {f"c{number}": "1" for number in range(count)}
+
+
+def renewal(number: int, fence: int, holder: str = "a", lease_ms: int = 30_000) -> Renew:
+    return Renew(policy=RUNS, scope="campaign/1", key=key(number), holder=holder, fence=fence, lease_ms=lease_ms)
+
+
+def release(number: int, fence: int, failure: bytes | None = None, holder: str = "a") -> Release:
+    return Release(policy=RUNS, scope="campaign/1", key=key(number), holder=holder, fence=fence, failure=failure)
+
+
+def done(number: int, holder: str, fence: int, body: str = "done") -> Submission:
+    return result(number, body, holder=holder, fence=fence)
 
 
 class Log(MemoryLog):

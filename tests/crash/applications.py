@@ -1,4 +1,4 @@
-"""Applications that are killed and started again, each a process with a client, and what is left of them."""
+"""Applications that are killed and started again. Each is a process with a client and a durable store."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from crash.processes import START
 
 
 class Row(NamedTuple):
-    """An event as the log has it, or as an application was given it."""
+    """An event as the log stores it, or as an application received it."""
 
     committed_id: int
     id: str
@@ -29,8 +29,22 @@ class Row(NamedTuple):
     at_ms: int
 
 
+class Death(NamedTuple):
+    """How a life of an application ends: it kills itself in a transaction in which it receives events."""
+
+    after: int = 0
+    """Number of the event, counted from the start of the process; 0 for a process that does not kill itself."""
+    before: str = ""
+    """First word of the statement before which it dies; empty to die at the event."""
+
+
+DEATHS = ("", "RELEASE", "UPDATE")
+"""Statements before which an application can kill itself: `Death.before`."""
+SURVIVES = Death()
+
+
 class Application:
-    """`client_worker`, life after life on the same store."""
+    """A sequence of `client_worker` processes on the same store."""
 
     def __init__(self, directory: Path, name: str, seed: int, events: int, partitions: Sequence[str]) -> None:
         self.store = directory / f"{name}.db"
@@ -38,32 +52,32 @@ class Application:
         self.partitions = partitions
         self.kills = 0
         self.begun = asyncio.Event()
-        """Something was handed over in its present life, or that is over."""
+        """Set when the current process has received an event or has ended."""
         self.settled = asyncio.Event()
-        """It has said so, and waits to be told how far it has to come."""
+        """Set when the process has reported that all submissions have outcomes. It then waits for `come_to`."""
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.stands: dict[str, Any] = {}
-        """What it said at its end."""
+        """Its report at the end."""
         self._seed = seed
         self._events = events
         self._process: asyncio.subprocess.Process | None = None
         self._end = b""
-        """What it is told to come to, once that is known."""
+        """The input that names the last event to wait for, once that is known."""
 
-    async def live(self, url: str, dies: Iterator[int]) -> None:
-        """Until it has ended in order. `dies` says for each life after how many events it ends by itself, or 0."""
-        while not await self.live_once(url, die_after=next(dies)):
+    async def live(self, url: str, deaths: Iterator[Death]) -> None:
+        """Start a process after each death, until one ends normally."""
+        while not await self.live_once(url, next(deaths)):
             await self.may_start.wait()
 
-    async def live_once(self, url: str, *, die_after: int = 0, kill_after: int = 0) -> bool:
-        """Until its end: True for one in order, False for a kill, and nothing else may be.
+    async def live_once(self, url: str, death: Death = SURVIVES, *, kill_after: int = 0) -> bool:
+        """Run one process. Return True if it ended normally and False if it was killed.
 
-        It kills itself in the transaction in which it is given its event number `die_after`, or is killed as soon as
-        it says that it is being given its event number `kill_after`.
+        It kills itself as `death` says, or is killed as soon as it reports that it receives its event number
+        `kill_after`.
         """
         taken = 0
-        async with self._started(url, die_after) as process:
+        async with self._started(url, death) as process:
             assert process.stdout is not None
             async for line in process.stdout:
                 if line.startswith(b"taking"):
@@ -81,9 +95,9 @@ class Application:
         return status == 0
 
     @asynccontextmanager
-    async def _started(self, url: str, die_after: int) -> AsyncIterator[asyncio.subprocess.Process]:
-        numbers = map(str, (self._seed, self.kills, self._events, die_after))
-        arguments = (client_worker.__file__, url, str(self.store), self.name, *numbers, *self.partitions)
+    async def _started(self, url: str, death: Death) -> AsyncIterator[asyncio.subprocess.Process]:
+        numbers = map(str, (self._seed, self.kills, self._events, death.after))
+        arguments = (client_worker.__file__, url, str(self.store), self.name, *numbers, death.before, *self.partitions)
         self.begun.clear()
         process = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", START, *arguments),
@@ -109,33 +123,33 @@ class Application:
         return self._process is not None and self._process.returncode is None
 
     async def kill(self) -> None:
-        """One that is alive; returns when it is not any more."""
+        """Kill the running process and wait for its end."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
 
     def come_to(self, committed_id: int) -> None:
-        """When it has been given everything up to this number, it ends: in this life, or in the next if it is dying."""
+        """Let it end when it has received all events up to this one, in this process or in the next."""
         self._end = b"%d\n" % committed_id
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(self._end)
 
-    # --- what is left of it
+    # --- its files
 
     def log(self) -> str:
-        """Of all its lives."""
+        """Return the log of all its processes."""
         return Path(f"{self.store}-log").read_text()
 
     def accepted(self) -> list[str]:
-        """The ids that its outbox has accepted, in order."""
+        """Return the ids that its outbox has accepted, in order."""
         return Path(f"{self.store}-notes").read_text().splitlines()
 
     def outbox(self) -> list[str]:
-        """The ids that have no outcome."""
+        """Return the ids that have no outcome."""
         return [id for (id,) in self._rows("SELECT id FROM oncelog_client_outbox")]  # noqa: A001 - its name on the wire
 
     def given(self) -> list[Row]:
-        """All that it was given, in the order in which it was."""
+        """Return all events that it received, in the order of delivery."""
         return [
             Row(number, id, client_id, tuple(json.loads(partitions)), json.loads(body), at_ms)
             for _, number, id, client_id, partitions, body, at_ms in self._rows("SELECT * FROM given ORDER BY place")  # noqa: A001
@@ -147,7 +161,7 @@ class Application:
 
 
 def log_of(store: str) -> list[Row]:
-    """All there is in the server's log."""
+    """Return all events of the server's log."""
     with oncelog.open_blocking(store) as log:
         page = log.read()
         records = page.records
@@ -164,8 +178,8 @@ def of_partitions(log: Sequence[Row], partitions: Sequence[str]) -> list[Row]:
     return [row for row in log if not set(partitions).isdisjoint(row.partitions)]
 
 
-def demand_outcomes(application: Application, plan: Sequence[Planned], log: Sequence[Row]) -> None:
-    """All of its submissions were accepted; some are rejected, as they must be, the others committed in that order."""
+def check_outcomes(application: Application, plan: Sequence[Planned], log: Sequence[Row]) -> None:
+    """All submissions were accepted; the stale ones were rejected, and the others committed in order."""
     accepted = application.accepted()
     assert set(accepted) == {one.id for one in plan}
     in_order = [one.id for one in plan if raced(one.id) is None]
@@ -182,19 +196,19 @@ def demand_outcomes(application: Application, plan: Sequence[Planned], log: Sequ
     assert {row.client_id for row in log if row.id in set(accepted) - shared} <= {application.name}
 
 
-def demand_given(application: Application, log: Sequence[Row], shared: frozenset[str] = frozenset()) -> None:
-    """It was given what the log has in its partitions, in that order, each once, as it is in the log."""
+def check_received(application: Application, log: Sequence[Row], shared: frozenset[str] = frozenset()) -> None:
+    """It received the events of its partitions once each, in the order and with the content of the log."""
     assert application.stands["set_aside"] == []
     assert "ERROR" not in application.log()
 
     def comparable(row: Row) -> Row:
-        # Of what several have submitted each takes itself for who did it.
+        # Of an event that several clients submitted each client considers itself the author.
         return row._replace(client_id="") if row.id in shared else row
 
     given = [comparable(row) for row in application.given()]
     expected = [comparable(row) for row in of_partitions(log, application.partitions)]
     numbers = [row.committed_id for row in given]
     missing = [row for row in expected if row.committed_id not in set(numbers)]
-    assert missing == [], f"{application.name} was not given {len(missing)} of {len(expected)}"
-    assert numbers == sorted(set(numbers)), f"{application.name} was given events twice, or not in their order"
+    assert missing == [], f"{application.name} did not receive {len(missing)} of {len(expected)}"
+    assert numbers == sorted(set(numbers)), f"{application.name} received events twice or out of order"
     assert given == expected

@@ -1,11 +1,11 @@
-"""What the clients of test_client_storm.py submit: the same in every process that asks for it, by the seed."""
+"""The submissions of the clients of test_client_storm.py. They follow from the seed, in every process."""
 
 from random import Random
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-ALL: Final = ("all", "left", "right", "nobody's")
-"""Every partition there is. The last one is followed by no client."""
+ALL: Final = ("all", "left", "right", "unread")
+"""Every partition. No client follows the last one."""
 FOLLOWED: Final = {
     "anna": ("all", "left", "right"),
     "boris": ("all", "left", "right"),
@@ -14,14 +14,14 @@ FOLLOWED: Final = {
     "emil": ("all", "right"),
     "fritz": ("right",),
 }
-"""The clients, and what each of them follows."""
+"""The clients and the partitions that they follow."""
 STALE_RATE: Final = 0.08
 SHARED_RATE: Final = 0.08
 RACE_EVERY: Final = 16
-"""When an event with so high a number is handed over, the first race is on; at twice as high a one the second; …"""
+"""A client starts race number n when it receives an event whose position is n times this."""
 _NAMES: Final = tuple(FOLLOWED)
 _RACE: Final = 64
-"""Added to who submits it, in the id of what is submitted in a race."""
+"""Added to the number of the client in the ids of submissions in races."""
 
 
 class Planned(NamedTuple):
@@ -31,13 +31,13 @@ class Planned(NamedTuple):
     event: dict[str, Any]
     partitions: tuple[str, ...]
     expected_committed_id: int | None = None
-    """Where it is given it is stale: the submission is rejected, whenever it comes."""
+    """If set, it is stale, so the submission is rejected whenever it arrives."""
     is_shared: bool = False
-    """Others submit the same, under the same id: who comes first is up to chance."""
+    """Other clients submit the same event with the same id; any of them may be first."""
 
 
 def planned(seed: int, name: str, counter: int) -> Planned:
-    """The same whenever it is asked for: what a client submits again after a crash is what it had submitted before."""
+    """Return a submission. A client that submits again after a crash submits the same event."""
     is_shared = Random(f"{seed}/shared/{counter}").random() < SHARED_RATE
     who = 1 if is_shared else _who(name)
     chance = Random(f"{seed}/{who}/{counter}")
@@ -47,14 +47,15 @@ def planned(seed: int, name: str, counter: int) -> Planned:
 
 
 def races(events: int) -> int:
-    """How many races there are, where each client submits so many events besides."""
+    """Return the number of races for clients that submit this number of other events."""
     return events // 4
 
 
 def race(seed: int, name: str, number: int) -> list[Planned]:
-    """All clients submit the first of these at the same moment, each with an event of its own in the same request.
+    """Return two submissions of one request: one that all clients share, and one of this client.
 
-    Only one of them is the first. For the others there are events between the two of theirs.
+    All clients submit the shared one at the same moment, and only one commits it. The others then have events of other
+    clients between their two.
     """
     first = Planned(_id(_RACE, number), {"type": "won", "number": number}, ("all", "right"), is_shared=True)
     who = _RACE + _who(name)
@@ -63,13 +64,13 @@ def race(seed: int, name: str, number: int) -> list[Planned]:
 
 
 def raced(id: str) -> int | None:  # noqa: A002 - its name on the wire
-    """The number of the race in which it was submitted, if it was one."""
+    """Return the number of the race to which an id belongs, if any."""
     who, number = divmod(UUID(id).int, 1 << 64)
     return number if who >= _RACE else None
 
 
 def plan_of(seed: int, name: str, events: int) -> list[Planned]:
-    """All that a client submits: first its events, in their order, then what it submits in races."""
+    """Return all submissions of a client: first its events in order, then its submissions in races."""
     plan = [planned(seed, name, counter) for counter in range(events)]
     return plan + [one for number in range(1, races(events) + 1) for one in race(seed, name, number)]
 

@@ -1,12 +1,14 @@
-"""An application with a client: python client_worker.py URL STORE NAME SEED START EVENTS DIE_AFTER PARTITION…
+"""An application with a client.
 
-It submits its events, each under its own id, notes what the outbox has accepted, and keeps a table of all that is
-handed over to it in the store's own file. Started again after a kill it goes on where its notes end: what had been
-accepted but not noted is submitted again. START counts its lives. With DIE_AFTER it kills itself at some place in the
-transaction in which the last of so many events is handed over to it in this life.
+    python client_worker.py URL STORE NAME SEED START EVENTS DIE_AFTER DIE_BEFORE PARTITION…
 
-It says `taking` and how many whenever events are handed over, and `settled` when every submission has an outcome.
-Told a number then, it waits until everything up to that has been handed over, and says how it stands.
+It submits its events with fixed ids, notes which of them the outbox has accepted, and keeps a table of all received
+events in the file of the client's store. Started again after a kill it continues where its notes end: events that were
+accepted but not noted are submitted again. START is the number of earlier processes. With DIE_AFTER it kills itself in
+the transaction that delivers the event of that number, before the first statement that starts with DIE_BEFORE.
+
+It prints `taking` and a number whenever it receives events, and `settled` when every submission has an outcome. It then
+reads a position, waits until it has received all events up to it, and prints a report.
 """
 
 import asyncio
@@ -27,34 +29,35 @@ from oncelog.client import Client, ClientLimits, Draft, Event, Pending
 OUT: Final = 1
 AT_ONCE: Final = (1, 1, 1, 2, 3, 8)
 WAITING_MAX: Final = 12
-"""So many without an outcome, and it waits for one before it submits more."""
+"""With more submissions in the outbox it waits for an outcome before it submits again."""
 LIMITS: Final = ClientLimits(
-    pause_ms_min=5, pause_ms_max=100, refused_pause_ms_min=5, answer_timeout_ms=1500, hand_over_events_max=50
+    pause_ms_min=5, pause_ms_max=100, refused_pause_ms_min=5, answer_timeout_ms=3000, hand_over_events_max=50
 )
 
 
 class Application:
-    """Its notes, its table, and how long it lives."""
+    """Notes, table of received events, and planned death of the process."""
 
-    def __init__(self, store: str, name: str, seed: int, events: int, die_after: int) -> None:
+    def __init__(self, store: str, name: str, seed: int, events: int, die_after: int, die_before: str) -> None:
         self.name = name
         self.seed = seed
         self.events = events
         self._notes = os.open(f"{store}-notes", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         numbers = [raced(line) for line in Path(f"{store}-notes").read_text().splitlines()]
         self.accepted = numbers.count(None)
-        """So many of its events, not counting those of races."""
+        """Number of accepted events, without those of races."""
         self.races_left = set(range(1, races(events) + 1)).difference(numbers)
         self._loop = asyncio.get_running_loop()
         self._race = 0
         self._is_on = asyncio.Event()
         self._die_after = die_after
+        self._die_before = die_before
         self._taken = 0
 
-    # --- what it is given
+    # --- delivery
 
     def apply(self, connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-        """Fails if an event was there before: then it is set aside, and the test finds it."""
+        """Insert the events. An event that is delivered twice fails, is set aside, and so found by the test."""
         os.write(OUT, b"taking %d\n" % len(events))
         connection.execute(
             "CREATE TABLE IF NOT EXISTS given (place INTEGER PRIMARY KEY AUTOINCREMENT, committed_id INTEGER UNIQUE,"
@@ -73,27 +76,26 @@ class Application:
         self._loop.call_soon_threadsafe(self._is_on.set)
 
     def _die(self, connection: sqlite3.Connection) -> None:
-        """Now, or before a statement with which the client goes on when `apply` has returned."""
-        moment = Random(f"{self.seed}/{self.name}/{self._die_after}").choice(("", "RELEASE", "UPDATE"))
+        """Die now, or before a statement of the client after `apply` has returned."""
 
         def before(statement: str) -> None:
-            if statement.startswith(moment):
+            if statement.startswith(self._die_before):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         before("")
         connection.set_trace_callback(before)
 
-    # --- what it submits
+    # --- submission
 
     async def submit(self, client: Client, submissions: Sequence[Planned]) -> list[Pending]:
-        """Notes them when they have been accepted. A killed process does not lose what it has written."""
+        """Submit, and note the accepted ids. The notes survive a kill of the process."""
         drafts = [Draft(one.event, one.partitions, one.id, one.expected_committed_id) for one in submissions]
         pending = await client.submit_many(drafts)
         os.write(self._notes, "".join(f"{one.id}\n" for one in pending).encode())
         return pending
 
     async def submit_some(self, client: Client, chance: Random) -> None:
-        """Some at once or one by one; then sometimes waits for them, and always if too many are waiting."""
+        """Submit some events together or one by one; then sometimes wait for outcomes."""
         end = min(self.accepted + chance.choice(AT_ONCE), self.events)
         some = [planned(self.seed, self.name, counter) for counter in range(self.accepted, end)]
         if chance.random() < 0.5:
@@ -107,7 +109,7 @@ class Application:
             await waiting[0].outcome()
 
     async def run_races(self, client: Client) -> None:
-        """Until it is cancelled: what has been begun then stays in the outbox, and is submitted again if not noted."""
+        """Take part in races until cancelled. An interrupted race stays in the outbox, and is repeated if not noted."""
         while True:
             await self._is_on.wait()
             self._is_on.clear()
@@ -117,13 +119,13 @@ class Application:
                 self.races_left.discard(number)
 
     async def submit_missed_races(self, client: Client) -> None:
-        """Everybody submits all of it in the end."""
+        """Submit the rest, so that every client has submitted everything in the end."""
         for number in sorted(self.races_left):
             await self.submit(client, race(self.seed, self.name, number))
         self.races_left.clear()
 
     async def use(self, client: Client, chance: Random, commands: asyncio.StreamReader) -> bool:
-        """For a while; whether it has come to the end."""
+        """Use a client for a while; return whether the application is done."""
         racing = asyncio.create_task(self.run_races(client))
         try:
             for _ in range(chance.randint(1, 40)):
@@ -147,10 +149,12 @@ class Application:
         return True
 
 
-async def main(url: str, store: str, name: str, numbers: Sequence[int], partitions: Sequence[str]) -> None:
+async def main(
+    url: str, store: str, name: str, numbers: Sequence[int], die_before: str, partitions: Sequence[str]
+) -> None:
     seed, start, events, die_after = numbers
     chance = Random(f"{seed}/{name}/{start}")
-    application = Application(store, name, seed, events, die_after)
+    application = Application(store, name, seed, events, die_after, die_before)
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     is_over = False
@@ -171,4 +175,5 @@ if __name__ == "__main__":
     logging.basicConfig(
         filename=f"{sys.argv[2]}-log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], [int(one) for one in sys.argv[4:8]], sys.argv[8:]))
+    numbers = [int(one) for one in sys.argv[4:8]]
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], numbers, sys.argv[8], sys.argv[9:]))

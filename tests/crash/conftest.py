@@ -1,7 +1,4 @@
-"""What the crash tests share."""
-
-import asyncio
-from collections.abc import Iterator
+"""Fixtures of the crash tests."""
 
 import pytest
 
@@ -12,14 +9,8 @@ pytest.register_assert_rewrite("crash.applications")
 
 
 @pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as running:
-        yield running
-
-
-@pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sealing and merging take several transactions though there are few keys."""
+    """Sealing and merging take several transactions although there are few keys."""
     monkeypatch.setattr(runs, "RUN_KEYS", RUN_KEYS)
     monkeypatch.setattr(jobs, "CLEARED_RUNS", 1)
     monkeypatch.setattr(index, "PACE", 0.8)

@@ -1,52 +1,75 @@
-"""The processes that test_kill.py kills: for every line FILE, ROUND and SEAL_KEYS it forks one, and waits for its end.
+"""The processes that test_kill.py kills. It forks one for every line FILE, ROUND, SEAL_KEYS and DIE_AFTER, and waits.
 
-Each writes a line for every answer, at the moment it has it, and for every record that a follower saw. They are forked
-because most of the life of a new process would be spent on imports.
+Each prints a line for every answer, as soon as it has it, and for every record that a follower saw. It kills itself
+right after its answer number DIE_AFTER, so that it is always in the middle of its work: other submitters wait for
+answers, and the writer thread may be anywhere in a commit. Processes are forked because a new one would spend most of
+its life on imports.
 """
 
 import asyncio
 import os
+import signal
 import sys
 
 from crash.load import SUBMITTERS, WRITES, line_of, members, write
+from oncelog.core.values import Submission
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.sqlite import SqliteStore
 
 OUT = 1
 
 
-async def submitter(log: Log, round_number: int, number: int) -> None:
-    for step in range(WRITES):
-        one = write(round_number, number, step)
-        os.write(OUT, line_of(one.key, await log.submit(one)))
-    lost = write(round_number, number, WRITES - 2)  # its client has lost this answer
-    os.write(OUT, line_of(lost.key, await log.submit(lost)))
+class Submitters:
+    """Submit the writes of a round at the same time, and count the answers."""
+
+    def __init__(self, log: Log, round_number: int, die_after: int) -> None:
+        self._log = log
+        self._round_number = round_number
+        self._die_after = die_after
+        self._answers = 0
+
+    async def run(self) -> None:
+        await asyncio.gather(*[self._submit_all(number) for number in range(SUBMITTERS)])
+
+    async def _submit_all(self, number: int) -> None:
+        for step in range(WRITES):
+            await self._submit(write(self._round_number, number, step))
+        await self._submit(write(self._round_number, number, WRITES - 2))  # a retry, as if its answer had been lost
+
+    async def _submit(self, one: Submission) -> None:
+        os.write(OUT, line_of(one.key, await self._log.submit(one)))
+        self._answers += 1
+        if self._answers == self._die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def follower(log: Log) -> None:
+async def follow(log: Log) -> None:
     async with log.follow() as records:
         async for record in records:
             os.write(OUT, b"S %d %s\n" % (record.position, record.key.hex().encode()))
 
 
-async def work(path: str, round_number: int, seal_keys: int) -> None:
+async def work(path: str, round_number: int, seal_keys: int, die_after: int) -> None:
     async with Log(SqliteStore(path, seal_keys=seal_keys)) if seal_keys else open_log(path) as log:
-        following = asyncio.create_task(follower(log))
+        following = asyncio.create_task(follow(log))
         await asyncio.gather(*[log.submit(member) for member in members()])
-        await asyncio.gather(*[submitter(log, round_number, number) for number in range(SUBMITTERS)])
-        await following  # until it is killed
+        await Submitters(log, round_number, die_after).run()
+        following.cancel()
 
 
 def main() -> None:
     for line in sys.stdin:
-        path, round_number, seal_keys = line.rstrip("\n").split("\t")
+        path, *numbers = line.rstrip("\n").split("\t")
         child = os.fork()
         if not child:
-            asyncio.run(work(path, int(round_number), int(seal_keys)))
-            os._exit(0)
-        os.write(OUT, b"process %d\n" % child)
-        os.waitpid(child, 0)
-        os.write(OUT, b"dead\n")
+            status = 1
+            try:
+                asyncio.run(work(path, *map(int, numbers)))
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        os.write(OUT, b"ended %d\n" % os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the processes of the crash tests submit: the same in every process that asks for it, and light to import.
+"""The writes that the processes of the crash tests submit. They are the same in every process, and cheap to import.
 
-A round has the writes of SUBMITTERS submitters. Each does one kind of write, in its order: events of its own, messages
-to a chat that it shares with others, or transactions under its own dense client sequence.
+A round has the writes of SUBMITTERS submitters. Each submitter does one kind of write, in order: events, messages to a
+chat that several submitters share, or transactions with a dense client sequence.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from oncelog.core.values import Committed, Receipt, Replayed, SetMember, Submiss
 
 SUBMITTERS: Final = 64
 WRITES: Final = 4
-"""Of each submitter, in a round."""
+"""Writes of each submitter in a round."""
 CHATS: Final = 5
 LEDGERS: Final = 3
 
 
 def members() -> list[SetMember]:
-    """Who must be a member of what before messages are taken."""
+    """Return the memberships that the chat messages require."""
     return [SetMember(f"chat/{submitter % CHATS}", f"user:{submitter}") for submitter in range(1, SUBMITTERS, 3)]
 
 
 def write(round_number: int, submitter: int, step: int) -> Submission:
-    """One write; `place_of` finds it by its key."""
+    """Return one write; `write_of` finds it by its key."""
     key = b"once" + bytes(4) + b"".join(number.to_bytes(2, "big") for number in (0, round_number, submitter, step + 1))
     content = f"{round_number}/{submitter}/{step}".encode()
     if submitter % 3 == 0:
@@ -55,20 +55,20 @@ def write(round_number: int, submitter: int, step: int) -> Submission:
 
 
 def round_of(round_number: int) -> Iterator[Submission]:
-    """All writes of a round, those of a submitter in their order."""
+    """Yield all writes of a round; those of one submitter are in order."""
     for step in range(WRITES):
         for submitter in range(SUBMITTERS):
             yield write(round_number, submitter, step)
 
 
 def write_of(key: bytes) -> Submission:
-    """The write that has a key."""
+    """Return the write that has a key."""
     numbers = [int.from_bytes(key[start : start + 2], "big") for start in (10, 12, 14)]
     return write(numbers[0], numbers[1], numbers[2] - 1)
 
 
 def line_of(key: bytes, verdict: Verdict) -> bytes:
-    """An answer as a process tells it; `verdict_in` reads it."""
+    """Return an answer as a process prints it; `verdict_in` parses it."""
     if not isinstance(verdict, Committed | Replayed) or verdict.receipt is None:
         return b"? %s %r\n" % (key.hex().encode(), repr(verdict).encode())
     receipt = verdict.receipt
@@ -78,7 +78,7 @@ def line_of(key: bytes, verdict: Verdict) -> bytes:
 
 
 def verdict_in(line: bytes) -> tuple[Submission, Verdict]:
-    """The write, and what was answered."""
+    """Return the write and its verdict from a line of `line_of`."""
     kind, key, *numbers = line.split()
     assert kind in {b"C", b"R"}, line
     receipt = Receipt(*map(int, numbers))

@@ -1,4 +1,4 @@
-"""Opens and closes a log, as any other process may: python lock_worker.py FILE"""
+"""Open a log, commit one event, close it: python lock_worker.py FILE"""
 
 import sys
 

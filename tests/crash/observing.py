@@ -1,4 +1,4 @@
-"""What a store holds, as a history that the invariants can judge."""
+"""The content of a store as a history that the invariants can check."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ Order = list[tuple[int, int, KeyIdentity]]
 
 
 async def records_of(store: Store) -> list[Record]:
-    """All records, lane by lane, in order."""
+    """Return all records, lane by lane, in order."""
     found: list[Record] = []
     for lane in await store.heads():
         query = Query(lane=lane, limit=5000)
@@ -26,7 +26,7 @@ async def records_of(store: Store) -> list[Record]:
 async def history_of(
     store: Store, answers: Sequence[Answer] = (), readings: Sequence[Reading] = (), *, with_keys: bool = True
 ) -> History:
-    """Everything that a store shows of itself, with what callers and readers were told."""
+    """Return everything that a store can be asked for, with the given answers and readings."""
     records = await records_of(store)
     heads = await store.heads()
     identities = list(dict.fromkeys(identity_of(record) for record in records if record.key))
@@ -43,30 +43,30 @@ async def history_of(
     )
 
 
-def demand_sound(history: History) -> None:
-    """No invariant is violated, whatever was told before."""
+def check_sound(history: History) -> None:
+    """No invariant is violated."""
     assert violations(history) == []
 
 
 def identity_of(record: Record) -> KeyIdentity:
-    """Under what the record is remembered. Only ledger clients number their writes."""
+    """Return the identity under which a record is remembered. Only ledger clients number their writes."""
     return (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
 
 
 def order_of(history: History) -> Order:
-    """The order that a reader sees."""
+    """Return the order that a reader sees."""
     return [(record.lane, record.position, identity_of(record)) for record in history.records]
 
 
-def demand_kept(before: Iterable[tuple[int, int, KeyIdentity]], history: History) -> None:
-    """What was read before is where it was."""
+def check_kept(before: Iterable[tuple[int, int, KeyIdentity]], history: History) -> None:
+    """Records that were read before are still at the same positions."""
     now = {(lane, position): identity for lane, position, identity in order_of(history)}
     for lane, position, identity in before:
-        assert now.get((lane, position)) == identity, f"lane {lane}, position {position}: not what it was"
+        assert now.get((lane, position)) == identity, f"lane {lane}, position {position}: another record than before"
 
 
-def demand_stored(answers: Iterable[Answer], history: History) -> None:
-    """Every write that was answered is there, once, with the content and the place that were told."""
+def check_stored(answers: Iterable[Answer], history: History) -> None:
+    """Every acknowledged write is stored once, with the acknowledged content and position."""
     stored: dict[KeyIdentity, list[Record]] = {}
     for record in history.records:
         stored.setdefault(identity_of(record), []).append(record)
@@ -79,8 +79,8 @@ def demand_stored(answers: Iterable[Answer], history: History) -> None:
         assert (record.log_time_ms, record.height) == (receipt.log_time_ms, receipt.height)
 
 
-def demand_same_receipts(answers: Iterable[Answer]) -> dict[KeyIdentity, Receipt]:
-    """All answers to one identity carry one receipt; gives it."""
+def check_same_receipts(answers: Iterable[Answer]) -> dict[KeyIdentity, Receipt]:
+    """All answers to one identity carry the same receipt; return the receipts by identity."""
     receipts: dict[KeyIdentity, Receipt] = {}
     for answer in answers:
         receipt = receipt_in(answer.verdict)
@@ -90,21 +90,21 @@ def demand_same_receipts(answers: Iterable[Answer]) -> dict[KeyIdentity, Receipt
 
 
 def answer_to(submission: Submission, verdict: Verdict) -> Answer:
-    """What a caller was told about a submission."""
+    """Return the answer that a caller got for a submission."""
     return Answer(key_identity(submission), submission.fingerprint, verdict, submission.client_sequence)
 
 
 def receipt_in(verdict: Verdict) -> Receipt | None:
-    """The receipt of a success; None for anything else."""
+    """Return the receipt of a successful verdict, else None."""
     return verdict.receipt if isinstance(verdict, Committed | Replayed) else None
 
 
 def say(text: str) -> None:
-    """Shown with `-s`, and where a test fails."""
+    """Print a line that pytest shows with `-s` and when a test fails."""
     print(text)  # noqa: T201
 
 
 def by_position(seen: Mapping[int, KeyIdentity], reader: str, upto: int | None = None) -> Reading:
-    """A reading of lane 0 from its beginning."""
+    """Return a reading of lane 0 from its beginning."""
     last = max(seen, default=0) if upto is None else upto
     return Reading(reader, 0, 0, last, list(seen.items()))

@@ -1,4 +1,4 @@
-"""Starting the processes that the crash tests end."""
+"""Python processes that tests start and kill."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ START: Final = (
 
 @contextmanager
 def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A Python process that runs the script, with pipes; killed at the end if it still lives."""
+    """Start a Python process that runs the script, with pipes; kill it at the end if it is still running."""
     command = [sys.executable, "-c", START, script, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
         try:

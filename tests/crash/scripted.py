@@ -1,20 +1,20 @@
-"""A small workload that touches everything a crash could hurt, and what callers and readers were told in it.
+"""A small workload that uses every part of the store, and a tally of the answers of callers and readers.
 
-It can be run again from its beginning at any time: every write then gets its place once. The key index is kept busy:
-sealing and merging go on in slices while the workload runs.
+The workload can be started again from its beginning at any time; every write then gets its position once. The key index
+is kept busy: sealing and merging go on in slices while the workload runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from crash.observing import (
     Order,
     answer_to,
-    demand_kept,
-    demand_same_receipts,
-    demand_sound,
-    demand_stored,
+    check_kept,
+    check_same_receipts,
+    check_sound,
+    check_stored,
     history_of,
     order_of,
 )
@@ -41,7 +41,7 @@ READ_AFTER: Final = (2, 9)
 
 
 def batch_of(number: int) -> list[Item]:
-    """New writes of every kind, and retries: one of the same batch, one of an earlier."""
+    """New writes of every kind, a retry from the same batch, and a retry from an earlier one."""
     items: list[Item] = [
         event(10 * number + 1, f"first of {number}", partitions=("a", f"p{number % 3}")),
         event(10 * number + 2, f"second of {number}", partitions=("a",)),
@@ -55,7 +55,7 @@ def batch_of(number: int) -> list[Item]:
 
 
 def submissions(batches: int = BATCHES) -> list[Submission]:
-    """All writes of the workload, retries left out."""
+    """All writes of the workload, without the retries."""
     found = {}
     for number in range(1, batches + 1):
         for item in batch_of(number):
@@ -65,7 +65,7 @@ def submissions(batches: int = BATCHES) -> list[Submission]:
 
 
 class Tally:
-    """What has been told so far, to whomever; it holds for ever."""
+    """Answers to callers and records seen by readers so far. Every later state of the store must agree with it."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -77,26 +77,26 @@ class Tally:
         """A store on the disk, not yet open."""
         return SqliteStore(NAME, clock=self.clock, draw=numbered_bytes(), driver=DiskDriver(disk), seal_keys=SEAL_KEYS)
 
-    def told(self, items: Sequence[Item], decided: Sequence[object]) -> None:
-        """Notes the answers to a batch."""
-        for item, verdict in zip(items, decided, strict=True):
+    def record(self, items: Sequence[Item], verdicts: Sequence[object]) -> None:
+        """Add the answers to a batch."""
+        for item, verdict in zip(items, verdicts, strict=True):
             if isinstance(item, Submission):
                 self.answers.append(answer_to(item, verdict))  # type: ignore[arg-type]
             else:
                 assert isinstance(verdict, Applied)
 
-    def demand(self, history: History) -> None:
-        """All that was told is still true, and nothing else is wrong."""
-        demand_sound(history)
-        demand_stored(self.answers, history)
-        demand_same_receipts(self.answers)
-        demand_kept(self.seen, history)
+    def check(self, history: History) -> None:
+        """The history agrees with everything recorded here and violates no invariant."""
+        check_sound(history)
+        check_stored(self.answers, history)
+        check_same_receipts(self.answers)
+        check_kept(self.seen, history)
         erased = {record.position for record in history.records if record.lane == 0 and record.erased}
         assert self.erased <= erased
 
 
-async def steps(store: Store, tally: Tally, batches: int = BATCHES) -> None:
-    """The workload, on a store that is open."""
+async def submit_workload(store: Store, tally: Tally, batches: int = BATCHES) -> None:
+    """Run the workload on an open store."""
     await store.declare(BUILT_IN)
     members = [SetMember("chat/1", "user:ann"), SetMember("chat/2", "user:bob")]
     await commit(store, tally, members)
@@ -111,42 +111,42 @@ async def steps(store: Store, tally: Tally, batches: int = BATCHES) -> None:
 
 
 async def commit(store: Store, tally: Tally, items: Sequence[Item]) -> None:
-    """One batch, a request an item."""
+    """Commit one batch, with one request per item."""
     decided = await store.commit([Request((item,)) for item in items])
-    tally.told(items, [verdict for (verdict,) in decided.verdicts])
+    tally.record(items, [verdict for (verdict,) in decided.verdicts])
 
 
-async def check(disk: Disk, tally: Tally) -> History:
-    """Opens what is on the disk, and holds it against what was told."""
+async def reopen_and_check(disk: Disk, tally: Tally) -> History:
+    """Open the file on the disk and compare its content with the tally."""
     store = tally.store(disk)
     await store.open()
     try:
         history = await history_of(store, tally.answers)
     finally:
         await store.close()
-    tally.demand(history)
+    tally.check(history)
     tally.seen = order_of(history)
     return history
 
 
-async def run(disk: Disk, tally: Tally, batches: int = BATCHES) -> None:
-    """The whole workload, from opening the file to closing it."""
+async def run_workload(disk: Disk, tally: Tally, batches: int = BATCHES) -> None:
+    """Open the file, run the workload, close the file."""
     store = tally.store(disk)
     await store.open()
     try:
-        await steps(store, tally, batches)
+        await submit_workload(store, tally, batches)
     finally:
         await store.close()
 
 
-def demand_whole(history: History, batches: int = BATCHES) -> None:
-    """Every write of the workload is there, once."""
+def check_complete(history: History, batches: int = BATCHES) -> None:
+    """Every write of the workload is stored exactly once."""
     wanted = sorted((one.policy.name, one.key) for one in submissions(batches))
     assert sorted((record.policy, record.key) for record in history.records) == wanted
 
 
-def demand_verified(disk: Disk, directory: Path) -> Passed:
-    """`oncelog verify` finds nothing in a copy of the file."""
+def check_verified(disk: Disk, directory: Path) -> Passed:
+    """`oncelog verify` finds nothing wrong in a copy of the file."""
     for leftover in directory.iterdir():
         leftover.unlink()
     disk.copy_to(directory)
@@ -155,9 +155,9 @@ def demand_verified(disk: Disk, directory: Path) -> Passed:
     return last
 
 
-def points(happens: Callable[[int], bool]) -> int:
-    """Calls with 1, 2, 3 … until nothing happens any more; gives how often something did."""
-    number = 1
-    while happens(number):
-        number += 1
-    return number - 1
+async def count_points(happens: Callable[[int], Awaitable[bool]], first: int = 1, step: int = 1) -> int:
+    """Call with first, first + step, … until the planned fault is not reached any more; return how often it was."""
+    found = 0
+    while await happens(first + found * step):
+        found += 1
+    return found

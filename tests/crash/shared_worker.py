@@ -1,8 +1,8 @@
-"""One of the processes that share a file in test_processes.py: python shared_worker.py FILE SEAL_KEYS SEED DIE_AFTER
+"""One of the processes of test_processes.py: python shared_worker.py FILE SEAL_KEYS SEED DIE_AFTER ROUNDS
 
-It begins when it is told to, submits all the writes that the others submit too, in an order of its own, and follows the
-log from its beginning to the end. With DIE_AFTER it kills itself after so many answers, so that it is always in the
-middle of its work.
+It starts at the first line of its input, submits the same writes as the other processes in another order, and follows
+the log from its beginning to the end. With DIE_AFTER it kills itself after that number of answers, so that it is always
+in the middle of its work.
 """
 
 import asyncio
@@ -18,17 +18,19 @@ from oncelog.engine.log import Log, open_log
 from oncelog.stores.sqlite import SqliteStore
 
 OUT = 1
-ROUNDS = 12
 AT_ONCE = 16
-EVENTS = len(range(0, SUBMITTERS, 3)) * WRITES * ROUNDS
-"""So many records there are in lane 0 when everything has been committed."""
 
 
-def orders(random: Random) -> list[list[Submission]]:
-    """What each submitter submits, in which order. Only a client that numbers its writes must keep to theirs."""
+def events_of(rounds: int) -> int:
+    """Return the number of records in lane 0 when everything has been committed."""
+    return len(range(0, SUBMITTERS, 3)) * WRITES * rounds
+
+
+def orders(random: Random, rounds: int) -> list[list[Submission]]:
+    """Return the writes of each submitter. Only clients that number their writes keep to that order."""
     found = []
     for submitter in range(SUBMITTERS):
-        own = [write(number, submitter, step) for number in range(ROUNDS) for step in range(WRITES)]
+        own = [write(number, submitter, step) for number in range(rounds) for step in range(WRITES)]
         if not own[0].client_sequence:
             random.shuffle(own)
         found.append(own)
@@ -36,9 +38,9 @@ def orders(random: Random) -> list[list[Submission]]:
     return found
 
 
-async def submit_all(log: Log, random: Random, die_after: int) -> None:
+async def submit_all(log: Log, random: Random, die_after: int, rounds: int) -> None:
     await asyncio.gather(*[log.submit(member) for member in members()])
-    waiting = orders(random)
+    waiting = orders(random, rounds)
     answers = 0
 
     async def work() -> None:
@@ -55,18 +57,18 @@ async def submit_all(log: Log, random: Random, die_after: int) -> None:
     os.write(OUT, b"done %.3f\n" % (time.perf_counter() - began))
 
 
-async def follow(log: Log) -> None:
+async def follow(log: Log, events: int) -> None:
     async with log.follow() as records:
         async for record in records:
             os.write(OUT, b"S %d %s\n" % (record.position, record.key.hex().encode()))
-            if record.position == EVENTS:
+            if record.position == events:
                 return
 
 
-async def main(path: str, seal_keys: int, seed: int, die_after: int) -> None:
+async def main(path: str, seal_keys: int, seed: int, die_after: int, rounds: int) -> None:
     async with Log(SqliteStore(path, seal_keys=seal_keys)) if seal_keys else open_log(path) as log:
-        following = asyncio.create_task(follow(log))
-        await submit_all(log, Random(seed), die_after)
+        following = asyncio.create_task(follow(log, events_of(rounds)))
+        await submit_all(log, Random(seed), die_after, rounds)
         await following
         os.write(OUT, b"end\n")
 

@@ -1,4 +1,4 @@
-"""A clock that is wrong: the log forgets nothing by it, and says so instead of committing."""
+"""A wrong clock: the log reports it instead of committing, and does not forget keys because of it."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -21,9 +21,9 @@ from oncelog.testing.contract.writes import DAY_MS, HOUR_MS, committed, event, m
 pytestmark = BOTH_STORES
 
 SETTINGS = Settings(eviction_interval=1)
-"""Every commit evicts: what could be forgotten is."""
+"""Every commit evicts all keys that have expired."""
 FIRST = (event(1), message(2), transaction(3, 1))
-"""Remembered for ever, for seven days, and until it is evicted after 24 hours."""
+"""Their keys are remembered without limit, for seven days, and for 24 hours."""
 
 
 def log_of(path: Path, clock: ManualClock, **limits: int) -> Log:
@@ -36,150 +36,130 @@ def log_of(path: Path, clock: ManualClock, **limits: int) -> Log:
 
 
 async def made(path: Path, clock: ManualClock) -> list[Receipt]:
-    """A log with three writes, closed again."""
+    """Create a log with three writes and close it."""
     async with log_of(path, clock) as log:
         await log.submit(SetMember("chat/1", "user:ann"))
         return [committed(await log.submit(one)) for one in FIRST]
 
 
-async def demand_jumped(attempt: Coroutine[Any, Any, Verdict]) -> ClockJumpedError:
+async def check_jumped(attempt: Coroutine[Any, Any, Verdict]) -> ClockJumpedError:
     with pytest.raises(ClockJumpedError, match="oncelog clock LOG --confirm") as caught:
         await attempt
     return caught.value
 
 
-async def demand_remembered(log: Log, receipts: list[Receipt]) -> None:
+async def check_remembered(log: Log, receipts: list[Receipt]) -> None:
     assert [replayed(await log.submit(one)).receipt for one in FIRST] == receipts
 
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("ahead_ms", [25 * HOUR_MS, 8 * DAY_MS])
 @pytest.mark.parametrize("cache", [0, 100], ids=["from the store", "from memory"])
-def test_a_jump_forward_stops_commits_and_forgets_nothing(tmp_path: Path, ahead_ms: int, cache: int) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        receipts = await made(tmp_path / "log.db", clock)
-        async with log_of(tmp_path / "log.db", clock, cache_entries_max=cache) as log:
-            await demand_remembered(log, receipts)
+async def test_forward_jump_stops_commits_and_expires_no_key(tmp_path: Path, ahead_ms: int, cache: int) -> None:
+    clock = ManualClock()
+    receipts = await made(tmp_path / "log.db", clock)
+    async with log_of(tmp_path / "log.db", clock, cache_entries_max=cache) as log:
+        await check_remembered(log, receipts)
+        clock.advance(1000)
+        clock.jump(ahead_ms)
+        for new in (event(4), message(5), transaction(6, 2), SetMember("chat/2", "user:bob")):
+            error = await check_jumped(log.submit(new))
+            assert error.ahead_ms == ahead_ms
+            await check_remembered(log, receipts)
+        clock.jump(-ahead_ms)
+        for number, new in enumerate((event(4), message(5), transaction(6, 2))):
             clock.advance(1000)
-            clock.jump(ahead_ms)
-            for new in (event(4), message(5), transaction(6, 2), SetMember("chat/2", "user:bob")):
-                error = await demand_jumped(log.submit(new))
-                assert error.ahead_ms == ahead_ms
-                await demand_remembered(log, receipts)
-            clock.jump(-ahead_ms)
-            for number, new in enumerate((event(4), message(5), transaction(6, 2))):
-                clock.advance(1000)
-                receipt = committed(await log.submit(new))
-                assert receipt.log_time_ms == receipts[number].log_time_ms + (2 + number) * 1000
-            await demand_remembered(log, receipts)
-
-    asyncio.run(scenario())
+            receipt = committed(await log.submit(new))
+            assert receipt.log_time_ms == receipts[number].log_time_ms + (2 + number) * 1000
+        await check_remembered(log, receipts)
 
 
 @pytest.mark.rule("CO-17")
-def test_a_jump_while_the_log_was_closed_is_seen_by_the_next_process(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        receipts = await made(tmp_path / "log.db", clock)
-        clock.jump(25 * HOUR_MS)
-        for _ in range(2):
-            async with log_of(tmp_path / "log.db", clock) as log:
-                await demand_remembered(log, receipts)
-                await demand_jumped(log.submit(transaction(6, 2)))
-                await demand_remembered(log, receipts)
-
-    asyncio.run(scenario())
+async def test_jump_while_log_was_closed_is_detected_at_open(tmp_path: Path) -> None:
+    clock = ManualClock()
+    receipts = await made(tmp_path / "log.db", clock)
+    clock.jump(25 * HOUR_MS)
+    for _ in range(2):
+        async with log_of(tmp_path / "log.db", clock) as log:
+            await check_remembered(log, receipts)
+            await check_jumped(log.submit(transaction(6, 2)))
+            await check_remembered(log, receipts)
 
 
 @pytest.mark.rule("CO-17")
-def test_commits_go_on_when_an_operator_confirms_the_clock(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        receipts = await made(tmp_path / "log.db", clock)
-        clock.jump(25 * HOUR_MS)
-        async with log_of(tmp_path / "log.db", clock) as log:
-            await demand_jumped(log.submit(event(4)))
-            await log.confirm_clock()
-            receipt = committed(await log.submit(event(4)))
-            assert receipt.log_time_ms == receipts[0].log_time_ms + 25 * HOUR_MS
-            committed(await log.submit(transaction(6, 1, client="c2")))  # evicts: for the log a day has passed
-            assert committed(await log.submit(FIRST[2])).sequence == 3
-        async with log_of(tmp_path / "log.db", clock) as log:
-            clock.advance(1000)
-            committed(await log.submit(event(5)))
-
-    asyncio.run(scenario())
+async def test_commits_continue_after_operator_confirms_the_clock(tmp_path: Path) -> None:
+    clock = ManualClock()
+    receipts = await made(tmp_path / "log.db", clock)
+    clock.jump(25 * HOUR_MS)
+    async with log_of(tmp_path / "log.db", clock) as log:
+        await check_jumped(log.submit(event(4)))
+        await log.confirm_clock()
+        receipt = committed(await log.submit(event(4)))
+        assert receipt.log_time_ms == receipts[0].log_time_ms + 25 * HOUR_MS
+        committed(await log.submit(transaction(6, 1, client="c2")))  # evicts, because a day of log time has passed
+        assert committed(await log.submit(FIRST[2])).sequence == 3
+    async with log_of(tmp_path / "log.db", clock) as log:
+        clock.advance(1000)
+        committed(await log.submit(event(5)))
 
 
 @pytest.mark.rule("CO-15")
 @pytest.mark.rule("CO-17")
-def test_behind_a_jump_retries_are_answered_beside_new_writes_that_are_not(tmp_path: Path) -> None:
-    """They come together, in one group commit, and nothing is in memory."""
-
-    async def scenario() -> list[Verdict | BaseException]:
-        clock = ManualClock()
-        await made(tmp_path / "log.db", clock)
-        clock.jump(25 * HOUR_MS)
-        async with log_of(tmp_path / "log.db", clock, cache_entries_max=0) as log:
-            together: list[Submission] = [event(4), FIRST[0], event(5), FIRST[1], FIRST[2], event(6), event(7)]
-            return await asyncio.gather(*[log.submit(one) for one in together], return_exceptions=True)
-
-    kinds = [type(answer) for answer in asyncio.run(scenario())]
+async def test_retries_are_answered_and_new_writes_refused_in_one_batch_after_a_jump(tmp_path: Path) -> None:
+    """All of them are in one group commit, and the answer cache is off."""
+    clock = ManualClock()
+    await made(tmp_path / "log.db", clock)
+    clock.jump(25 * HOUR_MS)
+    async with log_of(tmp_path / "log.db", clock, cache_entries_max=0) as log:
+        batch: list[Submission] = [event(4), FIRST[0], event(5), FIRST[1], FIRST[2], event(6), event(7)]
+        answers = await asyncio.gather(*[log.submit(one) for one in batch], return_exceptions=True)
     jumped = ClockJumpedError
-    assert kinds == [jumped, Replayed, jumped, Replayed, Replayed, jumped, jumped]
+    assert [type(answer) for answer in answers] == [jumped, Replayed, jumped, Replayed, Replayed, jumped, jumped]
 
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("ahead_ms", [60_000, 25 * HOUR_MS])
-def test_after_a_reboot_time_that_has_passed_is_believed(tmp_path: Path, ahead_ms: int) -> None:
-    """The steady clock has begun anew, so nobody can tell a jump from a night without power."""
+async def test_clock_is_trusted_after_a_reboot(tmp_path: Path, ahead_ms: int) -> None:
+    """The monotonic clock has restarted, so a jump looks the same as a night without power."""
 
-    async def scenario() -> None:
-        clock = ManualClock()
-        receipts = await made(tmp_path / "log.db", clock)
-        clock.restart()
-        clock.jump(ahead_ms)
-        async with log_of(tmp_path / "log.db", clock) as log:
-            receipt = committed(await log.submit(event(4)))
-            assert receipt.log_time_ms == receipts[0].log_time_ms + ahead_ms
-            clock.jump(25 * HOUR_MS)
-            await demand_jumped(log.submit(event(5)))
-
-    asyncio.run(scenario())
+    clock = ManualClock()
+    receipts = await made(tmp_path / "log.db", clock)
+    clock.restart()
+    clock.jump(ahead_ms)
+    async with log_of(tmp_path / "log.db", clock) as log:
+        receipt = committed(await log.submit(event(4)))
+        assert receipt.log_time_ms == receipts[0].log_time_ms + ahead_ms
+        clock.jump(25 * HOUR_MS)
+        await check_jumped(log.submit(event(5)))
 
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_log_time_does_not_go_back_with_the_clock_and_its_return_is_no_jump(tmp_path: Path, is_restarted: bool) -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        path = tmp_path / "log.db"
-        newest_ms = (await made(path, clock))[-1].log_time_ms
-        clock.jump(-25 * HOUR_MS)
-        log = log_of(path, clock)
-        async with log:
-            for number in range(4, 7):
-                clock.advance(1000)
-                assert committed(await log.submit(event(number))).log_time_ms == newest_ms
-            if not is_restarted:
-                clock.jump(25 * HOUR_MS)
-                assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
-        if is_restarted:
+async def test_log_time_never_goes_back_and_return_of_the_clock_is_not_a_jump(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    clock = ManualClock()
+    path = tmp_path / "log.db"
+    newest_ms = (await made(path, clock))[-1].log_time_ms
+    clock.jump(-25 * HOUR_MS)
+    log = log_of(path, clock)
+    async with log:
+        for number in range(4, 7):
+            clock.advance(1000)
+            assert committed(await log.submit(event(number))).log_time_ms == newest_ms
+        if not is_restarted:
             clock.jump(25 * HOUR_MS)
-            async with log_of(path, clock) as log:
-                assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
-
-    asyncio.run(scenario())
+            assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
+    if is_restarted:
+        clock.jump(25 * HOUR_MS)
+        async with log_of(path, clock) as log:
+            assert committed(await log.submit(event(7))).log_time_ms == newest_ms + 3000
 
 
 @pytest.mark.rule("CO-17")
-def test_time_that_passes_is_no_jump_however_long_nobody_commits(tmp_path: Path) -> None:
-    async def scenario() -> Verdict:
-        clock = ManualClock()
-        await made(tmp_path / "log.db", clock)
-        clock.advance(30 * DAY_MS)
-        async with log_of(tmp_path / "log.db", clock) as log:
-            return await log.submit(event(4))
-
-    assert isinstance(asyncio.run(scenario()), Committed)
+async def test_time_without_commits_is_not_a_jump(tmp_path: Path) -> None:
+    clock = ManualClock()
+    await made(tmp_path / "log.db", clock)
+    clock.advance(30 * DAY_MS)
+    async with log_of(tmp_path / "log.db", clock) as log:
+        assert isinstance(await log.submit(event(4)), Committed)

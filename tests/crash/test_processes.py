@@ -1,6 +1,5 @@
-"""Four processes on one file, two of them killed in between: one order, one outcome for each write, for all of them."""
+"""Four processes on one file, two of them killed: all agree on one order and on one outcome for each write."""
 
-import asyncio
 import signal
 import sqlite3
 import time
@@ -16,14 +15,14 @@ from crash import shared_worker
 from crash.load import SUBMITTERS, WRITES, verdict_in, write_of
 from crash.observing import (
     answer_to,
-    demand_same_receipts,
-    demand_sound,
-    demand_stored,
+    check_same_receipts,
+    check_sound,
+    check_stored,
     history_of,
     say,
 )
 from crash.processes import started
-from crash.shared_worker import EVENTS, ROUNDS
+from crash.shared_worker import events_of
 from oncelog.core.invariants import Answer, History, Reading
 from oncelog.core.values import KeyIdentity, key_identity
 from oncelog.stores.sqlite import SqliteStore
@@ -32,13 +31,14 @@ from oncelog.stores.verifying.findings import Passed
 
 PROCESSES = 4
 KILLED = 2
-WRITES_EACH = SUBMITTERS * WRITES * ROUNDS
-PATIENCE_S = 120
-"""How long a process may take before it counts as starved: many times as long as it does."""
+ROUNDS = 4
+SOAK_ROUNDS = 24
+WAIT_S = 600
+"""Guards against a hang: a process that takes longer counts as starved."""
 
 
 class Worker:
-    """A process, and all that it has told so far."""
+    """A process and its output so far."""
 
     def __init__(self, stack: ExitStack, name: str, *arguments: object) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Worker:
         self.seen: list[tuple[int, KeyIdentity]] = []
         self.took_s: float | None = None
         self.wrong = b""
-        """An answer that it must not get."""
+        """A verdict that is neither committed nor replayed."""
         self.state = "new"
         self._changed = Condition()
         self._process = stack.enter_context(started(shared_worker.__file__, *map(str, arguments)))
@@ -59,19 +59,19 @@ class Worker:
         self._process.stdin.write(b"go\n")
         self._process.stdin.flush()
 
-    def demand_killed(self) -> None:
+    def check_killed(self) -> None:
         self.wait(lambda: self.state == "dead")
-        assert self._process.wait(PATIENCE_S) == -signal.SIGKILL
+        assert self._process.wait(WAIT_S) == -signal.SIGKILL
 
     def wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            told = self._changed.wait_for(lambda: condition() or self.wrong, PATIENCE_S)
+            is_over = self._changed.wait_for(lambda: condition() or self.wrong, WAIT_S)
             assert not self.wrong, f"{self.name} was answered {self.wrong!r}"
-            assert told, f"{self.name} starved: {len(self.answers)} answers"
+            assert is_over, f"{self.name} starved: {len(self.answers)} answers"
 
     def finish(self) -> None:
         self.wait(lambda: self.state in {"end", "dead"})
-        assert self._process.wait(PATIENCE_S) == 0
+        assert self._process.wait(WAIT_S) == 0
         self._thread.join()
 
     def _listen(self) -> None:
@@ -98,10 +98,10 @@ class Worker:
             self.answers.append(answer_to(*verdict_in(line)))
 
 
-async def found(path: Path, workers: list[Worker]) -> History:
+async def history_at(path: Path, workers: list[Worker], events: int) -> History:
     answers = [answer for worker in workers for answer in worker.answers]
     readings = [
-        Reading(worker.name, 0, 0, EVENTS if worker.state == "end" else len(worker.seen), worker.seen)
+        Reading(worker.name, 0, 0, events if worker.state == "end" else len(worker.seen), worker.seen)
         for worker in workers
     ]
     store = SqliteStore(path)
@@ -121,51 +121,56 @@ def stack() -> Iterator[ExitStack]:
 @pytest.mark.rule("CO-12")
 @pytest.mark.rule("CO-13")
 @pytest.mark.rule("CO-14")
-@pytest.mark.parametrize("seal_keys", [0, 64], ids=["as it is", "small segments"])
-def test_processes_that_share_a_file_agree_on_everything(
-    tmp_path: Path, stack: ExitStack, seed: int, seal_keys: int
+@pytest.mark.parametrize("seal_keys", [0, 64], ids=["default segments", "small segments"])
+async def test_processes_sharing_a_file_agree_on_order_and_outcomes(
+    tmp_path: Path, stack: ExitStack, seed: int, seal_keys: int, is_soak: bool
 ) -> None:
+    rounds = SOAK_ROUNDS if is_soak else ROUNDS
+    writes, events = SUBMITTERS * WRITES * rounds, events_of(rounds)
     path = tmp_path / "log.db"
     random = Random(seed)
-    dying = [random.randint(1, WRITES_EACH - 1) for _ in range(KILLED)] + [0] * (PROCESSES - KILLED)
-    alive = [Worker(stack, f"process {one}", path, seal_keys, seed + one, dying[one]) for one in range(PROCESSES)]
+    dying = [random.randint(1, writes - 1) for _ in range(KILLED)] + [0] * (PROCESSES - KILLED)
+    alive = [
+        Worker(stack, f"process {one}", path, seal_keys, seed + one, die_after, rounds)
+        for one, die_after in enumerate(dying)
+    ]
     for worker in alive:
-        worker.begin()  # all of them at once, on a file that is not there yet
+        worker.begin()  # all of them at once, on a file that does not exist yet
     gone = []
     for number in range(KILLED):
         victim = alive[number]
-        victim.demand_killed()
+        victim.check_killed()
         gone.append(victim)
-        alive[number] = Worker(stack, f"{victim.name} again", path, seal_keys, seed + PROCESSES + number, 0)
+        alive[number] = Worker(stack, f"{victim.name} again", path, seal_keys, seed + PROCESSES + number, 0, rounds)
         alive[number].begin()
     for worker in alive:
         worker.finish()
     say(", ".join(f"{worker.name}: {len(worker.answers)} answers in {worker.took_s} s" for worker in alive))
 
-    assert [len(worker.answers) for worker in alive] == [WRITES_EACH] * PROCESSES
-    history = asyncio.run(found(path, [*alive, *gone]))
-    demand_sound(history)
-    demand_stored(history.answers, history)
-    receipts = demand_same_receipts(history.answers)
-    assert len(receipts) == len(history.records) == WRITES_EACH
+    assert [len(worker.answers) for worker in alive] == [writes] * PROCESSES
+    history = await history_at(path, [*alive, *gone], events)
+    check_sound(history)
+    check_stored(history.answers, history)
+    receipts = check_same_receipts(history.answers)
+    assert len(receipts) == len(history.records) == writes
     for worker in alive:
-        assert [position for position, _ in worker.seen] == list(range(1, EVENTS + 1))
+        assert [position for position, _ in worker.seen] == list(range(1, events + 1))
     *_, last = verify_file(path)
     assert isinstance(last, Passed), last
 
 
-def test_a_log_waits_for_a_process_that_makes_it_at_the_same_time(
+async def test_open_waits_for_another_process_that_creates_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is about to set the new file to write-ahead logging when the other is. SQLite does not wait for this."""
+    """Both processes switch the new file to write-ahead logging. SQLite itself does not wait for that lock."""
     path = tmp_path / "log.db"
 
-    async def opens() -> None:
+    async def open_and_close() -> None:
         store = SqliteStore(path)
         await store.open()
         await store.close()
 
-    asyncio.run(opens())
+    await open_and_close()
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN IMMEDIATE")
@@ -177,5 +182,5 @@ def test_a_log_waits_for_a_process_that_makes_it_at_the_same_time(
                 other.execute("ROLLBACK")
 
         monkeypatch.setattr(time, "sleep", wait)
-        asyncio.run(opens())
+        await open_and_close()
         assert len(waited) == 3

@@ -1,4 +1,4 @@
-"""Makes API keys in a file and revokes every second one, as fast as it can: FILE NAME COUNT."""
+"""Creates API keys in a file and revokes every second one: FILE NAME COUNT."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Frames that no client should send, made from ones that a client would, by the thousand and from a seed."""
+"""Malformed WebSocket frames, derived from valid ones with a seeded random generator."""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import orjson
 
 Frame = tuple[bool, bytes]
-"""Whether it is a text frame, and what is in it."""
+"""Whether it is a text frame, and its content."""
 
 _NUMBERS = ["1e999", "-0", "1" * 400, "9007199254740993", "1.0000000000000000000001", "NaN", "-Infinity", "0x10", "01"]
 _TEXTS = ['"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\x"', '"\t"', '""', '"' + "é" * 300 + '"', '"\\u00"']
@@ -15,14 +15,14 @@ _KINDS = ["submit_events", "sync", "connect", "ping", "", "SUBMIT_EVENTS", "even
 
 
 def malformed_frames(seed: int, count: int) -> Iterator[Frame]:
-    """So many of them. None is larger than a few kilobytes; some are right after all."""
+    """Generate `count` frames of at most a few kilobytes. A few of them are valid by chance."""
     chance = random.Random(seed)
     for _ in range(count):
         yield _MAKERS[chance.randrange(len(_MAKERS))](chance)
 
 
 def _message(chance: random.Random) -> bytes:
-    """One that would be right, if it were sent as it is."""
+    """Return a valid message."""
     if chance.random() < 0.5:
         payload: object = {"partitions": ["fuzz"], "since_committed_id": 0, "limit": 3}
         kind = "sync"
@@ -51,7 +51,7 @@ def _truncated(chance: random.Random) -> Frame:
 
 
 def _flipped(chance: random.Random) -> Frame:
-    """Some bytes are others: mostly no JSON any more, often not UTF-8 either."""
+    """Change some bytes: the result is mostly invalid JSON and often invalid UTF-8."""
     data = bytearray(_message(chance))
     for _ in range(chance.randint(1, 6)):
         data[chance.randrange(len(data))] = chance.randrange(256)
@@ -59,7 +59,7 @@ def _flipped(chance: random.Random) -> Frame:
 
 
 def _of_wrong_types(chance: random.Random) -> Frame:
-    """A value somewhere is another one."""
+    """Replace one value by another."""
     data = _message(chance).decode()
     spots = [
         index

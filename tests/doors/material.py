@@ -1,4 +1,4 @@
-"""Keys, claims and tokens for tests. Tokens are made by hand here, so that they can be wrong in any way."""
+"""Keys, claims and tokens for tests. Tokens are built by hand, so that any part of them can be wrong."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
 
 
 def key_of(algorithm: str, number: int = 0) -> Key:
-    """A key for the algorithm; another number, another key."""
+    """Return a key for the algorithm. Each number has its own key."""
     return _key_of(algorithm, number)
 
 
@@ -41,7 +41,7 @@ def _key_of(algorithm: str, number: int) -> Key:
 
 
 class SetClock:
-    """Shows what it was set to."""
+    """A clock that a test sets."""
 
     def __init__(self, now_ms: int = NOW_MS) -> None:
         self.now_ms = now_ms
@@ -55,15 +55,15 @@ def encoded(data: bytes) -> str:
 
 
 def signed(algorithm: str, key: Key, header: bytes, payload: bytes) -> str:
-    """A token of these very bytes, with a good signature."""
-    told = f"{encoded(header)}.{encoded(payload)}"
-    return f"{told}.{encoded(JWSRegistry.algorithms[algorithm].sign(told.encode(), key))}"
+    """Return a token of exactly these bytes, with a valid signature."""
+    signed_part = f"{encoded(header)}.{encoded(payload)}"
+    return f"{signed_part}.{encoded(JWSRegistry.algorithms[algorithm].sign(signed_part.encode(), key))}"
 
 
 def token(
     algorithm: str = "HS256", key: Key | None = None, header: Mapping[str, Any] | None = None, **claims: Any
 ) -> str:
-    """A good token, but for the claims that are given; None leaves one out."""
+    """Return a valid token with these claims instead of the defaults; None omits a claim."""
     said = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     head = {"alg": algorithm, "typ": "JWT", **(header or {})}
     return signed(algorithm, key or key_of(algorithm), json.dumps(head).encode(), json.dumps(said).encode())
@@ -76,7 +76,7 @@ def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
 
 
 def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | None = None) -> KeyFile:
-    """The key that tokens of this algorithm are verified with, in a file."""
+    """Write the key that verifies tokens of this algorithm to a file."""
     key = key_of(algorithm, number)
     path = directory / f"{algorithm}-{number}.key"
     if isinstance(key, OctKey):
@@ -85,20 +85,20 @@ def key_file(directory: Path, algorithm: str, number: int = 0, key_id: str | Non
 
 
 def key_set(path: Path, *members: Mapping[str, Any]) -> KeyFile:
-    """A key set in place of the file, put there as a whole."""
+    """Replace the file atomically by a key set."""
     unfinished = written(path.with_suffix(".new"), json.dumps({"keys": list(members)}).encode())
     os.replace(unfinished, path)  # noqa: PTH105
     return KeyFile(str(path), KeyKind.JWKS)
 
 
 def public(algorithm: str, key_id: str | None, number: int = 0, **others: Any) -> dict[str, Any]:
-    """A key as a member of a set."""
+    """Return a key as a member of a key set."""
     named = {} if key_id is None else {"kid": key_id}
     return {**key_of(algorithm, number).as_dict(private=False), **named, **others}
 
 
 def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **settings: Any) -> Tokens:
-    """Tokens that know one key for each of the algorithms."""
+    """Return a verifier with one key for each of the algorithms."""
     chosen = algorithms or ("HS256",)
     sources = settings.pop("key_files", None) or tuple(key_file(directory, one) for one in chosen)
     made = Tokens(TokenSettings(algorithms=chosen, key_files=sources, **settings), clock or SetClock())
@@ -107,7 +107,7 @@ def tokens(directory: Path, *algorithms: str, clock: SetClock | None = None, **s
 
 
 def all_texts(error: BaseException | None) -> str:
-    """Everything that an error could show: its texts, reprs and attributes, and those of what it came from."""
+    """Return everything that an error could show: its texts, reprs and attributes, and those of its causes."""
     found = []
     while error is not None:
         found += [str(error), repr(error), repr(error.args), repr(vars(error))]

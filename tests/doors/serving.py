@@ -1,4 +1,4 @@
-"""A real server for tests: a port of its own, a log in a file, sockets, and clients that do not wait for ever."""
+"""A real server for tests, with its own port, log and sockets, and clients whose waits have a deadline."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from unittest import mock
 from uuid import UUID
 
 import aiohttp
@@ -14,6 +15,7 @@ from aiohttp import WSMsgType
 from databases import log_at
 from doors import material
 from engine.watched import Gate
+from oncelog.doors import server as server_module
 from oncelog.doors.apikeys import ApiKeys, Created
 from oncelog.doors.grants import granted
 from oncelog.doors.limits import DoorLimits
@@ -28,7 +30,7 @@ from oncelog.testing.clock import ManualClock
 T = TypeVar("T")
 
 WAIT_S: Final = 60
-"""Nothing that a test waits for takes that long, on a busy machine either."""
+"""Guards against a hang: no single wait of a test takes that long, even on a busy machine."""
 RUN_S: Final = 200
 
 _DOOR_LIMITS: Final = frozenset(DoorLimits.__struct_fields__)
@@ -36,27 +38,27 @@ _ENGINE_LIMITS: Final = frozenset(Limits.__struct_fields__)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a test's coroutine in a loop of its own."""
+    """Run a coroutine in a new event loop."""
     return asyncio.run(asyncio.wait_for(main, RUN_S))
 
 
 async def soon(waited_for: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """What comes in time, or a TimeoutError."""
+    """Return the result, or raise TimeoutError after `WAIT_S`."""
     return await asyncio.wait_for(waited_for, WAIT_S)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what the server does in tasks of its own, and tells nobody."""
+    """Poll until the condition is true, for a state change of the server that has no event."""
 
     async def waiting() -> None:
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.001)
 
     await soon(waiting())
 
 
 class ShiftedClock:
-    """The machine's clocks, the wall clock set forward by as much as a test says."""
+    """The machine's clocks, with the wall clock `ahead_ms` ahead."""
 
     def __init__(self, ahead_ms: int = 0) -> None:
         self._clock = SystemClock()
@@ -80,21 +82,21 @@ def event_id(number: int) -> str:
 
 
 def item(number: int, *partitions: str, **members: Any) -> dict[str, Any]:
-    """An event to submit, of partition `a` unless others are given."""
+    """Return an event to submit, in partition `a` unless others are given."""
     event = {"type": "counted", "number": number}
     return {"id": event_id(number), "partitions": list(partitions or ("a",)), "event": event, **members}
 
 
 def numbers(events: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The committed ids of events or results."""
+    """Return the committed ids of events or results."""
     return [event["committed_id"] for event in events]
 
 
-# --- a client of plain HTTP ----------------------------------------------------------------------------
+# --- an HTTP client --------------------------------------------------------------------------------------
 
 
 class Answer:
-    """All of a response."""
+    """A complete response."""
 
     def __init__(self, response: aiohttp.ClientResponse, body: bytes) -> None:
         self.status = response.status
@@ -108,7 +110,7 @@ class Answer:
 
     @property
     def error(self) -> Any:
-        """The error, which must look like one."""
+        """Return the error object, and check its form."""
         assert self.content_type == "application/json"
         error = self.json["error"]
         assert set(self.json) == {"error"}
@@ -124,7 +126,7 @@ class Answer:
 
 
 class Message:
-    """An event of a stream, as a browser would hand it on."""
+    """An event of a stream, as a browser dispatches it."""
 
     def __init__(self, kind: str, data: str, last_event_id: str) -> None:
         self.kind = kind
@@ -146,7 +148,7 @@ class EventStream:
         self.comments = 0
 
     async def next(self) -> Message | None:
-        """The next event that a page would see; None at the end of the stream. Comments are counted."""
+        """Return the next event that a page would see, or None at the end of the stream. Comments are counted."""
         return await soon(self._next())
 
     async def _next(self) -> Message | None:
@@ -172,14 +174,14 @@ class EventStream:
         return None
 
     async def connected(self) -> Any:
-        """The first event."""
+        """Return the data of the first event, `connected`."""
         message = await self.next()
         assert message is not None
         assert message.kind == "connected"
         return message.json
 
     async def events(self, count: int) -> list[Any]:
-        """That many events of the log, each with its number for an id."""
+        """Return the next `count` events of the log. The id of each must be its committed id."""
         found = []
         for _ in range(count):
             message = await self.next()
@@ -189,7 +191,7 @@ class EventStream:
         return found
 
     async def comment(self) -> None:
-        """Returns after the next comment."""
+        """Wait for the next comment."""
         line = b""
         while not line.startswith(b":"):
             line = await soon(self.response.content.readline())
@@ -203,7 +205,7 @@ class EventStream:
 
 
 class SocketClient:
-    """Sends messages, and receives them within a time."""
+    """Sends messages, and receives them with a deadline."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
@@ -215,13 +217,13 @@ class SocketClient:
         )
 
     async def receive(self) -> Any:
-        """The next message. An end of the connection is an error."""
+        """Return the next message. A closed connection is an error."""
         message = await soon(self.socket.receive())
         assert message.type is WSMsgType.TEXT, message
         return json.loads(message.data)
 
     async def ask(self, kind: str, payload: Any, msg_id: str | int | None = None) -> Any:
-        """Sends a message and returns the payload of the next that comes."""
+        """Send a message and return the payload of the next one received."""
         await self.send(kind, payload, msg_id)
         answer = await self.receive()
         assert answer.get("msg_id") == msg_id
@@ -231,14 +233,14 @@ class SocketClient:
         return await self.ask("connect", {"client_id": client_id, "token": token})
 
     async def submit(self, *items: Mapping[str, Any]) -> Any:
-        """The results."""
+        """Submit events and return their results."""
         return (await self.ask("submit_events", {"events": items}))["results"]
 
     async def sync(self, *partitions: str, since: int = 0, **members: Any) -> Any:
         return await self.ask("sync", {"partitions": partitions, "since_committed_id": since, **members})
 
     async def closed(self) -> int | None:
-        """The code that the server closes the connection with. Nothing else may come before it."""
+        """Return the close code of the server. No other message may precede it."""
         message = await soon(self.socket.receive())
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
         return self.socket.close_code
@@ -251,14 +253,14 @@ class SocketClient:
 
 
 class Serving:
-    """A server that runs, and ways to speak to it. `credential` is what is shown with every request."""
+    """A running server and clients for it. Every request sends `credential`."""
 
     def __init__(self, server: Server, session: aiohttp.ClientSession, clock: Clock, keys: ApiKeys | None) -> None:
         self.server = server
         self.session = session
         self.clock = clock
         self.api_keys = keys
-        """What an operator would change; the server takes it at `server.reload()`."""
+        """The file that an operator edits; the server reads it at `server.reload()`."""
         self.credential: str | None = None
         self._sockets: list[SocketClient] = []
         self._streams: list[EventStream] = []
@@ -285,7 +287,7 @@ class Serving:
         return await self.request("POST", "/v1/events", json={"events": items, **named}, **options)
 
     async def commit(self, *items: Mapping[str, Any]) -> list[int]:
-        """Submits events of which all must be committed; their numbers."""
+        """Submit events, all of which must be committed, and return their committed ids."""
         answer = await self.submit(*items)
         assert answer.status == 200, answer.body
         return numbers(answer.json["results"])
@@ -297,7 +299,7 @@ class Serving:
     async def stream(
         self, *partitions: str, credential: str | None = None, headers: Any = None, **query: Any
     ) -> EventStream:
-        """A stream that has begun. What was refused is a `response` with another status."""
+        """Open a stream. If the server refuses it, `response` has an error status."""
         response = await soon(
             self.session.get(
                 self.url + "/v1/events/stream",
@@ -309,19 +311,19 @@ class Serving:
         return self._streams[-1]
 
     async def socket(self, headers: Any = None) -> SocketClient:
-        """A WebSocket on which nothing has been said yet."""
+        """Open a WebSocket without sending `connect`."""
         socket = SocketClient(await soon(self.session.ws_connect(self.url + "/v1/events", headers=headers)))
         self._sockets.append(socket)
         return socket
 
     async def connected(self, client_id: str = "laptop", token: str | None = None) -> SocketClient:
-        """A WebSocket that has said who it is."""
+        """Open a WebSocket and send `connect`."""
         socket = await self.socket()
         await socket.connect(client_id, token if token is not None else self.credential)
         return socket
 
     async def close(self) -> None:
-        """Ends all that was begun. `serving` does so at its end."""
+        """Close all streams and sockets. `serving` calls this at its end."""
         for stream in self._streams:
             stream.close()
         try:
@@ -331,7 +333,7 @@ class Serving:
             await self.session.close()
 
     def hold_commits(self, monkeypatch: Any) -> Gate:
-        """From now on a commit waits at the gate, which is shut."""
+        """Make commits wait at a gate, which is shut."""
         gate = Gate()
         gate.shut()
         store: Any = self.server.log._store
@@ -361,10 +363,11 @@ async def serving(
     token_settings: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Serving]:
-    """A server with a log in the directory.
+    """Run a server with a log in the directory.
 
-    It is in development mode unless `tokens` (those of `material`, HS256, on a clock of their time) or `api_keys` (in
-    `keys.json`, none yet) are to be used. Other settings are those of `ServerSettings`, and limits by their names.
+    The server is in development mode unless `tokens` (HS256 tokens of `material`, with a manual clock set to their
+    time) or `api_keys` (in `keys.json`, initially without usable keys) is set. Other settings are those of
+    `ServerSettings`, and limits by name.
     """
     made, keys, chosen = _settings(directory, tokens, api_keys, clock, token_settings or {}, settings)
     async with Server(made, clock=chosen) as server:
@@ -374,6 +377,9 @@ async def serving(
             yield served
         finally:
             await served.close()
+            # A server that stops accepts connections for a moment longer. No client of the test connects any more.
+            with mock.patch.object(server_module, "ACCEPTING_S", 0):
+                await server.stop()
 
 
 def _settings(
@@ -398,13 +404,13 @@ def _settings(
     settings.setdefault("development", not tokens and not api_keys)
     settings.setdefault("store", log_at(directory / "events.db"))
     settings.setdefault("port", 0)
-    settings.setdefault("grpc_port", 0)  # 100 above a given port may be somebody else's
+    settings.setdefault("grpc_port", 0)  # the default, 100 above `port`, may be in use
     made = ServerSettings(door_limits=DoorLimits(**door), engine_limits=Limits(**engine), **settings)
     return made, keys, chosen
 
 
 def api_key(served: Serving, client_id: str, read: Sequence[str] = (), write: Sequence[str] = ()) -> Created:
-    """A new key, which the server knows."""
+    """Create an API key and reload the server."""
     assert served.api_keys is not None
     key = served.api_keys.create(client_id, client_id, granted(read, write))
     served.server.reload()

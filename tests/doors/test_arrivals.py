@@ -1,12 +1,14 @@
-"""Connections that say nothing."""
+"""Connections that send no request."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from doors.serving import run, serving, soon, until
+from doors.serving import serving, soon, until
+from oncelog.doors import server as server_module
 from oncelog.doors.arrivals import RESERVE, Arrivals
+from oncelog.testing.clock import ManualClock
 
 
 class Transport:
@@ -21,7 +23,7 @@ class Transport:
 
 
 @pytest.mark.rule("CO-30")
-def test_who_says_nothing_is_ended_and_who_has_spoken_is_not() -> None:
+def test_silent_connection_is_aborted_and_an_active_one_is_not() -> None:
     now_ms = 0
     arrivals = Arrivals(10, 1000, lambda: now_ms)
     silent, speaks = Transport(), Transport()
@@ -41,7 +43,7 @@ def test_who_says_nothing_is_ended_and_who_has_spoken_is_not() -> None:
 
 
 @pytest.mark.rule("CO-30")
-def test_too_many_are_turned_away_until_some_have_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_connections_above_the_limit_are_refused_until_others_close(caplog: pytest.LogCaptureFixture) -> None:
     arrivals = Arrivals(1, 1000, lambda: 0)
     there = [Transport() for _ in range(1 + RESERVE)]
     assert all(map(arrivals.admit, there))
@@ -53,19 +55,22 @@ def test_too_many_are_turned_away_until_some_have_gone(caplog: pytest.LogCapture
 
 
 @pytest.mark.rule("CO-30", "CO-33")
-def test_silent_connections_do_not_stay_and_others_are_served_meanwhile(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, connections_max=1, connect_timeout_ms=50) as served:
-            host, port = served.url.removeprefix("http://").split(":")
-            silent = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
-            silent[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: 127")
-            assert (await served.get("/healthz")).status == 200
-            for reader, _ in silent:
-                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                    await soon(reader.readexactly(1))
-            await until(lambda: len(served.server._arrivals) <= 1)
-            assert (await served.get("/healthz")).status == 200
-            for _, writer in silent:
-                writer.close()
-
-    run(main())
+async def test_silent_connections_are_closed_while_others_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "RENEW_S", 0.01)
+    clock = ManualClock()
+    async with serving(tmp_path, connections_max=1, connect_timeout_ms=1000, clock=clock) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+        silent[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: 127")
+        assert (await served.get("/healthz")).status == 200
+        await until(lambda: len(served.server._arrivals) == 6)
+        clock.advance(1001)
+        for reader, _ in silent:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await soon(reader.readexactly(1))
+        await until(lambda: len(served.server._arrivals) <= 1)
+        assert (await served.get("/healthz")).status == 200
+        for _, writer in silent:
+            writer.close()

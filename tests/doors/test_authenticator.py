@@ -1,4 +1,4 @@
-"""From a credential to who it is: tokens, API keys, and the mode that needs neither."""
+"""Authentication by tokens and API keys, and the development mode."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def api_keys(tmp_path: Path) -> ApiKeys:
 
 
 @pytest.mark.rule("CO-20", "CO-21")
-def test_a_credential_is_known_by_its_beginning(tmp_path: Path, api_keys: ApiKeys) -> None:
+def test_prefix_of_a_credential_selects_token_or_api_key(tmp_path: Path, api_keys: ApiKeys) -> None:
     key = api_keys.create("billing", "bills", granted(["a"]))
     both: Authenticates = Authenticator(material.tokens(tmp_path), api_keys)
     assert not both.is_open
@@ -26,21 +26,21 @@ def test_a_credential_is_known_by_its_beginning(tmp_path: Path, api_keys: ApiKey
 
 
 @pytest.mark.rule("CO-21")
-def test_whatever_is_wrong_the_client_is_told_the_same(tmp_path: Path, api_keys: ApiKeys) -> None:
+def test_every_invalid_credential_has_the_same_error(tmp_path: Path, api_keys: ApiKeys) -> None:
     key = api_keys.create("a", "a", granted())
     both = Authenticator(material.tokens(tmp_path), api_keys)
-    told, reasons = set(), set()
+    shown, reasons = set(), set()
     for credential in (None, "", "x", "olk_", key.text[:-4] + "AAAA", token(exp=1), token("ES256"), token(sub="")):
         with pytest.raises(AuthError) as caught:
             both.authenticate(credential)
-        told.add((str(caught.value), repr(caught.value), type(caught.value)))
+        shown.add((str(caught.value), repr(caught.value), type(caught.value)))
         reasons.add(caught.value.reason)
-    assert len(told) == 1
-    assert len(reasons) == 7  # nothing and an empty one are the same
+    assert len(shown) == 1
+    assert len(reasons) == 7  # a missing and an empty credential have the same reason
     assert issubclass(AuthError, OncelogError)
 
 
-def test_what_is_not_configured_is_not_taken(tmp_path: Path, api_keys: ApiKeys) -> None:
+def test_credential_kind_that_is_not_configured_is_refused(tmp_path: Path, api_keys: ApiKeys) -> None:
     key = api_keys.create("a", "a", granted())
     with pytest.raises(AuthError) as caught:
         Authenticator(material.tokens(tmp_path)).authenticate(key.text)
@@ -53,7 +53,7 @@ def test_what_is_not_configured_is_not_taken(tmp_path: Path, api_keys: ApiKeys) 
 
 
 @pytest.mark.rule("CO-23")
-def test_a_token_is_current_until_it_expires(tmp_path: Path) -> None:
+def test_token_is_current_until_it_expires(tmp_path: Path) -> None:
     known = Authenticator(material.tokens(tmp_path, leeway_ms=0))
     found = known.authenticate(token(exp=material.NOW_S + 1))
     assert known.current(found, NOW_MS + 999) == found
@@ -61,7 +61,7 @@ def test_a_token_is_current_until_it_expires(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-22")
-def test_an_api_key_is_current_until_it_is_revoked_with_the_grants_of_now(tmp_path: Path) -> None:
+def test_api_key_is_current_until_revoked_and_has_its_newest_grants(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     operator, served = ApiKeys(path, SetClock()), ApiKeys(path, SetClock())
     key = operator.create("a", "a", granted(["old"]))
@@ -76,7 +76,7 @@ def test_an_api_key_is_current_until_it_is_revoked_with_the_grants_of_now(tmp_pa
     assert current.grants == granted(["new"])
     path.write_text(path.read_text().replace('"client_id": "a"', '"client_id": "b"'))
     known.reload()
-    assert known.current(found, NOW_MS) is None  # the key is somebody else's now
+    assert known.current(found, NOW_MS) is None  # the key belongs to another client now
     assert known.authenticate(key.text).actor == "client:b"
     operator.revoke(key.key.id)
     known.reload()
@@ -85,7 +85,7 @@ def test_an_api_key_is_current_until_it_is_revoked_with_the_grants_of_now(tmp_pa
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("bad", ["tokens", "API keys"])
-def test_a_reload_takes_both_or_neither(tmp_path: Path, bad: str) -> None:
+def test_reload_applies_tokens_and_api_keys_together_or_not_at_all(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, SetClock())
     old = operator.create("a", "a", granted())
@@ -110,7 +110,7 @@ def test_a_reload_takes_both_or_neither(tmp_path: Path, bad: str) -> None:
 
 
 @pytest.mark.rule("CO-21")
-def test_the_development_mode_lets_everybody_in(tmp_path: Path) -> None:
+def test_development_mode_accepts_any_credential(tmp_path: Path) -> None:
     open_to_all: Authenticates = DevelopmentAuthenticator()
     assert open_to_all.is_open
     open_to_all.reload()

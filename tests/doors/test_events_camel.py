@@ -1,4 +1,4 @@
-"""The second dialect of the events door: what a connection that speaks it is answered, and what it is in the first."""
+"""The camel-case dialect of the Events API, and its events as seen in the native dialect."""
 
 import asyncio
 from typing import Any
@@ -7,11 +7,11 @@ from uuid import UUID
 import orjson
 import pytest
 
-from doors import camel
-from doors.camel import PROJECT, CamelTalk, draft
+from doors import camel_peers as camel
+from doors.camel_peers import PROJECT, CamelPeer, draft
 from doors.malformed import VALUES
-from doors.talking import Tokens, house, item, uuid
-from engine.watched import run, turns
+from doors.session_peers import Peer, Tokens, code_of, item, session_server, uuid
+from engine.watched import turns, until
 from oncelog.core.values import Submission
 from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, project_of
 from oncelog.doors.frames import CloseCode
@@ -21,12 +21,6 @@ from oncelog.errors import CanonicalError
 pytestmark = pytest.mark.rule("EV-18")
 
 
-def code_of(reply: dict[str, Any]) -> str:
-    assert reply["type"] == "error", reply
-    code: str = reply["payload"]["code"]
-    return code
-
-
 def ids(events: list[dict[str, Any]]) -> list[str]:
     return [event["id"] for event in events]
 
@@ -34,126 +28,108 @@ def ids(events: list[dict[str, Any]]) -> list[str]:
 # --- connect -----------------------------------------------------------------------------------------
 
 
-def test_the_first_frame_says_which_dialect_a_connection_speaks() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada = camel.come(made)
-            await ada.raw(b"no JSON")  # this one does not say, and is answered in the first
-            assert (await ada.wire.arrived(1))[0]["protocol_version"] == "1.0"
-            assert code_of(await ada.ask("sync", {})) == "bad_request"
-            reply = await ada.connect()
-            assert reply["type"] == "connected"
-            assert reply["payload"] == {"clientId": "client-ada", "projectId": PROJECT, "projectLastCommittedId": 0}
-            assert (reply["protocolVersion"], reply["timestamp"]) == ("1.0", made.log.clock.wall_ms())
-            assert set(reply) == {"type", "protocolVersion", "msgId", "timestamp", "payload"}
-            assert code_of(await ada.ask("connect", {})) == "bad_request"
-            await ada.raw(orjson.dumps({"type": "sync", "protocol_version": "1.0", "payload": {}}))
-            assert (await ada.wire.arrived(5))[-1]["payload"] == {
-                "code": "bad_request",
-                "message": "$.protocolVersion: is missing",
-                "details": {"field": "$.protocolVersion"},
-            }
-            assert (await ada.submit(draft("e1")))[0]["committedId"] == 1
+async def test_first_frame_selects_the_dialect_of_a_connection() -> None:
+    async with session_server() as server:
+        ada = camel.accept(server)
+        await ada.raw(b"no JSON")  # names no dialect, so the answer is in the native one
+        assert (await ada.wire.arrived(1))[0]["protocol_version"] == "1.0"
+        assert code_of(await ada.ask("sync", {})) == "bad_request"
+        reply = await ada.connect()
+        assert reply["type"] == "connected"
+        assert reply["payload"] == {"clientId": "client-ada", "projectId": PROJECT, "projectLastCommittedId": 0}
+        assert (reply["protocolVersion"], reply["timestamp"]) == ("1.0", server.log.clock.wall_ms())
+        assert set(reply) == {"type", "protocolVersion", "msgId", "timestamp", "payload"}
+        assert code_of(await ada.ask("connect", {})) == "bad_request"
+        await ada.raw(orjson.dumps({"type": "sync", "protocol_version": "1.0", "payload": {}}))
+        assert (await ada.wire.arrived(5))[-1]["payload"] == {
+            "code": "bad_request",
+            "message": "$.protocolVersion: is missing",
+            "details": {"field": "$.protocolVersion"},
+        }
+        assert (await ada.submit(draft("e1")))[0]["committedId"] == 1
 
-            bob = await made.talk("bob")
-            await bob.raw(orjson.dumps({"type": "sync", "protocolVersion": "1.0", "payload": {}, "msg_id": "x"}))
-            assert code_of(await bob.reply("x")) == "bad_request"
-            assert ada.wire.closed_with is bob.wire.closed_with is None
-
-    run(main())
+        bob = await server.connected("bob")
+        await bob.raw(orjson.dumps({"type": "sync", "protocolVersion": "1.0", "payload": {}, "msg_id": "x"}))
+        assert code_of(await bob.reply("x")) == "bad_request"
+        assert ada.wire.closed_with is bob.wire.closed_with is None
 
 
-def test_another_version_or_a_bad_token_closes_the_connection() -> None:
-    async def main() -> None:
-        tokens = Tokens()
-        tokens.add("ada", client_id="client-ada")
-        async with house(tokens=tokens) as made:
-            for version, token, client, code in (
-                ("2.0", "ada", "client-ada", "protocolVersion_unsupported"),
-                ("1.0", "nobody", "client-ada", "auth_failed"),
-                ("1.0", "ada", "another", "auth_failed"),
-            ):
-                talk = camel.come(made)
-                payload = {"token": token, "clientId": client, "projectId": PROJECT}
-                assert code_of(await talk.ask("connect", payload, protocolVersion=version)) == code
-                assert talk.wire.closed_with == (CloseCode.POLICY, code)
-
-    run(main())
+async def test_unsupported_version_or_bad_token_closes_the_connection() -> None:
+    tokens = Tokens()
+    tokens.add("ada", client_id="client-ada")
+    async with session_server(tokens=tokens) as server:
+        for version, token, client, code in (
+            ("2.0", "ada", "client-ada", "protocolVersion_unsupported"),
+            ("1.0", "nobody", "client-ada", "auth_failed"),
+            ("1.0", "ada", "another", "auth_failed"),
+        ):
+            peer = camel.accept(server)
+            payload = {"token": token, "clientId": client, "projectId": PROJECT}
+            assert code_of(await peer.ask("connect", payload, protocolVersion=version)) == code
+            assert peer.wire.closed_with == (CloseCode.POLICY, code)
 
 
 @pytest.mark.parametrize("project", [None, "", 7, "x" * 300, "a\0b", "e\u0301", "\ud800"])
-def test_a_project_must_have_a_name_that_a_partition_can_have(project: Any) -> None:
-    async def main() -> None:
-        async with house() as made:
-            talk = camel.come(made)
-            data = {"token": "ada", "clientId": "c", "projectId": "@"}
-            message = {"type": "connect", "protocolVersion": "1.0", "msgId": "1", "payload": data}
-            name = b'"\\ud800"' if project == "\ud800" else orjson.dumps(project)
-            await talk.raw(orjson.dumps(message).replace(b'"@"', name))
-            assert code_of(await talk.reply("1")) == "bad_request"
-            assert (await talk.connect())["type"] == "connected"
-
-    run(main())
+async def test_project_id_must_be_a_valid_partition_name(project: Any) -> None:
+    async with session_server() as server:
+        peer = camel.accept(server)
+        data = {"token": "ada", "clientId": "c", "projectId": "@"}
+        message = {"type": "connect", "protocolVersion": "1.0", "msgId": "1", "payload": data}
+        name = b'"\\ud800"' if project == "\ud800" else orjson.dumps(project)
+        await peer.raw(orjson.dumps(message).replace(b'"@"', name))
+        assert code_of(await peer.reply("1")) == "bad_request"
+        assert (await peer.connect())["type"] == "connected"
 
 
-def test_a_message_id_is_a_text() -> None:
-    async def main() -> None:
-        async with house() as made:
-            talk = await camel.talk(made)
-            await talk.send("sync", {"projectId": PROJECT, "sinceCommittedId": 0}, msgId=17)
-            assert code_of((await talk.wire.arrived(2))[-1]) == "bad_request"
-            assert "msgId" not in talk.messages[-1]
-
-    run(main())
+async def test_message_id_must_be_a_string() -> None:
+    async with session_server() as server:
+        peer = await camel.connected(server)
+        await peer.send("sync", {"projectId": PROJECT, "sinceCommittedId": 0}, msgId=17)
+        assert code_of((await peer.wire.arrived(2))[-1]) == "bad_request"
+        assert "msgId" not in peer.messages[-1]
 
 
 # --- submit ------------------------------------------------------------------------------------------
 
 
-def test_an_event_commits_once_in_its_project_and_leaves_out_who_sent_it() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await camel.talk(made, "bob")
-            other = await camel.talk(made, "cyd", "p2")
-            (first,) = await ada.submit(draft("e1"))
-            assert first == {
-                "id": "e1",
-                "status": "committed",
-                "committedId": 1,
-                "serverTs": made.log.clock.wall_ms(),
-            }
-            made.log.clock.advance(5000)
-            assert await bob.submit(draft("e1", payload={"n": 1.0})) == [first]
-            assert (await other.submit(draft("e1", projectId="p2")))[0]["committedId"] == 2
-            for changed in (
-                {"payload": {"n": 2}},
-                {"type": "x"},
-                {"schemaVersion": 2},
-                {"partition": "b"},
-                {"userId": "u"},
-                {"meta": {"clientTs": 1}},
-                {"meta": {"clientTs": 1_700_000_000_001, "more": 1}},
-            ):
-                (refused,) = await bob.submit(draft("e1", **changed))
-                assert (refused["status"], refused["reason"]) == ("rejected", "validation_failed")
-                assert refused["created"] == made.log.clock.wall_ms()
-                assert refused["errors"][0]["field"] == "id"
-            assert len((await ada.sync())["events"]) == 1
-
-    run(main())
+async def test_event_commits_once_per_project_whichever_client_sends_it() -> None:
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob")
+        other = await camel.connected(server, "cyd", "p2")
+        (first,) = await ada.submit(draft("e1"))
+        assert first == {
+            "id": "e1",
+            "status": "committed",
+            "committedId": 1,
+            "serverTs": server.log.clock.wall_ms(),
+        }
+        server.log.clock.advance(5000)
+        assert await bob.submit(draft("e1", payload={"n": 1.0})) == [first]
+        assert (await other.submit(draft("e1", projectId="p2")))[0]["committedId"] == 2
+        for changed in (
+            {"payload": {"n": 2}},
+            {"type": "x"},
+            {"schemaVersion": 2},
+            {"partition": "b"},
+            {"userId": "u"},
+            {"meta": {"clientTs": 1}},
+            {"meta": {"clientTs": 1_700_000_000_001, "more": 1}},
+        ):
+            (refused,) = await bob.submit(draft("e1", **changed))
+            assert (refused["status"], refused["reason"]) == ("rejected", "validation_failed")
+            assert refused["created"] == server.log.clock.wall_ms()
+            assert refused["errors"][0]["field"] == "id"
+        assert len((await ada.sync())["events"]) == 1
 
 
-def test_a_uuid_in_two_projects_is_two_events_and_in_two_spellings_too() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await camel.talk(made, "bob", "p2")
-            lower, upper = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "0198F3C2-7D55-7C1E-9A61-2F6F0C1B5A10"
-            assert (await ada.submit(draft(lower)))[0]["committedId"] == 1
-            assert (await bob.submit(draft(lower, projectId="p2")))[0]["committedId"] == 2
-            assert (await ada.submit(draft(upper)))[0]["committedId"] == 3
-            assert ids((await ada.sync())["events"]) == [lower, upper]
-
-    run(main())
+async def test_event_id_is_scoped_to_its_project_and_case_sensitive() -> None:
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob", "p2")
+        lower, upper = "0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10", "0198F3C2-7D55-7C1E-9A61-2F6F0C1B5A10"
+        assert (await ada.submit(draft(lower)))[0]["committedId"] == 1
+        assert (await bob.submit(draft(lower, projectId="p2")))[0]["committedId"] == 2
+        assert (await ada.submit(draft(upper)))[0]["committedId"] == 3
+        assert ids((await ada.sync())["events"]) == [lower, upper]
 
 
 @pytest.mark.parametrize(
@@ -181,412 +157,366 @@ def test_a_uuid_in_two_projects_is_two_events_and_in_two_spellings_too() -> None
         ({"meta": {"clientTs": 1, "clientId": "client-bob"}}, "forbidden", "meta.clientId"),
     ],
 )
-def test_a_rejected_item_is_the_end_of_its_request(changed: dict[str, Any], reason: str, field: str) -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada = await camel.talk(made)
-            results = await ada.submit(draft("e1"), draft("e2", **changed), draft("e3"), draft("e4"))
-            assert results[0]["committedId"] == 1
-            assert (results[1]["status"], results[1]["reason"]) == ("rejected", reason)
-            assert results[1]["errors"][0]["field"] == field
-            blocked = {
-                "status": "not_processed",
-                "reason": "prior_item_failed",
-                "blockedById": "e2",
-                "created": made.log.clock.wall_ms(),
-            }
-            assert results[2:] == [{"id": "e3", **blocked}, {"id": "e4", **blocked}]
-            assert ids((await ada.sync())["events"]) == ["e1"]
-            assert made.counts.events_rejected == {reason: 1, "prior_item_failed": 2}
-            assert ada.wire.closed_with is None
-
-    run(main())
+async def test_rejected_item_stops_the_rest_of_its_request(changed: dict[str, Any], reason: str, field: str) -> None:
+    async with session_server() as server:
+        ada = await camel.connected(server)
+        results = await ada.submit(draft("e1"), draft("e2", **changed), draft("e3"), draft("e4"))
+        assert results[0]["committedId"] == 1
+        assert (results[1]["status"], results[1]["reason"]) == ("rejected", reason)
+        assert results[1]["errors"][0]["field"] == field
+        blocked = {
+            "status": "not_processed",
+            "reason": "prior_item_failed",
+            "blockedById": "e2",
+            "created": server.log.clock.wall_ms(),
+        }
+        assert results[2:] == [{"id": "e3", **blocked}, {"id": "e4", **blocked}]
+        assert ids((await ada.sync())["events"]) == ["e1"]
+        assert server.counts.events_rejected == {reason: 1, "prior_item_failed": 2}
+        assert ada.wire.closed_with is None
 
 
-def test_whatever_refuses_first_is_the_end_the_log_or_the_door() -> None:
-    async def main() -> None:
-        async with house(engine={"body_bytes_max": 400}) as made:
-            ada = await camel.talk(made)
-            await ada.submit(draft("e1"))
-            statuses = ["rejected", "not_processed", "not_processed"]
-            results = await ada.submit(draft("e1", 2), draft("e2", type=""), draft("e3"))
-            assert [one["status"] for one in results] == statuses
-            assert {one.get("blockedById", "e1") for one in results} == {"e1"}
-            # One that is too large is refused for itself, and not all of them for it.
-            results = await ada.submit(draft("e1"), draft("e4", payload={"text": "x" * 400}), draft("e5"))
-            assert [one["status"] for one in results] == ["committed", *statuses[:2]]
-            assert results[1]["errors"] == [{"field": "payload", "message": "must have at most 400 bytes"}]
-            (alone,) = await ada.submit(draft("e1", type=""))
-            assert alone["status"] == "rejected"
-            assert ids((await ada.sync())["events"]) == ["e1"]
-
-    run(main())
+async def test_first_refusal_stops_the_request_in_the_log_or_in_the_api() -> None:
+    async with session_server(engine={"body_bytes_max": 400}) as server:
+        ada = await camel.connected(server)
+        await ada.submit(draft("e1"))
+        statuses = ["rejected", "not_processed", "not_processed"]
+        results = await ada.submit(draft("e1", 2), draft("e2", type=""), draft("e3"))
+        assert [one["status"] for one in results] == statuses
+        assert {one.get("blockedById", "e1") for one in results} == {"e1"}
+        # An event that is too large is refused alone.
+        results = await ada.submit(draft("e1"), draft("e4", payload={"text": "x" * 400}), draft("e5"))
+        assert [one["status"] for one in results] == ["committed", *statuses[:2]]
+        assert results[1]["errors"] == [{"field": "payload", "message": "must have at most 400 bytes"}]
+        (alone,) = await ada.submit(draft("e1", type=""))
+        assert alone["status"] == "rejected"
+        assert ids((await ada.sync())["events"]) == ["e1"]
 
 
-def test_what_may_not_be_written_is_refused_before_anything_is_looked_up() -> None:
-    async def main() -> None:
-        tokens = Tokens()
-        tokens.add("ada")
-        tokens.add("bob", granted(["project/p1"], ["project/p1", "board"]))
-        tokens.add("cyd", granted(["project/p1"], ["board", "project/p1/*"]))
-        tokens.add("eve", granted(["project/p2"], ["board"]))
-        tokens.add("fay", granted([], ["project/p1", "bo*"]))
-        async with house(tokens=tokens) as made:
-            ada, bob, cyd = [await camel.talk(made, name) for name in ("ada", "bob", "cyd")]
-            await ada.submit(draft("known"))
-            assert (await bob.submit(draft("known")))[0]["committedId"] == 1
-            batches = len(made.log.store.batches)
-            for talk, partition in ((bob, "other"), (cyd, "board")):
-                for event_id in ("known", "unknown"):
-                    (result,) = await talk.submit(draft(event_id, partition=partition))
-                    assert (result["status"], result["reason"]) == ("rejected", "forbidden")
-                    assert result["errors"][0]["field"] == "partition"
-            assert len(made.log.store.batches) == batches
-            eve, fay = camel.come(made, "eve"), await camel.talk(made, "fay")
-            assert code_of(await eve.connect()) == "forbidden"
-            assert (await eve.connect("p2"))["type"] == "connected"
-            sync = {"projectId": PROJECT, "sinceCommittedId": 0}
-            assert code_of(await eve.ask("sync", sync)) == "forbidden"
-            assert code_of(await fay.ask("sync", sync)) == "forbidden"
-            assert (await fay.submit(draft("e2")))[0]["committedId"] == 2
-            assert all(one.wire.closed_with is None for one in made.talks)
-
-    run(main())
+async def test_unauthorized_submit_is_refused_without_reading_the_log() -> None:
+    tokens = Tokens()
+    tokens.add("ada")
+    tokens.add("bob", granted(["project/p1"], ["project/p1", "board"]))
+    tokens.add("cyd", granted(["project/p1"], ["board", "project/p1/*"]))
+    tokens.add("eve", granted(["project/p2"], ["board"]))
+    tokens.add("fay", granted([], ["project/p1", "bo*"]))
+    async with session_server(tokens=tokens) as server:
+        ada, bob, cyd = [await camel.connected(server, name) for name in ("ada", "bob", "cyd")]
+        await ada.submit(draft("known"))
+        assert (await bob.submit(draft("known")))[0]["committedId"] == 1
+        batches = len(server.log.store.batches)
+        for peer, partition in ((bob, "other"), (cyd, "board")):
+            for event_id in ("known", "unknown"):
+                (result,) = await peer.submit(draft(event_id, partition=partition))
+                assert (result["status"], result["reason"]) == ("rejected", "forbidden")
+                assert result["errors"][0]["field"] == "partition"
+        assert len(server.log.store.batches) == batches
+        eve, fay = camel.accept(server, "eve"), await camel.connected(server, "fay")
+        assert code_of(await eve.connect()) == "forbidden"
+        assert (await eve.connect("p2"))["type"] == "connected"
+        sync = {"projectId": PROJECT, "sinceCommittedId": 0}
+        assert code_of(await eve.ask("sync", sync)) == "forbidden"
+        assert code_of(await fay.ask("sync", sync)) == "forbidden"
+        assert (await fay.submit(draft("e2")))[0]["committedId"] == 2
+        assert all(one.wire.closed_with is None for one in server.peers)
 
 
-def test_a_request_that_is_none_is_refused_whole() -> None:
-    async def main() -> None:
-        async with house(request_events_max=2) as made:
-            ada = await camel.talk(made)
-            good = draft("e1")
-            for events in (
-                None,
-                [],
-                ["x"],
-                [good, {**good, "id": ""}],
-                [good, {**good, "id": 5}],
-                [good, {**good, "id": "x" * (EVENT_ID_CHARACTERS_MAX + 1)}],
-                [good, {**good, "id": "a\0"}],
-                [good, good],
-                [good, draft("e2"), draft("e3")],
-            ):
-                assert code_of(await ada.ask("submit_events", {"events": events})) == "bad_request"
-            assert code_of(await ada.ask("submit", {})) == "bad_request"
-            longest = "é" * EVENT_ID_CHARACTERS_MAX
-            assert (await ada.submit(draft(longest)))[0] | {"serverTs": 0} == {
-                "id": longest,
-                "status": "committed",
-                "committedId": 1,
-                "serverTs": 0,
-            }
-            assert ids((await ada.sync())["events"]) == [longest]
-
-    run(main())
+async def test_malformed_request_is_refused_as_a_whole() -> None:
+    async with session_server(request_events_max=2) as server:
+        ada = await camel.connected(server)
+        good = draft("e1")
+        for events in (
+            None,
+            [],
+            ["x"],
+            [good, {**good, "id": ""}],
+            [good, {**good, "id": 5}],
+            [good, {**good, "id": "x" * (EVENT_ID_CHARACTERS_MAX + 1)}],
+            [good, {**good, "id": "a\0"}],
+            [good, good],
+            [good, draft("e2"), draft("e3")],
+        ):
+            assert code_of(await ada.ask("submit_events", {"events": events})) == "bad_request"
+        assert code_of(await ada.ask("submit", {})) == "bad_request"
+        longest = "é" * EVENT_ID_CHARACTERS_MAX
+        assert (await ada.submit(draft(longest)))[0] | {"serverTs": 0} == {
+            "id": longest,
+            "status": "committed",
+            "committedId": 1,
+            "serverTs": 0,
+        }
+        assert ids((await ada.sync())["events"]) == [longest]
 
 
-def test_a_busy_server_is_one_at_fault_since_the_client_knows_no_other_word_to_try_again_after() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada = await camel.talk(made)
-            made.door.is_closing = True
-            reply = await ada.ask("submit_events", {"events": [draft("e1", meta={"clientTs": 1})]})
-            assert code_of(reply) == "server_error"
-            assert reply["payload"]["details"] == {"retryAfterMs": 1000}
-            assert ada.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
-
-    run(main())
+async def test_busy_server_answers_server_error_which_the_client_retries() -> None:
+    async with session_server() as server:
+        ada = await camel.connected(server)
+        server.door.is_closing = True
+        reply = await ada.ask("submit_events", {"events": [draft("e1", meta={"clientTs": 1})]})
+        assert code_of(reply) == "server_error"
+        assert reply["payload"]["details"] == {"retryAfterMs": 1000}
+        assert ada.wire.closed_with == (CloseCode.SERVER_ERROR, "server_error")
 
 
 @pytest.mark.rule("CO-15", "CO-30")
-def test_new_events_are_limited_over_both_dialects_and_all_projects() -> None:
-    async def main() -> None:
-        async with house(new_events_per_second_max=2) as made:
-            ada, plain = await camel.talk(made), await made.talk("ada")
-            (first,) = await ada.submit(draft("e1"))
-            assert (await plain.submit(item(1)))[0]["committed_id"] == 2
-            assert await ada.submit(draft("e1")) == [first]
-            reply = await ada.ask("submit_events", {"events": [draft("e2", meta={"clientTs": 1})]})
-            assert code_of(reply) == "rate_limited"
-            assert reply["payload"]["details"] == {"retryAfterMs": 500}
-            assert ada.wire.closed_with == (CloseCode.POLICY, "rate_limited")
-            assert code_of(await plain.ask("submit_events", {"events": [item(2)]})) == "rate_limited"
-            made.log.clock.advance(500)
-            again = await camel.talk(made)
-            assert (await again.submit(draft("e2")))[0]["committedId"] == 3
-
-    run(main())
+async def test_rate_limit_of_an_actor_spans_both_dialects_and_all_projects() -> None:
+    async with session_server(new_events_per_second_max=2) as server:
+        ada, plain = await camel.connected(server), await server.connected("ada")
+        (first,) = await ada.submit(draft("e1"))
+        assert (await plain.submit(item(1)))[0]["committed_id"] == 2
+        assert await ada.submit(draft("e1")) == [first]
+        reply = await ada.ask("submit_events", {"events": [draft("e2", meta={"clientTs": 1})]})
+        assert code_of(reply) == "rate_limited"
+        assert reply["payload"]["details"] == {"retryAfterMs": 500}
+        assert ada.wire.closed_with == (CloseCode.POLICY, "rate_limited")
+        assert code_of(await plain.ask("submit_events", {"events": [item(2)]})) == "rate_limited"
+        server.log.clock.advance(500)
+        again = await camel.connected(server)
+        assert (await again.submit(draft("e2")))[0]["committedId"] == 3
 
 
 # --- sync and broadcast ------------------------------------------------------------------------------
 
 
-def test_pages_and_broadcasts_show_an_event_as_it_was_sent() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await camel.talk(made, "bob")
-            assert await bob.sync() == {
-                "projectId": PROJECT,
-                "events": [],
-                "nextSinceCommittedId": 0,
-                "hasMore": False,
-                "syncToCommittedId": 0,
-            }
-            sent = draft('é "1"/2', partition="boards/7 %", userId="u1", payload={"b": [1e21, None], "a": "\u2028"})
-            await ada.submit(sent, draft("e2"))
-            expected = {
-                **sent,
-                "committedId": 1,
-                "serverTs": made.log.clock.wall_ms(),
-                "meta": {**sent["meta"], "clientId": "client-ada"},
-            }
-            broadcast = (await bob.wire.arrived(4))[2]
-            assert (broadcast["type"], "msgId" in broadcast) == ("event_broadcast", False)
-            assert broadcast["payload"] == expected
-            page = await bob.sync(limit=1)
-            assert page["events"] == [expected]
-            assert (page["nextSinceCommittedId"], page["hasMore"], page["syncToCommittedId"]) == (1, True, 2)
-            page = await bob.sync(since=1)
-            assert (ids(page["events"]), page["hasMore"], page["nextSinceCommittedId"]) == (["e2"], False, 2)
-            assert "userId" not in page["events"][0]
-
-    run(main())
+async def test_pages_and_broadcasts_return_an_event_as_submitted() -> None:
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob")
+        assert await bob.sync() == {
+            "projectId": PROJECT,
+            "events": [],
+            "nextSinceCommittedId": 0,
+            "hasMore": False,
+            "syncToCommittedId": 0,
+        }
+        sent = draft('é "1"/2', partition="boards/7 %", userId="u1", payload={"b": [1e21, None], "a": "\u2028"})
+        await ada.submit(sent, draft("e2"))
+        expected = {
+            **sent,
+            "committedId": 1,
+            "serverTs": server.log.clock.wall_ms(),
+            "meta": {**sent["meta"], "clientId": "client-ada"},
+        }
+        broadcast = (await bob.wire.arrived(4))[2]
+        assert (broadcast["type"], "msgId" in broadcast) == ("event_broadcast", False)
+        assert broadcast["payload"] == expected
+        page = await bob.sync(limit=1)
+        assert page["events"] == [expected]
+        assert (page["nextSinceCommittedId"], page["hasMore"], page["syncToCommittedId"]) == (1, True, 2)
+        page = await bob.sync(since=1)
+        assert (ids(page["events"]), page["hasMore"], page["nextSinceCommittedId"]) == (["e2"], False, 2)
+        assert "userId" not in page["events"][0]
 
 
-def test_a_result_stands_in_its_place_among_the_broadcasts() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await camel.talk(made, "bob")
-            plain = await made.talk("cyd")
-            for talk in (ada, bob):
-                await talk.sync()
-            await plain.sync("project/p1")
-            first = await ada.send("submit_events", {"events": [draft("a1", meta={"clientTs": 1})]})
-            second = await bob.send("submit_events", {"events": [draft("b1", meta={"clientTs": 1})]})
-            third = await ada.send("submit_events", {"events": [draft("a2", meta={"clientTs": 1})]})
-            for talk, msg_id in ((ada, first), (bob, second), (ada, third)):
-                await talk.reply(msg_id)
-            await turns()
-            assert ada.story()[2:] == [[1], 2, [3]]
-            assert bob.story()[2:] == [1, [2], 3]
-            assert plain.story()[2:] == [1, 2, 3]
-            # The same from another connection of the same client: it is a retry, and nobody hears of it.
-            again = await camel.talk(made, "ada")
-            assert (await again.submit(draft("a1", meta={"clientTs": 1})))[0]["committedId"] == 1
-            await turns()
-            assert bob.story()[2:] == [1, [2], 3]
-
-    run(main())
+async def test_result_is_ordered_among_the_broadcasts() -> None:
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob")
+        plain = await server.connected("cyd")
+        for peer in (ada, bob):
+            await peer.sync()
+        await plain.sync("project/p1")
+        first = await ada.send("submit_events", {"events": [draft("a1", meta={"clientTs": 1})]})
+        second = await bob.send("submit_events", {"events": [draft("b1", meta={"clientTs": 1})]})
+        third = await ada.send("submit_events", {"events": [draft("a2", meta={"clientTs": 1})]})
+        for peer, msg_id in ((ada, first), (bob, second), (ada, third)):
+            await peer.reply(msg_id)
+        for wire in (ada.wire, bob.wire, plain.wire):
+            await wire.arrived(5)
+        assert ada.received()[2:] == [[1], 2, [3]]
+        assert bob.received()[2:] == [1, [2], 3]
+        assert plain.received()[2:] == [1, 2, 3]
+        # A retry from another connection of the same client is not broadcast.
+        again = await camel.connected(server, "ada")
+        assert (await again.submit(draft("a1", meta={"clientTs": 1})))[0]["committedId"] == 1
+        await turns()
+        assert bob.received()[2:] == [1, [2], 3]
 
 
-def test_what_comes_while_pages_are_read_comes_after_them_and_once() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await camel.talk(made, "bob")
-            await ada.submit(*(draft(f"e{number}") for number in range(3)))
-            assert (await bob.sync(limit=2))["hasMore"] is True
-            await ada.submit(draft("e3"))
-            await turns()
-            assert bob.story() == ["connected", "sync_response"]
-            assert (await bob.sync(since=2, limit=2))["syncToCommittedId"] == 3
-            await bob.wire.arrived(4)
-            await ada.submit(draft("e4"))
-            await bob.wire.arrived(5)
-            assert bob.story() == ["connected", "sync_response", "sync_response", 4, 5]
-
-    run(main())
+async def test_events_committed_during_paging_follow_the_pages_once() -> None:
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await camel.connected(server, "bob")
+        await ada.submit(*(draft(f"e{number}") for number in range(3)))
+        assert (await bob.sync(limit=2))["hasMore"] is True
+        await ada.submit(draft("e3"))
+        await turns()
+        assert bob.received() == ["connected", "sync_response"]
+        assert (await bob.sync(since=2, limit=2))["syncToCommittedId"] == 3
+        await bob.wire.arrived(4)
+        await ada.submit(draft("e4"))
+        await bob.wire.arrived(5)
+        assert bob.received() == ["connected", "sync_response", "sync_response", 4, 5]
 
 
-def test_a_cursor_of_another_history_is_told_and_the_connection_is_kept() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada = await camel.talk(made)
-            reply = await ada.ask("sync", {"projectId": PROJECT, "sinceCommittedId": 99})
-            assert code_of(reply) == "history_changed"
-            assert reply["payload"]["details"] == {"epoch": made.log.epoch, "serverLastCommittedId": 0}
-            for payload in ({}, {"projectId": PROJECT}, {"projectId": PROJECT, "sinceCommittedId": -1}):
-                assert code_of(await ada.ask("sync", payload)) == "bad_request"
-            assert code_of(await ada.ask("sync", {"projectId": "p2", "sinceCommittedId": 0})) == "forbidden"
-            assert (await ada.sync())["events"] == []
-
-    run(main())
+async def test_cursor_of_another_history_is_refused_and_the_connection_stays_open() -> None:
+    async with session_server() as server:
+        ada = await camel.connected(server)
+        reply = await ada.ask("sync", {"projectId": PROJECT, "sinceCommittedId": 99})
+        assert code_of(reply) == "history_changed"
+        assert reply["payload"]["details"] == {"epoch": server.log.epoch, "serverLastCommittedId": 0}
+        for payload in ({}, {"projectId": PROJECT}, {"projectId": PROJECT, "sinceCommittedId": -1}):
+            assert code_of(await ada.ask("sync", payload)) == "bad_request"
+        assert code_of(await ada.ask("sync", {"projectId": "p2", "sinceCommittedId": 0})) == "forbidden"
+        assert (await ada.sync())["events"] == []
 
 
 # --- the other dialect -------------------------------------------------------------------------------
 
 
-def test_readers_of_the_first_dialect_see_both_partitions_and_an_id_that_stays() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await made.talk("bob")
-            other = await camel.talk(made, "cyd", "p2")
-            await bob.sync("board")
-            await ada.submit(draft(uuid(7), userId="u"), draft("e2"))
-            await other.submit(draft("e2", projectId="p2"))
-            seen = [message["payload"] for message in (await bob.wire.arrived(5))[2:]]
-            assert seen[0] == {
-                "id": uuid(7),
-                "client_id": "client-ada",
-                "partitions": ["board", "project/p1"],
-                "committed_id": 1,
-                "status_updated_at": made.log.clock.wall_ms(),
-                "event": {
-                    "type": "card.added",
-                    "schemaVersion": 1,
-                    "payload": {"n": 1},
-                    "userId": "u",
-                    "meta": {"clientId": "client-ada", "clientTs": 1_700_000_000_001},
-                },
-            }
-            made_ids = [UUID(one["id"]) for one in seen[1:]]
-            assert made_ids[0] != made_ids[1]
-            assert [(one.version, one.variant) for one in made_ids] == [(8, "specified in RFC 4122")] * 2
-            assert (await bob.sync("project/p1"))["events"] == seen[:2]
-
-    run(main())
-
-
-def test_events_of_the_first_dialect_are_shown_if_they_say_what_such_an_event_says() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await made.talk("bob")
-            await ada.sync()
-            whole = {
-                "type": "t",
-                "schemaVersion": 2,
-                "payload": {},
+async def test_native_readers_see_both_partitions_and_a_stable_uuid() -> None:
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
+        other = await camel.connected(server, "cyd", "p2")
+        await bob.sync("board")
+        await ada.submit(draft(uuid(7), userId="u"), draft("e2"))
+        await other.submit(draft("e2", projectId="p2"))
+        seen = [message["payload"] for message in (await bob.wire.arrived(5))[2:]]
+        assert seen[0] == {
+            "id": uuid(7),
+            "client_id": "client-ada",
+            "partitions": ["board", "project/p1"],
+            "committed_id": 1,
+            "status_updated_at": server.log.clock.wall_ms(),
+            "event": {
+                "type": "card.added",
+                "schemaVersion": 1,
+                "payload": {"n": 1},
                 "userId": "u",
-                "meta": {"clientId": "x", "clientTs": 5, "z": 1},
-            }
-            lacking: list[dict[str, Any]] = [
-                {"type": "t"},
-                {**whole, "schemaVersion": 0},
-                {**whole, "schemaVersion": "1"},
-                {**whole, "payload": []},
-                {**whole, "meta": None},
-                {**whole, "userId": 5},
-            ]
-            for number, event in enumerate(lacking, 1):
-                await bob.submit(item(number, "project/p1", event=event))
-            shown: list[tuple[list[str], dict[str, Any], str]] = [
-                (["project/p1"], whole, "project/p1"),
-                (["project/p1", "orders", "zebras"], {**whole, "userId": ""}, "orders"),
-                (["a", "project/p1", "project/p2"], {**whole, "more": 1}, "a"),
-                (["project/p1", "project/p2"], {**whole, "userId": None, "meta": {"z": 1}}, "project/p2"),
-            ]
-            for number, (partitions, event, _) in enumerate(shown, 11):
-                await bob.submit(item(number, *partitions, event=event))
-            await bob.submit(item(20, "project/p10", event=whole), item(21, "project/p1/board", event=whole))
-            events = (await ada.sync())["events"]
-            assert events == [message["payload"] for message in (await ada.wire.arrived(6))[2:6]]
-            assert [(one["committedId"], one["id"]) for one in events] == [(n, uuid(n + 4)) for n in range(7, 11)]
-            assert [one["partition"] for one in events] == [one[2] for one in shown]
-            assert [one.get("userId") for one in events] == ["u", None, "u", None]
-            assert events[0]["meta"] == whole["meta"]
-            assert events[3]["meta"] == {"z": 1, "clientId": "client-bob", "clientTs": events[3]["serverTs"]}
-            page = await ada.sync(limit=3)
-            assert (page["events"], page["nextSinceCommittedId"], page["hasMore"]) == ([], 3, True)
-            await made.log.erase(key=UUID(uuid(11)))
-            assert ids((await ada.sync())["events"]) == ids(events[1:])
-
-    run(main())
+                "meta": {"clientId": "client-ada", "clientTs": 1_700_000_000_001},
+            },
+        }
+        made_ids = [UUID(one["id"]) for one in seen[1:]]
+        assert made_ids[0] != made_ids[1]
+        assert [(one.version, one.variant) for one in made_ids] == [(8, "specified in RFC 4122")] * 2
+        assert (await bob.sync("project/p1"))["events"] == seen[:2]
 
 
-def test_a_submitter_in_one_dialect_does_not_take_the_place_of_one_in_the_other() -> None:
-    """The same UUID at the same time, in a project and in the log: two events, and each has its own submitter."""
+async def test_native_events_are_shown_if_they_have_the_required_members() -> None:
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
+        await ada.sync()
+        whole = {
+            "type": "t",
+            "schemaVersion": 2,
+            "payload": {},
+            "userId": "u",
+            "meta": {"clientId": "x", "clientTs": 5, "z": 1},
+        }
+        lacking: list[dict[str, Any]] = [
+            {"type": "t"},
+            {**whole, "schemaVersion": 0},
+            {**whole, "schemaVersion": "1"},
+            {**whole, "payload": []},
+            {**whole, "meta": None},
+            {**whole, "userId": 5},
+        ]
+        for number, event in enumerate(lacking, 1):
+            await bob.submit(item(number, "project/p1", event=event))
+        shown: list[tuple[list[str], dict[str, Any], str]] = [
+            (["project/p1"], whole, "project/p1"),
+            (["project/p1", "orders", "zebras"], {**whole, "userId": ""}, "orders"),
+            (["a", "project/p1", "project/p2"], {**whole, "more": 1}, "a"),
+            (["project/p1", "project/p2"], {**whole, "userId": None, "meta": {"z": 1}}, "project/p2"),
+        ]
+        for number, (partitions, event, _) in enumerate(shown, 11):
+            await bob.submit(item(number, *partitions, event=event))
+        await bob.submit(item(20, "project/p10", event=whole), item(21, "project/p1/board", event=whole))
+        events = (await ada.sync())["events"]
+        assert events == [message["payload"] for message in (await ada.wire.arrived(6))[2:6]]
+        assert [(one["committedId"], one["id"]) for one in events] == [(n, uuid(n + 4)) for n in range(7, 11)]
+        assert [one["partition"] for one in events] == [one[2] for one in shown]
+        assert [one.get("userId") for one in events] == ["u", None, "u", None]
+        assert events[0]["meta"] == whole["meta"]
+        assert events[3]["meta"] == {"z": 1, "clientId": "client-bob", "clientTs": events[3]["serverTs"]}
+        page = await ada.sync(limit=3)
+        assert (page["events"], page["nextSinceCommittedId"], page["hasMore"]) == ([], 3, True)
+        await server.log.erase(key=UUID(uuid(11)))
+        assert ids((await ada.sync())["events"]) == ids(events[1:])
 
-    async def main() -> None:
-        async with house() as made:
-            ada, bob = await camel.talk(made, "ada"), await made.talk("bob")
-            await ada.sync()
-            await bob.sync("project/p1")
-            sent = draft(uuid(1), meta={"clientTs": 1})
-            event = {name: sent[name] for name in ("type", "schemaVersion", "payload", "meta")}
-            first = await ada.send("submit_events", {"events": [sent]})
-            second = await bob.send("submit_events", {"events": [item(1, "project/p1", "board", event=event)]})
-            await asyncio.gather(ada.reply(first), bob.reply(second))
-            await turns()
-            assert ada.story()[2:] == [[1], 2]
-            assert bob.story()[2:] == [1, [2]]
 
-    run(main())
+async def test_same_uuid_in_both_dialects_has_two_separate_submitters() -> None:
+    """The same UUID in a project and in the log at the same time is two events, each with its own submitter."""
+    async with session_server() as server:
+        ada, bob = await camel.connected(server, "ada"), await server.connected("bob")
+        await ada.sync()
+        await bob.sync("project/p1")
+        sent = draft(uuid(1), meta={"clientTs": 1})
+        event = {name: sent[name] for name in ("type", "schemaVersion", "payload", "meta")}
+        first = await ada.send("submit_events", {"events": [sent]})
+        second = await bob.send("submit_events", {"events": [item(1, "project/p1", "board", event=event)]})
+        await asyncio.gather(ada.reply(first), bob.reply(second))
+        for peer in (ada, bob):
+            await peer.wire.arrived(4)
+        assert ada.received()[2:] == [[1], 2]
+        assert bob.received()[2:] == [1, [2]]
 
 
-def test_an_applications_validation_is_the_end_of_a_request_too() -> None:
+async def test_application_validation_failure_stops_the_request() -> None:
     def validate(submission: Submission) -> str | None:
         return "no" if b"bad" in submission.body else None
 
-    async def main() -> None:
-        async with house(engine={"validate": validate}) as made:
-            ada = await camel.talk(made)
-            results = await ada.submit(draft("e1"), draft("e2", payload={"x": "bad"}), draft("e3"))
-            assert [one["status"] for one in results] == ["committed", "rejected", "not_processed"]
-            assert results[1]["errors"] == [{"field": "payload", "message": "no"}]
-
-    run(main())
+    async with session_server(engine={"validate": validate}) as server:
+        ada = await camel.connected(server)
+        results = await ada.submit(draft("e1"), draft("e2", payload={"x": "bad"}), draft("e3"))
+        assert [one["status"] for one in results] == ["committed", "rejected", "not_processed"]
+        assert results[1]["errors"] == [{"field": "payload", "message": "no"}]
 
 
-def test_both_dialects_see_one_order_whatever_is_committed_by_whom() -> None:
-    async def main() -> None:
-        async with house() as made:
-            talks = [await camel.talk(made, name) for name in ("ada", "bob")]
-            plain = await made.talk("cyd")
-            for talk in talks:
-                await talk.sync()
-            await plain.sync("project/p1")
-            whole = {"type": "t", "schemaVersion": 1, "payload": {}, "meta": {"clientId": "c", "clientTs": 1}}
-            await asyncio.gather(
-                *(_submit_all(talk, 40) for talk in talks),
-                *(plain.submit(item(1000 + number, "project/p1", event=whole)) for number in range(40)),
-            )
-            await turns()
-            for story in (*(talk.story() for talk in talks), plain.story()):
-                assert _numbers(story) == list(range(1, 121))
-
-    run(main())
+async def test_both_dialects_see_the_same_order() -> None:
+    async with session_server() as server:
+        peers = [await camel.connected(server, name) for name in ("ada", "bob")]
+        plain = await server.connected("cyd")
+        for peer in peers:
+            await peer.sync()
+        await plain.sync("project/p1")
+        whole = {"type": "t", "schemaVersion": 1, "payload": {}, "meta": {"clientId": "c", "clientTs": 1}}
+        await asyncio.gather(
+            *(_submit_all(peer, 40) for peer in peers),
+            *(plain.submit(item(1000 + number, "project/p1", event=whole)) for number in range(40)),
+        )
+        readers: list[Peer] = [*peers, plain]
+        await until(lambda: all(len(_numbers(reader.received())) == 120 for reader in readers))
+        for reader in readers:
+            assert _numbers(reader.received()) == list(range(1, 121))
 
 
-async def _submit_all(talk: CamelTalk, count: int) -> None:
-    await asyncio.gather(*(talk.submit(draft(f"{talk.name}-{number}")) for number in range(count)))
+async def _submit_all(peer: CamelPeer, count: int) -> None:
+    await asyncio.gather(*(peer.submit(draft(f"{peer.name}-{number}")) for number in range(count)))
 
 
-def _numbers(story: list[Any]) -> list[int]:
-    """All numbers that were told, of others and one's own, in the order in which they came."""
-    told: list[int] = []
-    for one in story:
-        told += [one] if isinstance(one, int) else one if isinstance(one, list) else []
-    return told
+def _numbers(received: list[Any]) -> list[int]:
+    """Return the committed ids of broadcasts and own results, in the order of arrival."""
+    found: list[int] = []
+    for one in received:
+        found += [one] if isinstance(one, int) else one if isinstance(one, list) else []
+    return found
 
 
 @pytest.mark.rule("CO-33")
-def test_whatever_stands_in_a_message_it_is_answered_and_what_was_committed_can_be_read() -> None:
-    async def main() -> None:
-        async with house() as made:
-            ada = await camel.talk(made)
-            plain = await made.talk("bob")
-            meta = {"clientId": ada.client_id, "clientTs": 1, "more": 1}
-            submit = {"events": [draft("@", userId="u", meta=meta), draft("#", meta=meta)]}
-            sync = {"projectId": PROJECT, "sinceCommittedId": 0, "limit": 1}
-            answered = 1
-            codes = set()
-            for kind, payload in (("submit_events", submit), ("sync", sync)):
-                whole = orjson.dumps({"type": kind, "protocolVersion": "1.0", "msgId": "m", "payload": payload})
-                for number, text in enumerate(_spoilt(whole.decode())):
-                    await ada.raw(text.replace("@", f"a{number}").replace("#", f"b{number}").encode())
-                    answered += 1
-                    reply = (await ada.wire.arrived(answered))[-1]
-                    if reply["type"] == "error":
-                        codes.add(code_of(reply))
-                    if ada.wire.closed_with is not None:  # the version was another one
-                        ada = await camel.talk(made)
-                        answered = 1
-            assert codes == {"bad_request", "forbidden", "protocolVersion_unsupported"}
-            assert len((await ada.sync(limit=1000))["events"]) == len((await plain.sync("project/p1"))["events"])
-
-    run(main())
+async def test_every_invalid_value_is_answered_and_committed_events_are_readable() -> None:
+    async with session_server() as server:
+        ada = await camel.connected(server)
+        plain = await server.connected("bob")
+        meta = {"clientId": ada.client_id, "clientTs": 1, "more": 1}
+        submit = {"events": [draft("@", userId="u", meta=meta), draft("#", meta=meta)]}
+        sync = {"projectId": PROJECT, "sinceCommittedId": 0, "limit": 1}
+        answered = 1
+        codes = set()
+        for kind, payload in (("submit_events", submit), ("sync", sync)):
+            whole = orjson.dumps({"type": kind, "protocolVersion": "1.0", "msgId": "m", "payload": payload})
+            for number, text in enumerate(_spoilt(whole.decode())):
+                await ada.raw(text.replace("@", f"a{number}").replace("#", f"b{number}").encode())
+                answered += 1
+                reply = (await ada.wire.arrived(answered))[-1]
+                if reply["type"] == "error":
+                    codes.add(code_of(reply))
+                if ada.wire.closed_with is not None:  # the protocol version was not supported
+                    ada = await camel.connected(server)
+                    answered = 1
+        assert codes == {"bad_request", "forbidden", "protocolVersion_unsupported"}
+        assert len((await ada.sync(limit=1000))["events"]) == len((await plain.sync("project/p1"))["events"])
 
 
 def _spoilt(text: str) -> list[str]:
-    """The same message with another value in each place, each kind of value in its turn."""
+    """Return the message with each of its values replaced by each of `VALUES`."""
     ends = ",}]"
     spots = [index + 1 for index, character in enumerate(text) if character == ":"]
     found = []
@@ -599,7 +529,7 @@ def _spoilt(text: str) -> list[str]:
 # --- names -------------------------------------------------------------------------------------------
 
 
-def test_no_project_can_be_taken_for_an_id_in_another_one() -> None:
+def test_project_scopes_and_event_keys_do_not_collide() -> None:
     assert project_of("p1").partition == project_of("p1").scope == "project/p1"
     assert (project_of("a/b").partition, project_of("a/b").scope) == ("project/a/b", "project/a%2Fb")
     assert project_of("a%2Fb").scope == "project/a%252Fb"

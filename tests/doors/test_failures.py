@@ -1,11 +1,11 @@
-"""What is written about requests that the log could not serve."""
+"""Log records about requests that the store could not serve."""
 
 import logging
 from pathlib import Path
 
 import pytest
 
-from doors.serving import item, run, serving
+from doors.serving import item, serving
 from oncelog.doors import faults
 from oncelog.doors.faults import QUIET_LOOKS, UNKNOWN, Failures, error_of
 from oncelog.errors import CorruptError, DiskFullError, StoreUnavailableError
@@ -20,7 +20,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> Failures:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    """Level and text of all that somebody reads."""
+    """Return level and text of the records from WARNING on."""
     return [
         (record.levelname, record.message)
         for record in caplog.records
@@ -35,15 +35,15 @@ def over(count: int) -> tuple[str, str]:
     return ("WARNING", f"no more requests fail, after {count} that the log could not serve")
 
 
-def test_begin_and_end_are_told_once(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_begin_and_end_of_a_failure_are_logged_once(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for _ in range(3):
         assert error_of(DiskFullError("no room")).message == UNKNOWN
     assert lines(caplog) == [BEGIN]
-    assert len(caplog.records) == 3, "each of them, for who wants to know"
+    assert len(caplog.records) == 3, "each request has a debug record"
     for _ in range(QUIET_LOOKS):
         failures.look()
-    error_of(DiskFullError("no room"))  # a client that came back after seconds
+    error_of(DiskFullError("no room"))  # a client that retries after seconds
     for _ in range(QUIET_LOOKS):
         failures.look()
     assert lines(caplog) == [BEGIN]
@@ -54,7 +54,7 @@ def test_begin_and_end_are_told_once(failures: Failures, caplog: pytest.LogCaptu
     assert lines(caplog) == [BEGIN, over(4), BEGIN]
 
 
-def test_another_reason_is_told_too(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_failure_reason_is_logged_too(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         error_of(DiskFullError("no room"))
         error_of(StoreUnavailableError("an I/O error"))
@@ -65,8 +65,8 @@ def test_another_reason_is_told_too(failures: Failures, caplog: pytest.LogCaptur
 
 
 @pytest.mark.usefixtures("failures")
-def test_damage_is_told_of_every_request(caplog: pytest.LogCaptureFixture) -> None:
-    """It may be in another place each time."""
+def test_corruption_is_logged_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Each damage may be in another place."""
     for place in (1, 2):
         error_of(CorruptError(f"record {place} is damaged"))
     assert [text for _, text in lines(caplog)] == [
@@ -75,7 +75,7 @@ def test_damage_is_told_of_every_request(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
-def test_nothing_is_told_where_nothing_failed(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
+def test_end_is_not_logged_without_a_failure(failures: Failures, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3 * QUIET_LOOKS):
         failures.look()
     error_of(CorruptError("damaged"))
@@ -85,22 +85,19 @@ def test_nothing_is_told_where_nothing_failed(failures: Failures, caplog: pytest
 
 
 @pytest.mark.usefixtures("failures")
-def test_a_server_on_a_full_disk_says_so_once(
+async def test_server_logs_a_full_disk_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def full(*_: object) -> None:
         raise DiskFullError("no room")
 
-    async def main() -> None:
-        async with serving(tmp_path) as served:
-            with monkeypatch.context() as patched:
-                patched.setattr(SqliteStore, "commit", full)
-                for number in range(1, 6):
-                    assert (await served.submit(item(number))).refusal == (500, "server_error")
-            assert BEGIN in lines(caplog)
-            assert (await served.submit(item(1))).status in {200, 503}
-            for _ in range(QUIET_LOOKS + 1):
-                served.server._renew()
-            assert [line for line in lines(caplog) if "could not" in line[1]] == [BEGIN, over(5)]
-
-    run(main())
+    async with serving(tmp_path) as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteStore, "commit", full)
+            for number in range(1, 6):
+                assert (await served.submit(item(number))).refusal == (500, "server_error")
+        assert BEGIN in lines(caplog)
+        assert (await served.submit(item(1))).status in {200, 503}
+        for _ in range(QUIET_LOOKS + 1):
+            served.server._renew()
+        assert [line for line in lines(caplog) if "could not" in line[1]] == [BEGIN, over(5)]

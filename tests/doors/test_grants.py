@@ -1,4 +1,4 @@
-"""Grants: partitions by name and by prefix, reading and writing apart."""
+"""Grants: partitions by name and by prefix, separately for reading and writing."""
 
 import unicodedata
 from typing import Any
@@ -13,11 +13,11 @@ from oncelog.doors.grants import EVERYTHING, Grants, granted, grants_of_claim
 from oncelog.doors.limits import GRANTS_MAX
 from oncelog.errors import CanonicalError
 
-# Few letters, so that names meet; among them such that NFC joins, and the asterisk.
+# Few letters, so that names collide, with the asterisk and letters that NFC combines.
 NAMES = st.text(alphabet="ae/*\u0301\u00e9\u1100\u1161", min_size=1, max_size=6)
 
 
-def test_names_are_exact() -> None:
+def test_name_matches_exactly() -> None:
     grants = granted(read=["orders", "orders/1"])
     assert [grants.may_read(one) for one in ("orders", "orders/1", "orders/12", "order", "", "Orders")] == [
         *(True, True),
@@ -25,7 +25,7 @@ def test_names_are_exact() -> None:
     ]
 
 
-def test_a_prefix_is_what_stands_before_the_asterisk() -> None:
+def test_prefix_is_the_text_before_the_asterisk() -> None:
     grants = granted(read=["orders/*"])
     assert grants.may_read("orders/1")
     assert grants.may_read("orders/")
@@ -34,26 +34,26 @@ def test_a_prefix_is_what_stands_before_the_asterisk() -> None:
     assert not grants.may_read("my/orders/1")
 
 
-def test_a_lone_asterisk_is_everything() -> None:
+def test_single_asterisk_grants_everything() -> None:
     assert granted(["*"], ["*"]) == EVERYTHING
     assert EVERYTHING.may_read("anything")
     assert EVERYTHING.may_write("größe")
 
 
-def test_an_asterisk_elsewhere_is_a_character() -> None:
+def test_asterisk_before_the_end_is_literal() -> None:
     grants = granted(write=["a*b", "*x", "c**"])
     assert [grants.may_write(one) for one in ("a*b", "*x", "c*", "c*d")] == [True] * 4
     assert [grants.may_write(one) for one in ("ab", "acb", "yx", "c", "cd")] == [False] * 5
 
 
 @pytest.mark.rule("EV-10", "EV-11")
-def test_reading_and_writing_are_apart() -> None:
+def test_read_and_write_grants_are_separate() -> None:
     grants = granted(read=["a"], write=["b"])
     assert (grants.may_read("a"), grants.may_write("a")) == (True, False)
     assert (grants.may_read("b"), grants.may_write("b")) == (False, True)
 
 
-def test_nothing_is_granted_unless_it_is_said() -> None:
+def test_empty_grants_allow_nothing() -> None:
     for grants in (Grants(), granted(), grants_of_claim({}), grants_of_claim({"read": [], "write": []})):
         assert not grants.may_read("a")
         assert not grants.may_write("a")
@@ -61,7 +61,7 @@ def test_nothing_is_granted_unless_it_is_said() -> None:
 
 
 @pytest.mark.rule("EV-6")
-def test_either_form_of_unicode_is_one_name() -> None:
+def test_names_are_compared_in_nfc() -> None:
     composed, decomposed = "gr\u00f6\u00dfe", unicodedata.normalize("NFD", "gr\u00f6\u00dfe")
     assert composed != decomposed
     for written in (composed, decomposed):
@@ -71,13 +71,13 @@ def test_either_form_of_unicode_is_one_name() -> None:
 
 
 @pytest.mark.rule("EV-6")
-def test_half_of_a_letter_is_no_prefix_of_it() -> None:
+def test_base_letter_is_not_a_prefix_of_its_accented_form() -> None:
     assert not granted(read=["caf\u0065*"]).may_read("caf\u0065\u0301")
     assert granted(read=["caf\u00e9*"]).may_read("caf\u0065\u0301")
 
 
 @given(read=st.lists(NAMES, max_size=6), write=st.lists(NAMES, max_size=6), asked=NAMES)
-def test_it_is_what_its_definition_says(read: list[str], write: list[str], asked: str) -> None:
+def test_grants_match_their_definition(read: list[str], write: list[str], asked: str) -> None:
     (normal,) = normal_partitions([asked])
 
     def says(texts: list[str]) -> bool:
@@ -90,7 +90,7 @@ def test_it_is_what_its_definition_says(read: list[str], write: list[str], asked
 
 
 @given(read=st.lists(NAMES, max_size=6), write=st.lists(NAMES, max_size=6))
-def test_the_claim_leads_back(read: list[str], write: list[str]) -> None:
+def test_claim_round_trips(read: list[str], write: list[str]) -> None:
     grants = granted(read, write)
     claim = grants.as_claim()
     assert claim == {"read": sorted(normal_partitions(read)), "write": sorted(normal_partitions(write))}
@@ -104,7 +104,7 @@ def reversed_twice(texts: list[str]) -> list[str]:
 
 
 @given(texts=st.lists(NAMES, max_size=6), more=NAMES, asked=NAMES)
-def test_a_further_grant_takes_nothing_away(texts: list[str], more: str, asked: str) -> None:
+def test_additional_grant_removes_no_access(texts: list[str], more: str, asked: str) -> None:
     assert granted([*texts, more]).may_read(asked) >= granted(texts).may_read(asked)
     assert granted([more]).may_read(more)
 
@@ -131,19 +131,19 @@ def test_a_further_grant_takes_nothing_away(texts: list[str], more: str, asked: 
         ({"write": ["x"] * (GRANTS_MAX + 1)}, "$.grants.write"),
     ],
 )
-def test_an_error_names_the_field(claim: Any, path: str) -> None:
+def test_malformed_claim_is_refused_with_its_field(claim: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as caught:
         grants_of_claim(claim)
     assert caught.value.path == path
 
 
-def test_a_string_is_no_list_of_its_letters() -> None:
+def test_string_instead_of_a_list_is_refused() -> None:
     with pytest.raises(CanonicalError) as caught:
         granted(write="orders")
     assert caught.value.path == "$.write"
 
 
-def test_the_limits_themselves_are_allowed() -> None:
+def test_values_at_the_limits_are_accepted() -> None:
     longest = "x" * PARTITION_CHARACTERS_MAX
     grants = granted([longest, longest + "*"], [str(number) for number in range(GRANTS_MAX)])
     assert grants.may_read(longest)
@@ -151,6 +151,6 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert not grants.may_write(str(GRANTS_MAX))
 
 
-def test_the_limit_is_of_the_normal_form() -> None:
-    # As many letters as are allowed, in twice as many characters.
+def test_length_limit_applies_to_the_nfc_form() -> None:
+    # The maximum number of letters, in twice as many code points.
     assert granted(["e\u0301" * PARTITION_CHARACTERS_MAX]).may_read("\u00e9" * PARTITION_CHARACTERS_MAX)

@@ -1,4 +1,4 @@
-"""The server's log: one record a line whatever is in it, for people and for machines."""
+"""The server's log: one record per line whatever its content, as text or JSON."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def fields(message: str = "started", *args: object, **extra: Any) -> dict[str, A
 
 
 def raised(message: str) -> Any:
-    """What `sys.exc_info` says where that was raised."""
+    """Return the `sys.exc_info` of an exception with this message."""
     try:
         int(message)
     except ValueError:
@@ -59,7 +59,7 @@ class Unwritable:
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """Left as it was found."""
+    """The root logger, restored after the test."""
     root, access = logging.getLogger(), logging.getLogger("aiohttp.access")
     before = (root.level, list(root.handlers), access.level)
     yield root
@@ -68,10 +68,10 @@ def root() -> Iterator[logging.Logger]:
     access.setLevel(before[2])
 
 
-# --- a line for people ------------------------------------------------------------------------------------
+# --- text ------------------------------------------------------------------------------------
 
 
-def test_a_line_of_text() -> None:
+def test_text_line_has_time_level_logger_message_and_fields() -> None:
     shown = text("listening on %s", "::1", port=7171, path="a b", is_open=False, actor=None, share=0.5)
     assert shown == (
         "2026-11-16T05:50:00.123Z INFO oncelog.doors listening on ::1 "
@@ -97,21 +97,21 @@ def test_a_line_of_text() -> None:
         (float("nan"), "nan"),
     ],
 )
-def test_values_of_a_line(value: object, shown: str) -> None:
+def test_text_value_is_quoted_and_escaped(value: object, shown: str) -> None:
     assert text(value=value).endswith(f" started value={shown}")
 
 
-def test_a_message_cannot_start_another_record() -> None:
+def test_message_cannot_forge_another_record() -> None:
     shown = text("client %s gone", "x\n2026-11-16T05:50:00.123Z ERROR oncelog.doors forged")
     assert len(shown.splitlines()) == 1
     assert "\\n2026-11-16" in shown
 
 
-def test_names_are_made_safe_too() -> None:
+def test_field_names_are_sanitized() -> None:
     assert text("started", **{"a b=\n": 1}).endswith(" a_b__=1")
 
 
-def test_an_exception_is_indented_below() -> None:
+def test_text_exception_is_indented_below_its_record() -> None:
     shown = text(exc_info=raised("bad\n2026-11-16T05:50:00.123Z ERROR oncelog.doors forged\x1b"))
     first, *others = shown.split("\n")
     assert first == "2026-11-16T05:50:00.123Z INFO oncelog.doors started"
@@ -121,17 +121,17 @@ def test_an_exception_is_indented_below() -> None:
 
 
 @given(message=st.text(), name=st.text(min_size=1), value=st.text())
-def test_nothing_ends_the_line(message: str, name: str, value: str) -> None:
-    # As a field, an attribute of every record would be that attribute.
+def test_no_content_breaks_the_line(message: str, name: str, value: str) -> None:
+    # The prefix keeps the field from being an attribute of every record.
     shown = text("%s", message, **{f"x{name}": value})
     assert len(shown.splitlines()) == 1
     shown.encode()
 
 
-# --- an object for machines ---------------------------------------------------------------------------------
+# --- JSON ---------------------------------------------------------------------------------
 
 
-def test_an_object_a_line() -> None:
+def test_json_line_has_all_fields() -> None:
     assert fields("listening on %s", "::1", port=7171, path="a\nb", tags=["x", None], where={"a": 1.5}) == {
         "time": "2026-11-16T05:50:00.123Z",
         "level": "info",
@@ -144,13 +144,13 @@ def test_an_object_a_line() -> None:
     }
 
 
-def test_an_exception_is_one_field() -> None:
+def test_json_exception_is_one_field() -> None:
     found = fields(exc_info=raised("bad"))
     assert found["exception"].startswith("Traceback")
     assert found["exception"].endswith("ValueError: bad")
 
 
-def test_a_field_does_not_take_the_place_of_ours() -> None:
+def test_extra_field_does_not_replace_a_standard_field() -> None:
     found = fields(time="x", level="y", logger="z", exception="w")
     assert (found["time"], found["level"], found["logger"]) == ("2026-11-16T05:50:00.123Z", "info", "oncelog.doors")
     assert [found[f"{name}_"] for name in ("time", "level", "logger", "exception")] == ["x", "y", "z", "w"]
@@ -170,30 +170,30 @@ def test_a_field_does_not_take_the_place_of_ours() -> None:
         ("\ud800", "\ud800"),
     ],
 )
-def test_whatever_the_value_it_is_written(value: object, written: Any) -> None:
+def test_unusual_values_are_written(value: object, written: Any) -> None:
     found = fields(value=value)["value"]
     assert found == written
     assert text(value=value)
 
 
-def test_a_number_too_long_for_decimals_is_written() -> None:
+def test_integer_too_long_for_decimal_is_written_in_hexadecimal() -> None:
     assert fields(value=10**5000)["value"] == hex(10**5000)
 
 
-def test_what_holds_itself_is_written() -> None:
+def test_recursive_value_is_written() -> None:
     circle: list[object] = []
     circle.append(circle)
     assert fields(value=circle)["value"] == [[[["[[...]]"]]]]
 
 
-def test_a_record_that_was_badly_written_says_something() -> None:
+def test_record_with_bad_format_arguments_is_written() -> None:
     assert fields("%d of %d", 1)["message"] == "%d of %d"
     assert fields("%s", Unwritable())["message"] == "%s"
     assert "%d of %d" in text("%d of %d", 1)
 
 
 @pytest.mark.rule("CO-30")
-def test_long_values_are_shortened_and_it_is_said() -> None:
+def test_long_values_are_shortened_with_a_note() -> None:
     whole, cut = "x" * VALUE_CHARACTERS_MAX, "x" * (VALUE_CHARACTERS_MAX + 7)
     found = fields("%s", cut, whole=whole, cut=cut)
     assert found["whole"] == whole
@@ -203,11 +203,11 @@ def test_long_values_are_shortened_and_it_is_said() -> None:
     assert long.endswith("more characters)")
 
 
-# --- in place ---------------------------------------------------------------------------------------------
+# --- configuration ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_records_of_all_loggers_from_the_level_on(root: logging.Logger, form: Format) -> None:
+def test_records_of_all_loggers_from_the_level_on_are_written(root: logging.Logger, form: Format) -> None:
     stream = io.StringIO()
     configure("warning", form, stream)
     logging.getLogger("oncelog.doors").info("quiet")
@@ -221,7 +221,7 @@ def test_records_of_all_loggers_from_the_level_on(root: logging.Logger, form: Fo
         assert lines[0].endswith(" WARNING oncelog.doors loud port=1")
 
 
-def test_the_second_call_takes_the_place_of_the_first(root: logging.Logger) -> None:
+def test_second_configuration_replaces_the_first(root: logging.Logger) -> None:
     first, second = io.StringIO(), io.StringIO()
     others = list(root.handlers)
     configure("info", "text", first)
@@ -232,7 +232,7 @@ def test_the_second_call_takes_the_place_of_the_first(root: logging.Logger) -> N
     assert root.handlers[:-1] == others
 
 
-def test_standard_error_by_default(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_goes_to_standard_error_by_default(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     configure("info", "text")
     logging.getLogger("oncelog.doors").info("hello")
     out, err = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Metrics: what was counted is what Prometheus reads, under names that the handbook has."""
+"""Metrics: values, labels and documented names, as Prometheus reads them."""
 
 import re
 from pathlib import Path
@@ -29,13 +29,13 @@ def metrics_of(counts: Counts, queue_items: int = 0, last_position: int = 0, sub
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    """By name and the values of the labels, as Prometheus would read them."""
+    """Return the samples by name and label values, as Prometheus reads them."""
     families = text_string_to_metric_families(metrics.render().decode())
     return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 
 
-def test_every_count_is_shown_and_only_there() -> None:
-    """Each of the plain numbers is counted up by its own amount, and found under its name."""
+def test_every_counter_is_exported_under_its_own_name() -> None:
+    """Each counter is raised by another amount, and found under its name."""
     shown_as = {
         "ws_connections": ("oncelog_connections", "ws"),
         "sse_connections": ("oncelog_connections", "sse"),
@@ -66,7 +66,7 @@ def test_every_count_is_shown_and_only_there() -> None:
     }
 
 
-def test_reasons_and_requests_have_labels() -> None:
+def test_reasons_and_requests_are_labels() -> None:
     counts = Counts()
     counts.events_rejected["forbidden"] += 2
     counts.ledger_writes["from_memory"] += 4
@@ -83,7 +83,7 @@ def test_reasons_and_requests_have_labels() -> None:
     assert found["oncelog_requests_total", "events", "sync", "forbidden"] == 1
 
 
-def test_what_others_know_is_asked_at_every_look() -> None:
+def test_gauges_are_evaluated_at_every_scrape() -> None:
     known = {"queue": 1, "position": 2, "subscribers": 3}
     asked = 0
 
@@ -105,7 +105,7 @@ def test_what_others_know_is_asked_at_every_look() -> None:
     assert [samples(metrics)[name,] for name in names] == [4, 5, 6]
 
 
-def test_commits_by_size_and_time() -> None:
+def test_commits_are_observed_by_size_and_duration() -> None:
     metrics = metrics_of(Counts())
     metrics.observe_commit(7, 0.003)
     metrics.observe_commit(100, 0.03)
@@ -118,7 +118,7 @@ def test_commits_by_size_and_time() -> None:
     assert found["oncelog_commit_duration_seconds_bucket", "+Inf"] == 2
 
 
-def test_two_servers_in_a_process_do_not_meet() -> None:
+def test_two_servers_in_a_process_have_separate_metrics() -> None:
     first, second = Counts(), Counts()
     one, other = metrics_of(first), metrics_of(second)
     first.frames_received += 1
@@ -126,11 +126,11 @@ def test_two_servers_in_a_process_do_not_meet() -> None:
     assert samples(other)["oncelog_frames_received_total",] == 0
 
 
-def test_the_process_is_measured() -> None:
+def test_process_metrics_are_exported() -> None:
     assert samples(metrics_of(Counts()))["process_resident_memory_bytes",] > 0
 
 
-def test_it_is_in_the_text_format() -> None:
+def test_metrics_are_in_the_prometheus_text_format() -> None:
     metrics = metrics_of(Counts())
     assert metrics.content_type == "text/plain; version=0.0.4; charset=utf-8"
     assert b"# TYPE oncelog_frames_received_total counter\n" in metrics.render()

@@ -1,4 +1,4 @@
-"""Where a request comes from: proxies are believed if they are trusted, pages if they are ours or configured."""
+"""Client addresses and schemes by trusted proxies, and allowed origins of web pages."""
 
 import pytest
 from hypothesis import given
@@ -27,11 +27,11 @@ APP = frozenset({"https://app.example.org"})
     ("peer", "forwarded_for", "client"),
     [
         ("203.0.113.9", None, "203.0.113.9"),
-        ("203.0.113.9", "198.51.100.1", "203.0.113.9"),  # nobody's proxy: it may say what it likes
+        ("203.0.113.9", "198.51.100.1", "203.0.113.9"),  # not a trusted proxy: its header is ignored
         ("10.0.0.1", None, "10.0.0.1"),
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
-        ("10.0.0.1", "6.6.6.6, 198.51.100.1", "198.51.100.1"),  # what the client itself had written
+        ("10.0.0.1", "6.6.6.6, 198.51.100.1", "198.51.100.1"),  # the client wrote the first address itself
         ("10.0.0.1", "6.6.6.6,198.51.100.1 , 10.2.3.4,192.0.2.1", "198.51.100.1"),
         ("10.0.0.1", "10.0.0.7, 10.0.0.8", "10.0.0.7"),
         ("10.0.0.1", "198.51.100.1, nonsense", "10.0.0.1"),
@@ -47,23 +47,23 @@ APP = frozenset({"https://app.example.org"})
         ("", "198.51.100.1", UNKNOWN),
     ],
 )
-def test_the_client_is_the_first_from_the_right_that_is_no_trusted_proxy(
+def test_client_is_the_rightmost_address_that_is_not_a_trusted_proxy(
     peer: str | None, forwarded_for: str | None, client: str
 ) -> None:
     assert client_address(peer, forwarded_for, TRUSTED) == client
 
 
-def test_without_trusted_proxies_nobody_is_believed() -> None:
+def test_forwarded_address_is_ignored_without_trusted_proxies() -> None:
     assert client_address("127.0.0.1", "198.51.100.1", ()) == "127.0.0.1"
 
 
 @given(said=st.text(alphabet="0123456789.:,[]% af", max_size=60))
-def test_whatever_a_client_writes_the_proxy_s_word_stands(said: str) -> None:
+def test_client_cannot_forge_the_address_that_the_proxy_adds(said: str) -> None:
     assert client_address("10.0.0.1", f"{said}, 198.51.100.1", TRUSTED) == "198.51.100.1"
 
 
 @given(said=st.text(max_size=60))
-def test_no_header_is_an_error(said: str) -> None:
+def test_arbitrary_headers_raise_no_error(said: str) -> None:
     client_address("10.0.0.1", said, TRUSTED)
     scheme_of("10.0.0.1", said, False, TRUSTED)
     is_allowed_origin(said, "https", said, APP)
@@ -79,7 +79,7 @@ def test_no_header_is_an_error(said: str) -> None:
         (UNKNOWN, UNKNOWN),
     ],
 )
-def test_a_client_has_all_addresses_of_its_network(address: str, network: str) -> None:
+def test_ipv6_clients_are_grouped_by_64_bit_prefix(address: str, network: str) -> None:
     assert client_network(address) == network
 
 
@@ -99,7 +99,7 @@ def test_a_client_has_all_addresses_of_its_network(address: str, network: str) -
         (None, "https", False, "http"),
     ],
 )
-def test_the_scheme_is_said_by_a_trusted_proxy_or_seen(
+def test_scheme_is_taken_from_a_trusted_proxy_or_the_connection(
     peer: str | None, forwarded_proto: str | None, is_tls: bool, scheme: str
 ) -> None:
     assert scheme_of(peer, forwarded_proto, is_tls, TRUSTED) == scheme
@@ -126,7 +126,7 @@ def test_the_scheme_is_said_by_a_trusted_proxy_or_seen(
         ("https://APP.example.org:443", "http", "log.example.org"),
     ],
 )
-def test_no_page_our_own_and_those_configured_may_come(origin: str | None, scheme: str, host: str | None) -> None:
+def test_missing_own_and_configured_origins_are_allowed(origin: str | None, scheme: str, host: str | None) -> None:
     assert is_allowed_origin(origin, scheme, host, APP)
 
 
@@ -156,11 +156,11 @@ def test_no_page_our_own_and_those_configured_may_come(origin: str | None, schem
         ("http://*", "http", "*"),
     ],
 )
-def test_another_page_may_not(origin: str, scheme: str, host: str | None) -> None:
+def test_other_origins_are_not_allowed(origin: str, scheme: str, host: str | None) -> None:
     assert not is_allowed_origin(origin, scheme, host, APP)
 
 
-def test_null_cannot_be_configured() -> None:
+def test_null_origin_cannot_be_configured() -> None:
     assert not is_allowed_origin("null", "http", "log.example.org", frozenset({"null"}))
 
 
@@ -191,7 +191,7 @@ def test_null_cannot_be_configured() -> None:
         ("", None),
     ],
 )
-def test_an_origin_has_one_form(text: str, normal: str | None) -> None:
+def test_origin_is_normalized(text: str, normal: str | None) -> None:
     assert normal_origin(text) == normal
 
 
@@ -211,7 +211,7 @@ def test_an_origin_has_one_form(text: str, normal: str | None) -> None:
         "[0:0:0:0:0:0:0:1]",
     ],
 )
-def test_a_name_of_this_machine(host: str) -> None:
+def test_loopback_host_is_recognized(host: str) -> None:
     assert is_loopback_host(host)
 
 
@@ -241,5 +241,5 @@ def test_a_name_of_this_machine(host: str) -> None:
         "localhost\n",
     ],
 )
-def test_a_name_that_was_led_here_is_none_of_this_machine(host: str | None) -> None:
+def test_other_host_is_not_loopback(host: str | None) -> None:
     assert not is_loopback_host(host)

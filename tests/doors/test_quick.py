@@ -1,135 +1,76 @@
-"""Requests that come by the thousand: what is answered without aiohttp, what is handed over to it, both in one way."""
+"""The HTTP fast path: requests that the server answers without aiohttp, and the handover to aiohttp."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from doors.serving import Serving, run, serving, soon, until
-from engine.watched import Gate
+from doors.raw_http import WRITE_PATH, RawConnection, post, raw_connection, write
+from doors.serving import Serving, serving, soon, until
 from oncelog.doors import quick
 from oncelog.doors.server import KEEP_ALIVE_S
-from oncelog.stores.protocol import Decided
-
-PATH = "/v1/ledger/write"
 
 
-def write(number: int, client: str = "c1", **more: Any) -> bytes:
-    """A transaction, numbered by its client."""
-    operations = [{"set_entity": {"key": f"entity/{number}", "value": "dmFsdWU="}}]
-    key = str(UUID(int=number, version=4))
-    named = {"organization": "acme", "client_id": client, "sequence": number, "idempotency_key": key}
-    return json.dumps({**named, "operations": operations, **more}).encode()
-
-
-def post(body: bytes, *headers: str, path: str = PATH, host: str = "127.0.0.1") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json", *headers]
-    if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
-        lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-class Plain:
-    """A connection on which a test sends bytes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    def send(self, *data: bytes) -> None:
-        self.writer.write(b"".join(data))
-
-    async def answer(self) -> tuple[int, dict[str, str], Any]:
-        """Status, headers and body of the next response."""
-        head = (await soon(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
-        headers = dict(line.split(": ", 1) for line in head[1:-2])
-        body = await soon(self.reader.readexactly(int(headers["Content-Length"])))
-        is_json = headers["Content-Type"] == "application/json"
-        return int(head[0].split()[1]), headers, json.loads(body) if is_json else body
-
-    async def written(self) -> int:
-        """The sequence of a write that was committed."""
-        status, _, answer = await self.answer()
-        assert status == 200, answer
-        return int(answer["assigned_sequence"])
-
-
-@asynccontextmanager
-async def plain(served: Serving) -> AsyncIterator[Plain]:
-    reader, writer = await soon(asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2])))
-    try:
-        yield Plain(reader, writer)
-    finally:
-        writer.close()
-
-
-def quick_ones(served: Serving) -> int:
+def fast_connections(served: Serving) -> int:
+    """Return the number of connections on the fast path."""
     return len(served.server._quick.connections)
 
 
-def on_a_server(test: Callable[[Serving, Plain], Any], tmp_path: Path, **settings: Any) -> None:
-    """Runs a test with one connection to a server in development mode."""
-
-    async def main() -> None:
-        async with serving(tmp_path, development=True, **settings) as served, plain(served) as client:
-            await test(served, client)
-
-    run(main())
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A server in development mode."""
+    async with serving(tmp_path) as running:
+        yield running
 
 
-def test_one_after_the_other_on_one_connection(tmp_path: Path) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        for number in (1, 2, 3):
-            client.send(post(write(number)))
-            assert await client.written() == number
-        assert quick_ones(served) == 1
-        again = post(write(3))
-        client.send(again)
-        first = await client.answer()
-        client.send(again)
-        second = await client.answer()
-        assert first[2] == second[2]  # the original answer, proof and all
-
-    on_a_server(test, tmp_path)
+@pytest.fixture
+async def client(served: Serving) -> AsyncIterator[RawConnection]:
+    """A connection to the server."""
+    async with raw_connection(served) as connection:
+        yield connection
 
 
-def test_several_that_are_sent_at_once_are_answered_in_order(tmp_path: Path) -> None:
-    async def test(_: Serving, client: Plain) -> None:
-        client.send(*(post(write(number)) for number in range(1, 51)))
-        assert [await client.written() for _ in range(50)] == list(range(1, 51))
+async def test_connection_answers_sequential_writes_and_retries(served: Serving, client: RawConnection) -> None:
+    for number in (1, 2, 3):
+        client.send(post(write(number)))
+        assert await client.written() == number
+    assert fast_connections(served) == 1
+    again = post(write(3))
+    client.send(again)
+    first = await client.answer()
+    client.send(again)
+    second = await client.answer()
+    assert first[2] == second[2]  # the original answer, with its proof
 
-    on_a_server(test, tmp_path)
+
+async def test_pipelined_requests_are_answered_in_order(served: Serving, client: RawConnection) -> None:
+    client.send(*(post(write(number)) for number in range(1, 51)))
+    assert [await client.written() for _ in range(50)] == list(range(1, 51))
 
 
-def test_the_same_headers_as_the_long_way(tmp_path: Path) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        async with plain(served) as other:
-            other.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # from now on it is aiohttp's
-            await other.answer()
-            for body, headers in (
-                (write(1), ()),
-                (write(1, sequence=0), ()),  # a bad one
-                (b"{", ()),
-                (write(1, client="x" * 1000), ()),
-            ):
-                client.send(post(body, *headers))
-                other.send(post(body, *headers))
-                quickly, slowly = await client.answer(), await other.answer()
-                for one in (quickly, slowly):
-                    one[1].pop("Date")
-                    one[1].pop("Connection", None)
-                assert (quickly[0], quickly[1]) == (slowly[0], slowly[1])
-                assert quickly[2] == slowly[2]
-                if slowly[0] != 200:
-                    break  # what was not understood ends a connection of the long way
-            assert quick_ones(served) == 1
-
-    on_a_server(test, tmp_path)
+async def test_fast_path_answers_with_the_same_headers_as_aiohttp(served: Serving, client: RawConnection) -> None:
+    async with raw_connection(served) as other:
+        other.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # this hands the connection over to aiohttp
+        await other.answer()
+        for body, headers in (
+            (write(1), ()),
+            (write(1, sequence=0), ()),  # a bad one
+            (b"{", ()),
+            (write(1, client="x" * 1000), ()),
+        ):
+            client.send(post(body, *headers))
+            other.send(post(body, *headers))
+            quickly, slowly = await client.answer(), await other.answer()
+            for one in (quickly, slowly):
+                one[1].pop("Date")
+                one[1].pop("Connection", None)
+            assert (quickly[0], quickly[1]) == (slowly[0], slowly[1])
+            assert quickly[2] == slowly[2]
+            if slowly[0] != 200:
+                break  # aiohttp closes the connection after a malformed request
+        assert fast_connections(served) == 1
 
 
 @pytest.mark.parametrize(
@@ -146,169 +87,144 @@ def test_the_same_headers_as_the_long_way(tmp_path: Path) -> None:
             post(write(1)).replace(b"HTTP/1.1\r\nHost: 127.0.0.1", b"HTTP/1.1\nHost: 127.0.0.1"), 400, id="lf"
         ),
         pytest.param(b"\0" * 3000, 400, id="no http"),
-        pytest.param(post(b"", path=PATH), 400, id="no body"),
+        pytest.param(post(b"", path=WRITE_PATH), 400, id="no body"),
         pytest.param(b"GET" + post(write(1))[4:], 405, id="another method"),
     ],
 )
-def test_what_is_not_plain_is_refused_as_ever(tmp_path: Path, data: bytes, status: int) -> None:
-    async def test(_: Serving, client: Plain) -> None:
-        client.send(data)
-        assert (await client.answer())[0] == status
-
-    on_a_server(test, tmp_path)
+async def test_request_outside_the_fast_path_is_refused_by_aiohttp(
+    shared_server: Serving, data: bytes, status: int
+) -> None:
+    async with raw_connection(shared_server) as connection:
+        connection.send(data)
+        assert (await connection.answer())[0] == status
 
 
 @pytest.mark.parametrize("at", [1, 30, 90, -1])
-def test_a_request_in_pieces_is_handed_over_whole(tmp_path: Path, at: int) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        client.send(post(write(1)))
-        assert await client.written() == 1
-        request = post(write(2))
-        client.send(request[:at])
-        await until(lambda: not quick_ones(served))
-        client.send(request[at:])
-        assert await client.written() == 2
-        client.send(post(write(3)))
-        assert await client.written() == 3
-
-    on_a_server(test, tmp_path)
+async def test_partial_request_is_handed_over_to_aiohttp(served: Serving, client: RawConnection, at: int) -> None:
+    client.send(post(write(1)))
+    assert await client.written() == 1
+    request = post(write(2))
+    client.send(request[:at])
+    await until(lambda: not fast_connections(served))
+    client.send(request[at:])
+    assert await client.written() == 2
+    client.send(post(write(3)))
+    assert await client.written() == 3
 
 
-def test_other_requests_of_the_connection_go_the_long_way(tmp_path: Path) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        client.send(
-            post(write(1)), b"GET /v1/ledger/entity?organization=acme&key=entity/1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        )
-        assert await client.written() == 1
-        assert (await client.answer())[2]["entity"]["version"] == 1
-        client.send(post(write(2)))
-        assert await client.written() == 2
-        assert quick_ones(served) == 0
-
-    on_a_server(test, tmp_path)
+async def test_other_requests_hand_the_connection_over_to_aiohttp(served: Serving, client: RawConnection) -> None:
+    client.send(
+        post(write(1)), b"GET /v1/ledger/entity?organization=acme&key=entity/1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    assert await client.written() == 1
+    assert (await client.answer())[2]["entity"]["version"] == 1
+    client.send(post(write(2)))
+    assert await client.written() == 2
+    assert fast_connections(served) == 0
 
 
-def test_an_error_leaves_the_connection(tmp_path: Path) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        client.send(post(write(1, sequence=0)), post(b"{"), post(write(1)))
-        assert [(await client.answer())[0] for _ in range(3)] == [400, 400, 200]
-        assert quick_ones(served) == 1
-        assert served.server.counts.requests["ledger", "http", "bad_request"] == 2
-
-    on_a_server(test, tmp_path)
+async def test_client_errors_keep_the_connection_open(served: Serving, client: RawConnection) -> None:
+    client.send(post(write(1, sequence=0)), post(b"{"), post(write(1)))
+    assert [(await client.answer())[0] for _ in range(3)] == [400, 400, 200]
+    assert fast_connections(served) == 1
+    assert served.server.counts.requests["ledger", "http", "bad_request"] == 2
 
 
-def test_a_fault_of_the_server_is_told_and_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_server_fault_is_answered_with_500_and_logged(
+    served: Serving, client: RawConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        def failing(*_: Any) -> None:
-            raise ZeroDivisionError
+    def failing(*_: Any) -> None:
+        raise ZeroDivisionError
 
-        with monkeypatch.context() as patched:
-            patched.setattr(served.server.ledger.door, "submission", failing)
-            client.send(post(write(1)))
-            assert (await client.answer())[0] == 500
+    with monkeypatch.context() as patched:
+        patched.setattr(served.server.ledger.door, "submission", failing)
         client.send(post(write(1)))
-        assert await client.written() == 1
-        assert "a request failed" in caplog.text
-
-    on_a_server(test, tmp_path)
-
-
-def test_who_is_not_let_in_is_told_and_counted(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, tokens=True, auth_failures_per_minute_max=2) as served, plain(served) as client:
-            client.send(*(post(write(1), "Authorization: Bearer wrong") for _ in range(3)))
-            assert [(await client.answer())[0] for _ in range(3)] == [401, 401, 429]
-            assert served.server.counts.auth_failures == 2
-
-    run(main())
+        assert (await client.answer())[0] == 500
+    client.send(post(write(1)))
+    assert await client.written() == 1
+    assert "a request failed" in caplog.text
 
 
-def test_what_a_client_sends_while_it_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        gate, store = Gate(), served.server.log._store
-        commit = store.commit
+async def test_failed_authentication_is_answered_counted_and_limited(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, tokens=True, auth_failures_per_minute_max=2) as served,
+        raw_connection(served) as client,
+    ):
+        client.send(*(post(write(1), "Authorization: Bearer wrong") for _ in range(3)))
+        assert [(await client.answer())[0] for _ in range(3)] == [401, 401, 429]
+        assert served.server.counts.auth_failures == 2
 
-        async def held(*arguments: Any) -> Decided:
-            await gate()
-            return await commit(*arguments)
 
-        monkeypatch.setattr(store, "commit", held)
-        gate.shut()
+async def test_pipelined_input_is_bounded_while_a_commit_is_pending(
+    served: Serving, client: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = served.hold_commits(monkeypatch)
+    client.send(post(write(1)))
+    await soon(gate.reached.wait())
+    (connection,) = served.server._quick.connections
+    client.send(*(post(write(number)) for number in range(2, 302)))
+    await until(lambda: connection._is_paused)
+    assert len(connection._waiting) < 8 * quick.WAITING_BYTES_MAX
+    gate.open()
+    assert [await client.written() for _ in range(301)] == list(range(1, 302))
+
+
+async def test_client_that_does_not_read_gets_no_further_answers(served: Serving, client: RawConnection) -> None:
+    client.send(post(write(1)))
+    assert await client.written() == 1
+    (connection,) = served.server._quick.connections
+    connection.pause_writing()
+    answered = served.server.counts.requests["ledger", "http", "ok"]
+    for number in range(2, 302):
+        client.send(post(write(number)))
+        await asyncio.sleep(0)
+    await until(lambda: connection._is_paused)
+    assert served.server.counts.requests["ledger", "http", "ok"] == answered
+    connection.resume_writing()
+    assert [await client.written() for _ in range(300)] == list(range(2, 302))
+
+
+async def test_write_is_committed_after_its_client_disconnects(
+    served: Serving, client: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = served.hold_commits(monkeypatch)
+    client.send(post(write(1)))
+    await soon(gate.reached.wait())
+    client.writer.transport.abort()
+    await until(lambda: not fast_connections(served))
+    gate.open()
+    await soon(served.server.log.settled())
+    async with raw_connection(served) as other:
+        other.send(post(write(1)))
+        status, _, answer = await other.answer()
+        assert (status, answer["assigned_sequence"]) == (200, 1)
+
+
+async def test_idle_connections_are_closed(served: Serving, client: RawConnection) -> None:
+    client.send(post(write(1)))
+    assert await client.written() == 1
+    now_s = asyncio.get_running_loop().time()
+    served.server._quick.close_idle(now_s - KEEP_ALIVE_S)
+    assert fast_connections(served) == 1
+    served.server._quick.close_idle(now_s + 1)
+    assert await soon(client.reader.read()) == b""
+    await until(lambda: not fast_connections(served))
+
+
+async def test_stopping_server_answers_accepted_requests(
+    served: Serving, client: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with raw_connection(served) as idle:
+        idle.send(post(write(1, client="other")))
+        assert await idle.written() == 1
+        gate = served.hold_commits(monkeypatch)
         client.send(post(write(1)))
         await soon(gate.reached.wait())
-        (connection,) = served.server._quick.connections
-        client.send(*(post(write(number)) for number in range(2, 602)))
-        await until(lambda: connection._is_paused)
-        assert len(connection._waiting) < 8 * quick.WAITING_BYTES_MAX
+        stopping = asyncio.ensure_future(served.server.stop())
+        await until(lambda: served.server.ledger.is_closing)
+        assert not stopping.done()
         gate.open()
-        assert [await client.written() for _ in range(601)] == list(range(1, 602))
-
-    on_a_server(test, tmp_path)
-
-
-def test_one_that_does_not_read_is_not_answered_without_end(tmp_path: Path) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        client.send(post(write(1)))
+        await soon(stopping)
         assert await client.written() == 1
-        (connection,) = served.server._quick.connections
-        connection.pause_writing()
-        answered = served.server.counts.requests["ledger", "http", "ok"]
-        for number in range(2, 602):
-            client.send(post(write(number)))
-            await asyncio.sleep(0)
-        await until(lambda: connection._is_paused)
-        assert served.server.counts.requests["ledger", "http", "ok"] == answered
-        connection.resume_writing()
-        assert [await client.written() for _ in range(600)] == list(range(2, 602))
-
-    on_a_server(test, tmp_path)
-
-
-def test_one_that_goes_while_it_waits_is_committed_all_the_same(tmp_path: Path) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        client.send(post(write(1)))
-        await until(lambda: served.server.log.queued == 1 or quick_ones(served) == 1)
-        client.writer.transport.abort()
-        await until(lambda: not quick_ones(served))
-        async with plain(served) as other:
-            other.send(post(write(1)))
-            assert await other.written() == 1
-
-    on_a_server(test, tmp_path)
-
-
-def test_idle_connections_are_closed(tmp_path: Path) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        client.send(post(write(1)))
-        assert await client.written() == 1
-        now_s = asyncio.get_running_loop().time()
-        served.server._quick.close_idle(now_s - KEEP_ALIVE_S)
-        assert quick_ones(served) == 1
-        served.server._quick.close_idle(now_s + 1)
         assert await soon(client.reader.read()) == b""
-        await until(lambda: not quick_ones(served))
-
-    on_a_server(test, tmp_path)
-
-
-def test_a_server_that_stops_answers_what_it_has_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(served: Serving, client: Plain) -> None:
-        async with plain(served) as idle:
-            idle.send(post(write(1, client="other")))
-            assert await idle.written() == 1
-            gate = served.hold_commits(monkeypatch)
-            client.send(post(write(1)))
-            await soon(gate.reached.wait())
-            stopping = asyncio.ensure_future(served.server.stop())
-            await until(lambda: served.server.ledger.is_closing)
-            assert not stopping.done()
-            gate.open()
-            await soon(stopping)
-            assert await client.written() == 1
-            assert await soon(client.reader.read()) == b""
-            assert await soon(idle.reader.read()) == b""
-
-    on_a_server(test, tmp_path)
+        assert await soon(idle.reader.read()) == b""

@@ -1,4 +1,4 @@
-"""Rates: so many at once, so many in the long run, by key, for a bounded number of keys."""
+"""Rate limits by key: a burst, a long-term rate, and a bounded number of keys."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ def rates(clock: ManualClock, per_second: float = 2, burst: int = 3, keys_max: i
     return Rates(per_second, burst, keys_max, clock.elapsed_ms)
 
 
-def test_a_burst_is_allowed_and_no_more() -> None:
+def test_burst_is_allowed_and_more_is_refused() -> None:
     limited = rates(ManualClock())
     for _ in range(3):
         assert limited.allows("a")
@@ -22,13 +22,13 @@ def test_a_burst_is_allowed_and_no_more() -> None:
     assert limited.allows("b")
 
 
-def test_to_ask_takes_nothing() -> None:
+def test_checking_consumes_nothing() -> None:
     limited = rates(ManualClock(), burst=1)
     assert all(limited.allows("a") for _ in range(10))
     assert len(limited) == 0
 
 
-def test_what_was_taken_comes_back_with_time() -> None:
+def test_tokens_refill_with_time() -> None:
     clock = ManualClock()
     limited = rates(clock)
     limited.take("a", 3)
@@ -42,7 +42,7 @@ def test_what_was_taken_comes_back_with_time() -> None:
     assert not limited.allows("a")
 
 
-def test_no_more_comes_back_than_a_burst() -> None:
+def test_refill_is_limited_to_the_burst() -> None:
     clock = ManualClock()
     limited = rates(clock)
     limited.take("a")
@@ -51,7 +51,7 @@ def test_no_more_comes_back_than_a_burst() -> None:
     assert not limited.allows("a")
 
 
-def test_more_than_there_is_can_be_taken_and_is_waited_for() -> None:
+def test_overdrawn_bucket_refuses_until_it_has_refilled() -> None:
     clock = ManualClock()
     limited = rates(clock)
     limited.take("a", 103)
@@ -62,7 +62,7 @@ def test_more_than_there_is_can_be_taken_and_is_waited_for() -> None:
     assert limited.allows("a")
 
 
-def test_a_seventh_of_a_second_is_no_whole_number_and_costs_nobody_a_millisecond() -> None:
+def test_fractional_intervals_are_not_rounded_up() -> None:
     clock = ManualClock()
     limited = rates(clock, per_second=7, burst=4)
     limited.take("a", 10)
@@ -71,14 +71,14 @@ def test_a_seventh_of_a_second_is_no_whole_number_and_costs_nobody_a_millisecond
     assert limited.allows("a")
 
 
-def test_nothing_taken_is_nothing() -> None:
+def test_taking_zero_keeps_no_key() -> None:
     limited = rates(ManualClock(), burst=1)
     limited.take("a", 0)
     assert limited.allows("a")
     assert len(limited) == 0
 
 
-def test_zero_a_second_is_no_limit() -> None:
+def test_zero_rate_is_no_limit() -> None:
     limited = rates(ManualClock(), per_second=0, burst=1)
     limited.take("a", 1_000_000)
     assert limited.allows("a")
@@ -87,17 +87,17 @@ def test_zero_a_second_is_no_limit() -> None:
 
 
 @pytest.mark.rule("CO-30")
-def test_keys_are_bounded_and_the_least_recently_used_goes() -> None:
+def test_least_recently_used_key_is_evicted() -> None:
     limited = rates(ManualClock(), burst=1, keys_max=2)
     for key in ("a", "b"):
         limited.take(key)
-    assert not limited.allows("a")  # used, by being asked for
+    assert not limited.allows("a")  # a check counts as a use
     limited.take("c")
     assert len(limited) == 2
     assert [limited.allows(key) for key in "abc"] == [False, True, False]
 
 
-def test_taking_again_is_use_too() -> None:
+def test_taking_counts_as_use() -> None:
     limited = rates(ManualClock(), burst=1, keys_max=2)
     for key in ("a", "b", "a", "c"):
         limited.take(key)
@@ -105,7 +105,7 @@ def test_taking_again_is_use_too() -> None:
 
 
 @pytest.mark.parametrize(("per_second", "burst", "keys_max"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_a_rate_out_of_range_is_refused(per_second: float, burst: int, keys_max: int) -> None:
+def test_rate_out_of_range_is_refused(per_second: float, burst: int, keys_max: int) -> None:
     with pytest.raises(SettingsError):
         Rates(per_second, burst, keys_max, ManualClock().elapsed_ms)
 
@@ -115,17 +115,15 @@ def test_a_rate_out_of_range_is_refused(per_second: float, burst: int, keys_max:
     burst=st.integers(1, 1000),
     steps=st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 50)), max_size=30),
 )
-def test_who_waits_as_told_is_let_in_and_not_a_moment_earlier(
-    per_second: float, burst: int, steps: list[tuple[int, int]]
-) -> None:
+def test_retry_after_is_exact(per_second: float, burst: int, steps: list[tuple[int, int]]) -> None:
     clock = ManualClock()
     limited = rates(clock, per_second, burst)
     for wait_ms, count in steps:
         clock.advance(wait_ms)
-        told_ms = limited.retry_after_ms("a")
-        assert limited.allows("a") == (told_ms == 0)
-        if told_ms:
-            clock.advance(told_ms - 1)
+        retry_ms = limited.retry_after_ms("a")
+        assert limited.allows("a") == (retry_ms == 0)
+        if retry_ms:
+            clock.advance(retry_ms - 1)
             assert not limited.allows("a")
             clock.advance(1)
         assert limited.allows("a")
@@ -133,7 +131,7 @@ def test_who_waits_as_told_is_let_in_and_not_a_moment_earlier(
 
 
 @given(per_second=st.integers(1, 50), burst=st.integers(1, 20), waits=st.lists(st.integers(0, 400), max_size=80))
-def test_in_the_long_run_it_is_no_more_than_the_rate(per_second: int, burst: int, waits: list[int]) -> None:
+def test_long_term_rate_is_not_exceeded(per_second: int, burst: int, waits: list[int]) -> None:
     clock = ManualClock()
     limited = rates(clock, per_second, burst)
     happened = 0

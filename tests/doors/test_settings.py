@@ -1,4 +1,4 @@
-"""Settings: four places in their order, every value checked, and what is wrong is said with its name and its place."""
+"""Settings: sources and their precedence, checks of every value, and errors with setting and source."""
 
 import re
 import tomllib
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncelog.core.tenants import Tenant
@@ -30,7 +30,7 @@ TOKENS = {"tokens.algorithms": "EdDSA", "tokens.key_files": "pem:keys.pem"}
 
 
 def flags(**overrides: str) -> ServerSettings:
-    """With these on the command line, `limits__poll_ms` for `limits.poll_ms`, in the development mode."""
+    """Load these settings from the command line, in development mode. `limits__poll_ms` is `limits.poll_ms`."""
     return load(None, {}, {**OPEN, **{name.replace("__", "."): text for name, text in overrides.items()}})
 
 
@@ -48,17 +48,17 @@ def refusal(
     return str(caught.value)
 
 
-# --- places -------------------------------------------------------------------------------------------------
+# --- sources -------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults() -> None:
+def test_defaults() -> None:
     assert load(None, {}, OPEN) == ServerSettings(development=True)
     settings = ServerSettings(development=True)
     assert (settings.store, settings.host, settings.port) == ("oncelog.db", "127.0.0.1", 7171)
     assert (settings.engine_limits, settings.door_limits) == (Limits(), DoorLimits())
 
 
-def test_each_place_is_over_the_one_before(tmp_path: Path) -> None:
+def test_command_line_overrides_environment_and_file(tmp_path: Path) -> None:
     path = file_of(tmp_path, 'port = 1\nstore = "1"\nhost = "::1"\ndevelopment = true\n[limits]\npoll_ms = 1\n')
     environment = {"ONCELOG_PORT": "2", "ONCELOG_STORE": "2", "ONCELOG_LIMITS__POLL_MS": "2", "HOME": "/"}
     settings = load(path, environment, {"port": "3"})
@@ -66,21 +66,21 @@ def test_each_place_is_over_the_one_before(tmp_path: Path) -> None:
     assert load(path, {}, {"limits.poll_ms": "4"}).engine_limits.poll_ms == 4
 
 
-def test_a_later_list_has_all_of_it(tmp_path: Path) -> None:
+def test_later_list_replaces_the_earlier_one(tmp_path: Path) -> None:
     path = file_of(tmp_path, 'development = true\norigins = ["https://a", "https://b"]')
     assert load(path, {}, {}).origins == ("https://a", "https://b")
     assert load(path, {"ONCELOG_ORIGINS": "https://c"}, {}).origins == ("https://c",)
     assert load(path, {"ONCELOG_ORIGINS": ""}, {}).origins == ()
 
 
-def test_an_empty_text_takes_back_what_is_optional(tmp_path: Path) -> None:
+def test_empty_variable_resets_an_optional_setting(tmp_path: Path) -> None:
     path = file_of(tmp_path, 'development = true\nvalidate = "a.b:c"')
     assert load(path, {}, {}).validate == "a.b:c"
     assert load(path, {"ONCELOG_VALIDATE": ""}, {}).validate is None
 
 
 def sample(setting: Described) -> tuple[str, Any]:
-    """Another value than the default, as a text and as it is kept."""
+    """Return a value other than the default, as text and as loaded."""
     if setting.kind == "whole number":
         return "1_0", 10
     if setting.kind == "true or false":
@@ -113,9 +113,9 @@ def kept(settings: ServerSettings, name: str) -> Any:
 
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("name", NAMES)
-def test_every_setting_can_be_made_in_every_place(name: str, tmp_path: Path) -> None:
+def test_every_setting_can_be_set_in_every_source(name: str, tmp_path: Path) -> None:
     text, value = sample(NAMES[name])
-    # Whatever else has to be there for this one to make sense.
+    # Settings that others require.
     others = {**OPEN, "tls.certificate": "c", "tls.private_key": "k", "limits.request_events_max": "1", **TOKENS}
     others["limits.request_members_max"] = "1"
     others.pop(name, None)
@@ -129,16 +129,16 @@ def test_every_setting_can_be_made_in_every_place(name: str, tmp_path: Path) -> 
     assert kept(load(file_of(tmp_path, written), {}, others), name) == value
 
 
-def test_names_of_variables() -> None:
+def test_environment_variable_names_are_distinct() -> None:
     assert variable_of("port") == "ONCELOG_PORT"
     assert variable_of("tls.certificate") == "ONCELOG_TLS__CERTIFICATE"
     assert len({variable_of(name) for name in NAMES}) == len(NAMES)
 
 
-# --- what is wrong --------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_no_setting_is_refused(tmp_path: Path) -> None:
+def test_unknown_setting_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     path = file_of(tmp_path, "[limits]\nqueue_item_max = 1")
     assert refusal(path) == (
         f"{path}: there is no setting 'limits.queue_item_max'; did you mean limits.queue_items_max?"
@@ -151,16 +151,16 @@ def test_a_name_that_is_no_setting_is_refused(tmp_path: Path) -> None:
     assert refusal(None, {}, {"limits": "1"}).startswith("command line: there is no setting 'limits'")
 
 
-def test_a_variable_that_is_no_setting_keeps_its_value_to_itself() -> None:
+def test_unknown_variable_does_not_reveal_its_value() -> None:
     assert "hunter2" not in refusal(None, {"ONCELOG_SECRET": "hunter2"})
 
 
-def test_what_was_set_in_place_of_its_file_is_not_told() -> None:
+def test_secret_set_instead_of_its_file_is_not_revealed() -> None:
     for environment in ({"ONCELOG_TOKENS__KEY_FILES": "hunter2"}, {"ONCELOG_TOKENS__KEY_FILES": "secret:,hunter2"}):
         assert "hunter2" not in refusal(None, environment)
 
 
-def test_variables_of_others_do_not_matter() -> None:
+def test_other_environment_variables_are_ignored() -> None:
     assert load(None, {"PORT": "x", "ONCELOGGER": "x", "oncelog_port": "x"}, OPEN).port == 7171
 
 
@@ -211,17 +211,17 @@ def test_variables_of_others_do_not_matter() -> None:
         ("limits.poll_ms", str(SETTING_NUMBER_MAX + 1), f"at most {SETTING_NUMBER_MAX}"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_name_its_place_and_the_limit(name: str, text: str, limit: str) -> None:
-    for place, told in (
+def test_wrong_value_is_refused_with_name_source_and_limit(name: str, text: str, limit: str) -> None:
+    for place, message in (
         ("command line", refusal(None, {}, {name: text})),
         (f"environment variable {variable_of(name)}", refusal(None, {variable_of(name): text})),
     ):
-        assert told.startswith(f"{place}: {name} must ")
-        assert limit in told
+        assert message.startswith(f"{place}: {name} must ")
+        assert limit in message
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('port = "7171"', "port must be a whole number"),
         ("port = true", "port must be a whole number"),
@@ -246,12 +246,12 @@ def test_a_wrong_value_is_refused_with_its_name_its_place_and_the_limit(name: st
         ("[tokens]\nkey_files = [[]]", "tokens.key_files must be a list"),
     ],
 )
-def test_a_wrong_value_in_a_file(text: str, told: str, tmp_path: Path) -> None:
+def test_wrong_value_in_a_file_is_refused_with_its_path(text: str, message: str, tmp_path: Path) -> None:
     path = file_of(tmp_path, text)
-    assert refusal(path, {}, {}).startswith(f"{path}: {told}")
+    assert refusal(path, {}, {}).startswith(f"{path}: {message}")
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_unreadable_or_malformed_file_is_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.toml")
     assert refusal(missing) == f"{missing} cannot be read: No such file or directory"
     assert refusal(str(tmp_path)) == f"{tmp_path} cannot be read: Is a directory"
@@ -263,7 +263,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     assert "is larger than" in refusal(file_of(tmp_path, "#" * (SETTINGS_FILE_BYTES_MAX + 1)))
 
 
-def test_a_file_that_is_not_utf_8_is_not_carried_on(tmp_path: Path) -> None:
+def test_file_that_is_not_utf_8_is_not_quoted(tmp_path: Path) -> None:
     path = tmp_path / "oncelog.toml"
     path.write_bytes(b"# hunter2 \xff")
     with pytest.raises(SettingsError, match="is no TOML: not UTF-8") as caught:
@@ -272,41 +272,49 @@ def test_a_file_that_is_not_utf_8_is_not_carried_on(tmp_path: Path) -> None:
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
+@example(name="tenants", text="/")
+@example(name="tenants", text="a/")
+@example(name="tenants", text="/a")
+@example(name="tenants", text="a/*")
+@example(name="tenants", text="a,a")
+@example(name="tenants", text="e\u0301")
+@example(name="tenants", text="a records_max=-1")
+@example(name="tenants", text="a new_writes_at_once_max=1")
 @given(name=st.sampled_from(sorted(set(NAMES) - {"tls.certificate", "tls.private_key"})), text=st.text(max_size=20))
-def test_whatever_the_text_it_is_settings_or_a_sentence(name: str, text: str) -> None:
-    told = ""
+def test_arbitrary_text_is_accepted_or_refused_with_its_setting(name: str, text: str) -> None:
+    message = ""
     try:
         load(None, {}, {"api_keys.file": "keys.json", **TOKENS, name: text})
     except SettingsError as error:
-        told = str(error)
-    assert told == "" or told.startswith(
+        message = str(error)
+    assert message == "" or message.startswith(
         (f"command line: {name} must ", "limits.request_events_max (", "limits.request_members_max (")
     )
 
 
-# --- all together -----------------------------------------------------------------------------------------------
+# --- combinations -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost", "LocalHost"])
-def test_the_development_mode_on_loopback(host: str) -> None:
+def test_development_mode_is_allowed_on_loopback(host: str) -> None:
     assert flags(host=host).host == host
 
 
 @pytest.mark.rule("CO-21")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "128.0.0.1"])  # noqa: S104
-def test_the_development_mode_elsewhere_is_refused(host: str) -> None:
-    told = refusal(None, {}, {**OPEN, "host": host, **TOKENS})
-    assert "loopback" in told
-    assert host in told
+def test_development_mode_is_refused_on_other_hosts(host: str) -> None:
+    message = refusal(None, {}, {**OPEN, "host": host, **TOKENS})
+    assert "loopback" in message
+    assert host in message
     assert load(None, {}, {"host": host, **TOKENS}).host == host
 
 
 @pytest.mark.rule("CO-21")
-def test_somebody_must_be_able_to_come_in() -> None:
-    told = refusal()
+def test_settings_without_any_authentication_are_refused() -> None:
+    message = refusal()
     for way_out in ("development", "tokens.algorithms", "tokens.key_files", "api_keys.file"):
-        assert way_out in told
+        assert way_out in message
     assert load(None, {}, {"api_keys.file": "keys.json"}).tokens is None
     assert load(None, {}, TOKENS).tokens == TokenSettings(
         algorithms=("EdDSA",), key_files=(KeyFile("keys.pem", KeyKind.PEM),)
@@ -320,20 +328,20 @@ def test_tokens_need_algorithms_and_keys(missing: str) -> None:
 
 
 @pytest.mark.rule("CO-24")
-def test_a_certificate_and_its_key_belong_together() -> None:
+def test_certificate_and_private_key_must_be_set_together() -> None:
     for name in ("certificate", "private_key"):
         assert "set together" in refusal(None, {}, {**OPEN, f"tls.{name}": "a.pem"})
     tls = flags(tls__certificate="a.pem", tls__private_key="b.pem").tls
     assert (tls.certificate, tls.private_key) == ("a.pem", "b.pem")
 
 
-def test_a_request_of_the_door_must_be_one_of_the_log() -> None:
-    told = refusal(None, {}, {**OPEN, "limits.request_items_max": "999"})
-    assert "limits.request_events_max (1000) must not be above limits.request_items_max (999)" in told
+def test_request_limit_of_the_api_must_not_exceed_that_of_the_log() -> None:
+    message = refusal(None, {}, {**OPEN, "limits.request_items_max": "999"})
+    assert "limits.request_events_max (1000) must not be above limits.request_items_max (999)" in message
     assert flags(limits__request_items_max="1000").engine_limits.request_items_max == 1000
 
 
-def test_settings_that_are_made_by_hand_are_checked_too() -> None:
+def test_settings_built_in_code_are_checked_too() -> None:
     for wrong in ({"port": -1}, {"origins": ("*",)}, {"host": "0.0.0.0"}, {"development": False}):  # noqa: S104
         with pytest.raises(SettingsError):
             ServerSettings(**{"development": True, **wrong})  # type: ignore[arg-type]
@@ -341,7 +349,7 @@ def test_settings_that_are_made_by_hand_are_checked_too() -> None:
 
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("name", DoorLimits.__struct_fields__)
-def test_a_limit_of_the_doors_out_of_range_is_refused(name: str) -> None:
+def test_api_limit_out_of_range_is_refused(name: str) -> None:
     wrong: list[Any] = [-1, 1.5, "1", None, True, SETTING_NUMBER_MAX + 1]
     for value in wrong:
         with pytest.raises(SettingsError, match=name):
@@ -349,7 +357,7 @@ def test_a_limit_of_the_doors_out_of_range_is_refused(name: str) -> None:
 
 
 @pytest.mark.rule("CO-30")
-def test_zero_is_no_limit_where_it_can_be() -> None:
+def test_zero_is_accepted_only_where_it_means_no_limit() -> None:
     allowing = set()
     for name in DoorLimits.__struct_fields__:
         try:
@@ -366,22 +374,22 @@ def test_zero_is_no_limit_where_it_can_be() -> None:
     }
 
 
-def test_limits_of_both_sides_have_names_of_their_own() -> None:
+def test_engine_and_api_limits_have_distinct_names() -> None:
     assert not set(Limits.__struct_fields__) & set(DoorLimits.__struct_fields__)
 
 
-# --- what is made of them ---------------------------------------------------------------------------------------
+# --- derived values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CO-24")
-def test_origins_and_proxies_as_they_are_compared() -> None:
+def test_origins_and_proxies_are_normalized() -> None:
     settings = flags(origins="HTTPS://App.Example.Org:443,http://b:8080", trusted_proxies="10.0.0.0/8, ::1")
     assert settings.allowed_origins == {"https://app.example.org", "http://b:8080"}
     assert [str(one) for one in settings.trusted_networks] == ["10.0.0.0/8", "::1/128"]
 
 
 @pytest.mark.rule("CO-21")
-def test_the_authenticator_is_the_configured_one(tmp_path: Path) -> None:
+def test_authenticator_accepts_the_configured_credentials_only(tmp_path: Path) -> None:
     clock = ManualClock()
     secret = tmp_path / "secret.txt"
     secret.touch(mode=0o600)
@@ -407,7 +415,7 @@ def test_the_authenticator_is_the_configured_one(tmp_path: Path) -> None:
                     authenticator.authenticate(credential)
 
 
-def test_the_development_mode_asks_for_nothing() -> None:
+def test_development_mode_needs_no_credential() -> None:
     settings = ServerSettings(development=True, api_keys=ApiKeySettings(file="missing.json"))
     authenticator = authenticator_of(settings, ManualClock().wall_ms)
     assert isinstance(authenticator, DevelopmentAuthenticator)
@@ -415,7 +423,7 @@ def test_the_development_mode_asks_for_nothing() -> None:
     assert authenticator.authenticate(None).actor == "user:developer"
 
 
-# --- what is told of them ----------------------------------------------------------------------------------------
+# --- documentation ----------------------------------------------------------------------------------------
 
 
 def test_every_setting_is_described() -> None:
@@ -440,7 +448,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
     assert all(text for _, _, text in rows)
 
 
-def test_the_example_of_the_handbook_is_good(tmp_path: Path) -> None:
+def test_documented_settings_file_is_valid(tmp_path: Path) -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     settings = load(file_of(tmp_path, example), {}, {})
     assert set(tomllib.loads(example)) >= {"log", "tls", "tokens", "api_keys", "limits"}
@@ -449,7 +457,7 @@ def test_the_example_of_the_handbook_is_good(tmp_path: Path) -> None:
     assert settings.engine_limits.queue_items_max == 5000
 
 
-def test_the_variables_of_the_handbook_are_there() -> None:
+def test_documented_variables_exist() -> None:
     shown = set(re.findall(r"ONCELOG_[A-Z_]*[A-Z]", PAGE))
     assert shown
     assert shown <= {variable_of(name) for name in NAMES}

@@ -1,4 +1,4 @@
-"""A server that stops answers all requests that it has got, and says on which connections no more are taken."""
+"""A server that stops answers the requests that it has received, and closes each connection after its last answer."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from doors.serving import Serving, item, run, serving, soon, until
-from doors.test_quick import Plain, plain, post, write
+from doors.raw_http import RawConnection, post, raw_connection, write
+from doors.serving import Serving, item, serving, soon, until
 from engine.watched import Gate
 from oncelog.doors import server as servers
 from oncelog.doors.server import Server
@@ -19,8 +19,8 @@ from oncelog.stores.protocol import BriefPage
 from oncelog.stores.sqlite import SqliteStore
 
 SHUTDOWN_MS: Final = 600_000
-SHUTDOWN_S: Final = 50.0
-"""Far less than a server may wait, and far more than one needs that has nothing to wait for."""
+SHUTDOWN_S: Final = 60.0
+"""Guards against a hang, and is less than `SHUTDOWN_MS`: a server with nothing to wait for stops at once."""
 
 
 def get(path: str) -> bytes:
@@ -45,7 +45,7 @@ REQUESTS: Final = {
 
 @asynccontextmanager
 async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
-    """A server that has begun to stop. It must have come to its end at that of the block."""
+    """Begin to stop the server. It must have stopped at the end of the block."""
     task = asyncio.create_task(served.server.stop())
     await until(lambda: served.server._door.is_closing)
     yield task
@@ -53,18 +53,18 @@ async def stopping(served: Serving) -> AsyncIterator["asyncio.Task[None]"]:
         await task
 
 
-async def refused(client: Plain) -> None:
-    """The next answer is a refusal for now, and the last one."""
+async def refused(client: RawConnection) -> None:
+    """Check that the next answer is a temporary refusal, and the last answer of the connection."""
     status, headers, _ = await client.answer()
     assert (status, headers["Connection"], headers["Retry-After"]) == (503, "close", "1")
     assert await soon(client.reader.read()) == b""
 
 
 @asynccontextmanager
-async def kept(served: Serving, count: int, first: bytes) -> AsyncIterator[list[Plain]]:
-    """Connections that have been used before."""
+async def kept(served: Serving, count: int, first: bytes) -> AsyncIterator[list[RawConnection]]:
+    """Open connections and send a first request on each."""
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(plain(served)) for _ in range(count)]
+        clients = [await stack.enter_async_context(raw_connection(served)) for _ in range(count)]
         for client in clients:
             client.send(first)
             assert "Connection" not in (await client.answer())[1]
@@ -76,65 +76,55 @@ def a_server(tmp_path: Path, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("first", [post(write(1, client="before")), get("/healthz")], ids=["quick", "aiohttp"])
-def test_who_asks_while_it_waits_for_a_commit_is_told_at_every_door(
+async def test_requests_during_a_pending_commit_are_refused_by_every_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    async def main() -> None:
-        async with a_server(tmp_path) as served, kept(served, len(REQUESTS) + 2, first) as clients:
-            gate = served.hold_commits(monkeypatch)
-            clients[0].send(EVENT)
-            clients[1].send(post(write(2, client="before")))
-            await until(lambda: served.server.log.queued == 2)
-            async with stopping(served) as task:
-                for client, request in zip(clients[2:], REQUESTS.values(), strict=True):
-                    client.send(request)
-                    await refused(client)
-                assert not task.done()
-                gate.open()
-                for client in clients[:2]:
-                    status, headers, _ = await client.answer()
-                    assert (status, headers["Connection"]) == (200, "close")
-                    assert await soon(client.reader.read()) == b""
-
-    run(main())
+    async with a_server(tmp_path) as served, kept(served, len(REQUESTS) + 2, first) as clients:
+        gate = served.hold_commits(monkeypatch)
+        clients[0].send(EVENT)
+        clients[1].send(post(write(2, client="before")))
+        await until(lambda: served.server.log.queued == 2)
+        async with stopping(served) as task:
+            for client, request in zip(clients[2:], REQUESTS.values(), strict=True):
+                client.send(request)
+                await refused(client)
+            assert not task.done()
+            gate.open()
+            for client in clients[:2]:
+                status, headers, _ = await client.answer()
+                assert (status, headers["Connection"]) == (200, "close")
+                assert await soon(client.reader.read()) == b""
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_request_that_was_on_its_way_gets_an_answer_and_the_last_one_ends_the_stop(
+async def test_request_that_arrives_during_the_stop_is_answered_and_the_last_one_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Nothing is in flight when it begins to stop, and it does not wait for longer than anybody is connected."""
+    """No request is in flight when the server begins to stop, and it stops when the last client has disconnected."""
     monkeypatch.setattr(servers, "LINGER_S", SHUTDOWN_MS / 1000)
-
-    async def main() -> None:
-        async with (
-            a_server(tmp_path) as served,
-            kept(served, 1, get("/healthz")) as (late,),
-            plain(served) as new,
-            stopping(served),
-        ):
-            for client in (late, new):
-                client.send(REQUESTS[name])
-                await refused(client)
-
-    run(main())
+    async with (
+        a_server(tmp_path) as served,
+        kept(served, 1, get("/healthz")) as (late,),
+        raw_connection(served) as new,
+        stopping(served),
+    ):
+        for client in (late, new):
+            client.send(REQUESTS[name])
+            await refused(client)
 
 
-def test_connections_that_ask_for_nothing_do_not_hold_it_up_for_long(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            a_server(tmp_path) as served,
-            kept(served, 2, get("/healthz")) as clients,
-            kept(served, 2, post(write(1))) as quick,
-            stopping(served),
-        ):
-            for client in (*clients, *quick):
-                assert await soon(client.reader.read()) == b""
-
-    run(main())
+async def test_idle_connections_do_not_delay_the_stop(tmp_path: Path) -> None:
+    async with (
+        a_server(tmp_path) as served,
+        kept(served, 2, get("/healthz")) as clients,
+        kept(served, 2, post(write(1))) as quick,
+        stopping(served),
+    ):
+        for client in (*clients, *quick):
+            assert await soon(client.reader.read()) == b""
 
 
-def test_what_is_read_for_long_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_read_is_answered_before_the_server_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_brief, linger = SqliteStore.read_brief, Server._linger
     gate, order = Gate(), list[str]()
     gate.shut()
@@ -149,64 +139,50 @@ def test_what_is_read_for_long_is_answered(tmp_path: Path, monkeypatch: pytest.M
         await linger(server, until_s)
 
     monkeypatch.setattr(Server, "_linger", lingering)
-
-    async def main() -> None:
-        async with a_server(tmp_path) as served, kept(served, 2, get("/healthz")) as (client, other):
-            monkeypatch.setattr(SqliteStore, "read_brief", held)
-            client.send(get("/v1/events?partition=a"))
-            await soon(gate.reached.wait())
-            async with stopping(served):
-                other.send(get("/readyz"))
-                status, headers, answer = await other.answer()
-                assert (status, headers["Connection"], answer) == (503, "close", b'{"status": "stopping"}')
-                gate.open()
-                status, headers, _ = await client.answer()
-                assert (status, headers["Connection"]) == (200, "close")
-            assert order == ["read", "lingers"]
-
-    run(main())
+    async with a_server(tmp_path) as served, kept(served, 2, get("/healthz")) as (client, other):
+        monkeypatch.setattr(SqliteStore, "read_brief", held)
+        client.send(get("/v1/events?partition=a"))
+        await soon(gate.reached.wait())
+        async with stopping(served):
+            other.send(get("/readyz"))
+            status, headers, answer = await other.answer()
+            assert (status, headers["Connection"], answer) == (503, "close", b'{"status": "stopping"}')
+            gate.open()
+            status, headers, _ = await client.answer()
+            assert (status, headers["Connection"]) == (200, "close")
+        assert order == ["read", "lingers"]
 
 
-def test_a_body_that_does_not_come_holds_nothing_up(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with a_server(tmp_path) as served, plain(served) as client:
-            client.send(post(b'{"events": [', "Content-Length: 100", path="/v1/events"))
-            await until(lambda: bool(served.server._asked))
-            async with stopping(served):
-                pass
-
-    run(main())
+async def test_incomplete_body_does_not_delay_the_stop(tmp_path: Path) -> None:
+    async with a_server(tmp_path) as served, raw_connection(served) as client:
+        client.send(post(b'{"events": [', "Content-Length: 100", path="/v1/events"))
+        await until(lambda: bool(served.server._asked))
+        async with stopping(served):
+            pass
 
 
-def test_a_socket_and_a_stream_are_not_waited_for(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with a_server(tmp_path) as served:
-            socket = await served.connected()
-            stream = await served.stream("a")
-            await stream.connected()
-            assert not served.server._asked
-            async with stopping(served):
-                assert await socket.closed() == 1001
-
-    run(main())
+async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> None:
+    async with a_server(tmp_path) as served:
+        socket = await served.connected()
+        stream = await served.stream("a")
+        await stream.connected()
+        assert not served.server._asked
+        async with stopping(served):
+            assert await socket.closed() == 1001
 
 
-def test_who_has_connected_and_not_been_heard_is_answered(tmp_path: Path) -> None:
-    """The system has taken the connection and the request; closing the listener would cut it off."""
-
-    async def main() -> None:
-        async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
-            clients = []
-            for _ in range(50):  # without a turn of the event loop, which would take them
-                client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
-                client.sendall(EVENT)
-                client.setblocking(False)
-                clients.append(client)
-            async with stopping(served):
-                loop = asyncio.get_running_loop()
-                answers = [await soon(loop.sock_recv(client, 100)) for client in clients]
-                assert {answer.split(b" ", 2)[1] for answer in answers} <= {b"200", b"503"}
-            for client in clients:
-                client.close()
-
-    run(main())
+async def test_connections_not_yet_accepted_are_answered(tmp_path: Path) -> None:
+    """The kernel has accepted the connection and the request; closing the listener would reset it."""
+    async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
+        clients = []
+        for _ in range(50):  # without a turn of the event loop, in which the server would accept them
+            client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
+            client.sendall(EVENT)
+            client.setblocking(False)
+            clients.append(client)
+        async with stopping(served):
+            loop = asyncio.get_running_loop()
+            answers = [await soon(loop.sock_recv(client, 100)) for client in clients]
+            assert {answer.split(b" ", 2)[1] for answer in answers} <= {b"200", b"503"}
+        for client in clients:
+            client.close()

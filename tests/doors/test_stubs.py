@@ -1,4 +1,4 @@
-"""What is compiled from the ledger's .proto is what stands in the tree, and all of it is shipped."""
+"""The compiled ledger protocol is current, and the wheel contains it."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ def run(*command: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_compiled_files_are_those_of_the_protocol(tmp_path: Path) -> None:
+def test_compiled_files_are_current(tmp_path: Path) -> None:
     plugin = Path(sysconfig.get_path("scripts")) / "protoc-gen-mypy_grpc"
     outs = [f"--{name}_out={tmp_path}" for name in ("python", "pyi", "grpc_python")]
     typed = [f"--plugin={plugin}", f"--mypy_grpc_out=quiet:{tmp_path}"]
@@ -35,14 +35,14 @@ def test_the_compiled_files_are_those_of_the_protocol(tmp_path: Path) -> None:
     assert not stale, f"{PROTO} or its compiler has changed since these were compiled; run `make stubs`: {stale}"
 
 
-def test_the_protocol_lies_beside_what_is_compiled_from_it() -> None:
+def test_package_contains_the_protocol_file() -> None:
     text = resources.files("oncelog.ledger.v1").joinpath("ledger.proto").read_text(encoding="utf-8")
     described = descriptor_pb2.FileDescriptorProto()
     ledger_pb2.DESCRIPTOR.CopyToProto(described)
     assert re.findall(r"^  rpc (\w+)", text, re.MULTILINE) == [method.name for method in described.service[0].method]
 
 
-def test_the_wheel_has_the_protocol_and_what_is_compiled_from_it(tmp_path: Path) -> None:
+def test_wheel_contains_the_protocol_and_its_compiled_files(tmp_path: Path) -> None:
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -50,7 +50,7 @@ def test_the_wheel_has_the_protocol_and_what_is_compiled_from_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("extra", ["ledger", "server"])
-def test_an_extra_asks_for_no_older_packages_than_the_compiled_files_do(extra: str) -> None:
+def test_extra_requires_the_package_versions_of_the_compiled_files(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = project["optional-dependencies"][extra]
     compiled = re.search(r"^# Protobuf Python Version: (.+)$", (ROOT / "src" / COMPILED[0]).read_text(), re.MULTILINE)

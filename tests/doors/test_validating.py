@@ -1,11 +1,10 @@
-"""An application's own validation: how it is found, what becomes of its objections, and that retries pass by it."""
+"""Validation by the application: how the validator is found, and the effect of its objections."""
 
-import asyncio
 import sys
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import aiohttp
@@ -20,8 +19,6 @@ from oncelog.doors.settings import ServerSettings
 from oncelog.doors.validating import OBJECTION_CHARACTERS_MAX, VALIDATORS_GROUP, NewEvent, validate_of, validating
 from oncelog.errors import SettingsError
 
-T = TypeVar("T")
-WAIT_S = 60
 MODULE = """
 from pathlib import Path
 
@@ -63,7 +60,7 @@ async def waiting(event):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module in the directory where the server is started."""
+    """Write a module to the working directory, and return its name."""
     name = f"rules_of_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     (tmp_path / "limit.txt").write_text("100")
@@ -71,10 +68,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield name
     sys.modules.pop(name, None)
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(main, WAIT_S))
 
 
 def item(number: int, **members: Any) -> dict[str, Any]:
@@ -101,10 +94,10 @@ def refusal(name: str) -> str:
     return str(caught.value)
 
 
-# --- how it is found --------------------------------------------------------------------------------------
+# --- lookup --------------------------------------------------------------------------------------
 
 
-def test_a_callable_of_a_module_in_the_working_directory(module: str) -> None:
+def test_callable_of_a_module_in_the_working_directory_is_found(module: str) -> None:
     validate = validate_of(f"{module}:check")
     order = event(str(UUID(int=1)), {"type": "order.placed", "total": 101}, ["b", "a"], actor="user:ada", client="shop")
     with pytest.raises(ValueError, match=r"^total must be at most 100$"):
@@ -121,13 +114,13 @@ def test_a_callable_of_a_module_in_the_working_directory(module: str) -> None:
     ]
 
 
-def test_a_method_by_its_path(module: str) -> None:
+def test_method_is_found_by_its_path(module: str) -> None:
     validate = validate_of(f"{module}:rules.strict")
     with pytest.raises(ValueError, match=r"^nothing is good enough$"):
         validate(event(str(UUID(int=1)), {"type": "x"}, ["a"]))
 
 
-def test_an_entry_point(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_is_found_and_must_be_unique(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "shop-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
@@ -149,7 +142,7 @@ def test_an_entry_point(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_what_is_not_there_is_told(module: str, tmp_path: Path) -> None:
+def test_missing_validator_is_reported(module: str, tmp_path: Path) -> None:
     assert refusal("no_such_module:check") == (
         "validate: no_such_module:check cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
     )
@@ -161,32 +154,29 @@ def test_what_is_not_there_is_told(module: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["waiting", "rules.waiting", "awaited"])
-def test_a_coroutine_function_would_refuse_nothing_and_is_refused(module: str, name: str) -> None:
+def test_coroutine_function_is_refused_as_validator(module: str, name: str) -> None:
     assert refusal(f"{module}:{name}") == (
         f"validate: {module}:{name} is a coroutine function, and must be an ordinary one"
     )
 
 
-def test_a_server_does_not_start_without_it(tmp_path: Path) -> None:
+def test_server_does_not_start_without_its_validator(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no_such_module:check cannot be imported"):
         serving(tmp_path, "no_such_module:check")
     assert not (tmp_path / "log.db").exists()
 
 
-# --- what becomes of objections -----------------------------------------------------------------------------
+# --- objections -----------------------------------------------------------------------------
 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-10")
-def test_an_objection_is_validation_failed_and_hurts_no_other_event(module: str, tmp_path: Path) -> None:
-    async def main() -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
-        async with serving(tmp_path, f"{module}:check") as server:
-            several = await submit(
-                server, item(1, total=1), item(2, total=101), item(3, silent=1), item(4, stop=1), item(5, total=100)
-            )
-            return several, await submit(server, item(6, says=1), item(7, false=1), item(8))
-
-    several, others = run(main())
+async def test_objection_rejects_only_its_own_event(module: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, f"{module}:check") as server:
+        several = await submit(
+            server, item(1, total=1), item(2, total=101), item(3, silent=1), item(4, stop=1), item(5, total=100)
+        )
+        others = await submit(server, item(6, says=1), item(7, false=1), item(8))
     assert [(one["status"], one.get("committed_id")) for one in several] == [
         ("committed", 1),
         ("rejected", None),
@@ -197,7 +187,7 @@ def test_an_objection_is_validation_failed_and_hurts_no_other_event(module: str,
     assert {one["reason"] for one in several if "reason" in one} == {"validation_failed"}
     messages = [one["errors"][0]["message"] for one in several if "errors" in one]
     assert messages == ["total must be at most 100", "RuntimeError", "SystemExit"]
-    # A text that is returned is an objection; what is neither a text nor nothing is no silent yes.
+    # A returned text is an objection; any other value except None is a fault of the validator.
     assert [one["errors"][0]["message"] for one in others if "errors" in one] == [
         "said so",
         "the application's validation is at fault",
@@ -207,38 +197,30 @@ def test_an_objection_is_validation_failed_and_hurts_no_other_event(module: str,
 
 @BOTH_STORES
 @pytest.mark.rule("EV-10")
-def test_it_is_asked_for_new_ids_only(module: str, tmp_path: Path) -> None:
-    async def first() -> Sequence[dict[str, Any]]:
-        async with serving(tmp_path, f"{module}:check") as server:
-            return await submit(server, item(1, total=90), item(2, total=101))
-
-    async def stricter() -> Sequence[dict[str, Any]]:
-        async with serving(tmp_path, f"{module}:check") as server:
-            return await submit(server, item(1, total=90), item(2, total=101), item(3, total=90))
-
-    committed, rejected = run(first())
+async def test_validator_is_called_for_new_ids_only(module: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, f"{module}:check") as server:
+        committed, rejected = await submit(server, item(1, total=90), item(2, total=101))
     (tmp_path / "limit.txt").write_text("50")
     sys.modules[module].asked.clear()
-    again, still, new = run(stricter())
+    async with serving(tmp_path, f"{module}:check") as server:
+        again, still, new = await submit(server, item(1, total=90), item(2, total=101), item(3, total=90))
     assert again == committed
     assert (rejected["status"], still["status"], new["status"]) == ("rejected", "rejected", "rejected")
-    # What was rejected has left nothing behind: it is a new id again.
+    # A rejected event is not stored, so its id is new again.
     assert [one.id.int for one in sys.modules[module].asked] == [2, 3]
 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-10")
-def test_what_was_refused_is_committed_when_the_check_allows_it(module: str, tmp_path: Path) -> None:
-    async def main() -> list[str]:
-        async with serving(tmp_path, f"{module}:check") as server:
-            before = await submit(server, item(1, total=101))
-            (tmp_path / "limit.txt").write_text("200")
-            return [one["status"] for one in (*before, *await submit(server, item(1, total=101)))]
-
-    assert run(main()) == ["rejected", "committed"]
+async def test_rejected_event_commits_when_the_validator_accepts_it_later(module: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, f"{module}:check") as server:
+        (before,) = await submit(server, item(1, total=101))
+        (tmp_path / "limit.txt").write_text("200")
+        (after,) = await submit(server, item(1, total=101))
+    assert (before["status"], after["status"]) == ("rejected", "committed")
 
 
-def test_an_objection_that_cannot_be_sent_is_made_one_that_can() -> None:
+def test_objection_is_made_printable_and_shortened() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -256,7 +238,7 @@ def test_an_objection_that_cannot_be_sent_is_made_one_that_can() -> None:
     assert objection(ValueError("x" * (OBJECTION_CHARACTERS_MAX + 5))).endswith("x… (5 more characters)")
 
 
-def test_writes_of_other_policies_pass() -> None:
+def test_writes_of_other_policies_are_not_validated() -> None:
     def check(_: NewEvent) -> None:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""The blocking twin: the same methods, from any thread."""
+"""The blocking log: the methods of the log, from any thread."""
 
 import inspect
 import threading
@@ -48,14 +48,14 @@ ASYNC_ONLY = {
     "recall",
     "submit_many_nowait",
 }
-"""For servers that serve many from one event loop; a thread that reads follows, and one that writes can wait."""
+"""For servers, which serve many clients from one event loop."""
 
 
 def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_every_method_of_the_log_is_there_with_its_signature() -> None:
+def test_blocking_log_has_every_method_of_the_log_with_the_same_signature() -> None:
     assert public(BlockingLog) == public(Log) - ASYNC_ONLY
     for name in public(BlockingLog):
         ours, theirs = inspect.getattr_static(BlockingLog, name), inspect.getattr_static(Log, name)
@@ -64,12 +64,12 @@ def test_every_method_of_the_log_is_there_with_its_signature() -> None:
             ours, theirs = ours.fget, theirs.fget
         mine, his = inspect.signature(ours), inspect.signature(theirs)
         assert mine.parameters == his.parameters, name
-        if name not in ("follow", "works", "books"):  # which give something of each kind
+        if name not in ("follow", "works", "books"):  # which return a blocking or an asynchronous object
             assert mine.return_annotation == his.return_annotation, name
         assert not inspect.iscoroutinefunction(ours)
         assert ours.__doc__.startswith(f"As `Log.{name}`")
     assert public(BlockingWorks) == {"recall", "begin", "carry_out", "complete", "fail", "give_back"}
-    for name in public(BlockingWorks) - {"carry_out"}:  # whose call is of each kind
+    for name in public(BlockingWorks) - {"carry_out"}:  # whose callback is blocking or asynchronous
         assert inspect.signature(getattr(BlockingWorks, name)) == inspect.signature(getattr(Works, name)), name
     assert public(BlockingBooks) == public(Books)
     for name in public(BlockingBooks) - {"follow_blocks"}:
@@ -77,7 +77,7 @@ def test_every_method_of_the_log_is_there_with_its_signature() -> None:
     assert inspect.signature(oncelog.open_blocking).parameters == inspect.signature(oncelog.open).parameters
 
 
-def test_every_method_works(place: str) -> None:
+def test_every_blocking_method_works(place: str) -> None:
     with oncelog.open_blocking(place) as log:
         receipt = committed(log.submit(event(1, partitions=("a",))))
         assert log.submit(event(1, partitions=("a",))) == Replayed(receipt)
@@ -100,7 +100,7 @@ def test_every_method_works(place: str) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("CO-14")
-def test_eight_threads_write_at_once_and_each_write_commits_once(tmp_path: Path) -> None:
+def test_duplicate_writes_from_eight_threads_commit_once(tmp_path: Path) -> None:
     with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log, ThreadPoolExecutor(8) as threads:
         together = threading.Barrier(8)
 
@@ -115,7 +115,7 @@ def test_eight_threads_write_at_once_and_each_write_commits_once(tmp_path: Path)
 
 
 @pytest.mark.rule("CO-13")
-def test_following_waits_for_what_comes_and_is_left_by_break() -> None:
+def test_blocking_follow_waits_for_records_and_ends_on_break() -> None:
     with oncelog.open_blocking(":memory:") as log, ThreadPoolExecutor(1) as thread:
         log.submit(event(1))
         seen = []
@@ -129,7 +129,7 @@ def test_following_waits_for_what_comes_and_is_left_by_break() -> None:
         log.submit(event(6))
 
 
-def test_what_the_log_raises_is_raised_here() -> None:
+def test_blocking_log_raises_the_errors_of_the_log() -> None:
     first = Policy(name="own", key_bytes=(1, 9), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=FOREVER)
     other = Policy(name="own", key_bytes=(1, 8), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=FOREVER)
     with oncelog.open_blocking(":memory:", policies=[first], limits=Limits(poll_ms=1)) as log:
@@ -158,14 +158,14 @@ def test_closing_ends_followers_in_other_threads() -> None:
                 seen.append(record.position)
                 arrived.wait()
                 if is_late:
-                    closed.wait()  # and asks for the next one when there is no log any more
+                    closed.wait()  # and asks for the next record after the log was closed
             return seen
 
         reading = [threads.submit(read, is_late) for is_late in (False, True)]
         arrived.wait()
         log.close()
         closed.set()
-        assert [one.result(timeout=60) for one in reading] == [[1], [1]]
+        assert [one.result() for one in reading] == [[1], [1]]
 
 
 @BOTH_STORES
@@ -188,13 +188,13 @@ def test_closing_under_load_gives_every_caller_an_answer_or_an_error(tmp_path: P
         writing = [threads.submit(write, first) for first in (1, 20_001, 40_001, 60_001)]
         begun.wait()
         log.close()
-        told = sorted(position for one in writing for position in one.result(timeout=60))
+        told = sorted(position for one in writing for position in one.result())
     with oncelog.open_blocking(path) as again:
         stored = again.heads()[0].position
-        assert told == list(range(1, stored + 1))  # all that was accepted was answered, and nothing else is there
+        assert told == list(range(1, stored + 1))  # every stored record was answered
 
 
-def test_it_can_be_closed_twice_and_is_closed_then() -> None:
+def test_blocking_log_can_be_closed_twice_and_refuses_calls_afterwards() -> None:
     log = oncelog.open_blocking(":memory:")
     with pytest.raises(ClosedError):
         log.submit(event(1))
@@ -210,10 +210,10 @@ def test_it_can_be_closed_twice_and_is_closed_then() -> None:
         pass
 
 
-def test_a_log_that_cannot_be_opened_leaves_no_thread_behind(tmp_path: Path) -> None:
+def test_failed_open_leaves_no_thread_running(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear Ann, " * 1000, encoding="utf-8")
     before = set(threading.enumerate())
     with pytest.raises(NotALogError), oncelog.open_blocking(path):
         pass
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before

@@ -1,4 +1,4 @@
-"""What a log's books say: clients, entities, relationships and blocks, as of now."""
+"""Current state of clients, entities, relationships and blocks."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import run
+from engine.watched import until
 from oncelog import Condition, DeleteEntity, Must, Relate, SetEntity, Settings, Unrelate, ledger_scope, transaction
 from oncelog.errors import ClosedError
 from oncelog.stores.protocol import RelationshipQuery
@@ -27,152 +27,124 @@ def write(sequence: int, *operations: oncelog.Operation, scope: str = ACME, clie
 
 
 @pytest.mark.rule("LG-8", "LG-9", "LG-16")
-def test_a_client_stands_where_it_committed_last_until_it_is_evicted(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with oncelog.open(log_at(tmp_path / "log.db"), settings=Settings(1, 4), clock=clock) as log:
-            assert await log.books.client(ACME, "c1") is None
-            for sequence in (1, 2):
-                committed(await log.submit(write(sequence)))
-            entry = await log.books.client(ACME, "c1")
-            assert entry is not None
-            assert (entry.sequence, entry.last_seen_ms) == (2, clock.wall_ms())
-            assert await log.books.client(ledger_scope("acme", "vault"), "c1") is None
-            clock.advance(DAY_MS + 1)
-            committed(await log.submit(write(1, client="c2")))
-            assert await log.books.client(ACME, "c1") == entry  # old, and not evicted yet
-            committed(await log.submit(write(2, client="c2")))  # the fourth: an eviction
-            assert await log.books.client(ACME, "c1") is None
-            assert await log.books.client(ACME, "c2") is not None
-
-    run(main())
+async def test_client_sequence_is_kept_until_the_client_is_evicted(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with oncelog.open(log_at(tmp_path / "log.db"), settings=Settings(1, 4), clock=clock) as log:
+        assert await log.books.client(ACME, "c1") is None
+        for sequence in (1, 2):
+            committed(await log.submit(write(sequence)))
+        entry = await log.books.client(ACME, "c1")
+        assert entry is not None
+        assert (entry.sequence, entry.last_seen_ms) == (2, clock.wall_ms())
+        assert await log.books.client(ledger_scope("acme", "vault"), "c1") is None
+        clock.advance(DAY_MS + 1)
+        committed(await log.submit(write(1, client="c2")))
+        assert await log.books.client(ACME, "c1") == entry  # expired, but not evicted yet
+        committed(await log.submit(write(2, client="c2")))  # the fourth write starts an eviction
+        assert await log.books.client(ACME, "c1") is None
+        assert await log.books.client(ACME, "c2") is not None
 
 
 @pytest.mark.rule("LG-2")
-def test_an_entity_is_there_until_it_expires(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with oncelog.open(log_at(tmp_path / "log.db"), clock=clock) as log:
-            soon = SetEntity("a", b"1", expires_at_ms=clock.wall_ms() + 10)
-            committed(await log.submit(write(1, soon, SetEntity("b", b"2"))))
-            clock.advance(9)
-            found = await log.books.entity(ACME, "a")
-            assert found is not None
-            assert (found.value, found.version) == (b"1", 1)
-            clock.advance(1)
-            assert await log.books.entity(ACME, "a") is None
-            assert [key for key, _ in (await log.books.entities(ACME)).entities] == ["b"]
-            # And a condition takes it for absent, at the same moment.
-            again = SetEntity("a", b"3", condition=Condition(Must.NOT_EXIST))
-            committed(await log.submit(write(2, again)))
-            assert (await log.books.entities(ACME, prefix="a", limit=0)).entities[0][1].version == 2
-
-    run(main())
+async def test_entity_is_readable_until_it_expires(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with oncelog.open(log_at(tmp_path / "log.db"), clock=clock) as log:
+        soon = SetEntity("a", b"1", expires_at_ms=clock.wall_ms() + 10)
+        committed(await log.submit(write(1, soon, SetEntity("b", b"2"))))
+        clock.advance(9)
+        found = await log.books.entity(ACME, "a")
+        assert found is not None
+        assert (found.value, found.version) == (b"1", 1)
+        clock.advance(1)
+        assert await log.books.entity(ACME, "a") is None
+        assert [key for key, _ in (await log.books.entities(ACME)).entities] == ["b"]
+        # A condition treats it as absent at the same time.
+        again = SetEntity("a", b"3", condition=Condition(Must.NOT_EXIST))
+        committed(await log.submit(write(2, again)))
+        assert (await log.books.entities(ACME, prefix="a", limit=0)).entities[0][1].version == 2
 
 
-def test_relationships_are_found_and_forgotten(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
-            committed(await log.submit(write(1, Relate("doc", "owner", "ann"), Relate("doc", "reader", "bob"))))
-            committed(await log.submit(write(2, Relate("doc", "owner", "ann"), Unrelate("doc", "reader", "bob"))))
-            assert await log.books.relationship(ACME, "doc", "owner", "ann") == 1
-            assert await log.books.relationship(ACME, "doc", "reader", "bob") is None
-            page = await log.books.relationships(RelationshipQuery(scope=ACME, subject="ann"))
-            assert (page.relationships, page.has_more) == ([("doc", "owner", "ann", 1)], False)
-            with pytest.raises(ValueError, match="relation alone"):
-                await log.books.relationships(RelationshipQuery(scope=ACME, relation="owner"))
-
-    run(main())
+async def test_relationships_can_be_added_and_removed(tmp_path: Path) -> None:
+    async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+        committed(await log.submit(write(1, Relate("doc", "owner", "ann"), Relate("doc", "reader", "bob"))))
+        committed(await log.submit(write(2, Relate("doc", "owner", "ann"), Unrelate("doc", "reader", "bob"))))
+        assert await log.books.relationship(ACME, "doc", "owner", "ann") == 1
+        assert await log.books.relationship(ACME, "doc", "reader", "bob") is None
+        page = await log.books.relationships(RelationshipQuery(scope=ACME, subject="ann"))
+        assert (page.relationships, page.has_more) == ([("doc", "owner", "ann", 1)], False)
+        with pytest.raises(ValueError, match="relation alone"):
+            await log.books.relationships(RelationshipQuery(scope=ACME, relation="owner"))
 
 
-def test_a_record_is_found_by_its_place(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
-            receipt = committed(await log.submit(write(1)))
-            found = await log.books.record(receipt.lane, receipt.position)
-            assert found is not None
-            assert found.receipt == receipt
-            assert receipt.lane == log.books.lane(ACME)
-            for lane, position in ((receipt.lane, 2), (receipt.lane, 0), (0, 1), (2**15, 1), (receipt.lane, 2**48)):
-                assert await log.books.record(lane, position) is None
-
-    run(main())
+async def test_record_is_found_by_lane_and_position(tmp_path: Path) -> None:
+    async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+        receipt = committed(await log.submit(write(1)))
+        found = await log.books.record(receipt.lane, receipt.position)
+        assert found is not None
+        assert found.receipt == receipt
+        assert receipt.lane == log.books.lane(ACME)
+        for lane, position in ((receipt.lane, 2), (receipt.lane, 0), (0, 1), (2**15, 1), (receipt.lane, 2**48)):
+            assert await log.books.record(lane, position) is None
 
 
 @pytest.mark.rule("LG-18", "CO-13")
-def test_blocks_are_followed_each_once_and_in_order_whoever_commits(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with oncelog.open(log_at(tmp_path / "log.db")) as log, oncelog.open(log_at(tmp_path / "log.db")) as other:
-            for sequence in range(1, 4):
-                committed(await log.submit(write(sequence)))
-            seen: list[tuple[int, tuple[int, ...]]] = []
-            async with aclosing(log.books.follow_blocks(ACME, 1)) as several:
-                sequence = 3
-                async for blocks in several:
-                    seen += [(one.block.height, one.positions) for one in blocks]
-                    if len(seen) == 12:
-                        break
-                    sequence += 1
-                    committed(await (log, other)[sequence % 2].submit(write(sequence)))
-            assert seen == [(height, (height,)) for height in range(2, 14)]
-            every = [one.block for one in await log.books.blocks(ACME)]
-            assert all(after.previous == before.hash for before, after in pairwise(every))
-
-    run(main())
+async def test_blocks_of_two_processes_are_followed_once_and_in_order(tmp_path: Path) -> None:
+    async with oncelog.open(log_at(tmp_path / "log.db")) as log, oncelog.open(log_at(tmp_path / "log.db")) as other:
+        for sequence in range(1, 4):
+            committed(await log.submit(write(sequence)))
+        seen: list[tuple[int, tuple[int, ...]]] = []
+        async with aclosing(log.books.follow_blocks(ACME, 1)) as several:
+            sequence = 3
+            async for blocks in several:
+                seen += [(one.block.height, one.positions) for one in blocks]
+                if len(seen) == 12:
+                    break
+                sequence += 1
+                committed(await (log, other)[sequence % 2].submit(write(sequence)))
+        assert seen == [(height, (height,)) for height in range(2, 14)]
+        every = [one.block for one in await log.books.blocks(ACME)]
+        assert all(after.previous == before.hash for before, after in pairwise(every))
 
 
-def test_closing_the_log_ends_those_who_follow_blocks(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
-            several = log.books.follow_blocks(ACME)
-            waiting = asyncio.ensure_future(anext(several))
-            while not log._tailers._tailers:  # noqa: ASYNC110 - it comes in a few turns of the loop
-                await asyncio.sleep(0)
-            await log.close()
-            with pytest.raises(ClosedError):
-                await waiting
-
-    run(main())
+async def test_closing_the_log_ends_block_followers(tmp_path: Path) -> None:
+    async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+        several = log.books.follow_blocks(ACME)
+        waiting = asyncio.ensure_future(anext(several))
+        await until(lambda: bool(log._tailers._tailers))
+        await log.close()
+        with pytest.raises(ClosedError):
+            await waiting
 
 
 @pytest.mark.rule("LG-10", "CO-41")
-def test_what_proves_a_record_is_in_memory_until_something_is_erased(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
-            receipts = [committed(await log.submit(write(sequence))) for sequence in (1, 2)]
-            for receipt in receipts:
-                attested, proven = log.books.attested(receipt), await log.prove(receipt)
-                assert attested is not None
-                assert (attested.block, attested.proof, attested.salt) == (proven.block, proven.proof, proven.salt)
-                assert attested.actor == proven.record.actor
-            assert await log.erase(stream=ACME) == 2
-            assert [log.books.attested(receipt) for receipt in receipts] == [None, None]
-        async with oncelog.open(log_at(tmp_path / "log.db")) as log:
-            assert log.books.attested(receipts[0]) is None
-
-    run(main())
+async def test_proof_data_is_cached_until_an_erasure(tmp_path: Path) -> None:
+    async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+        receipts = [committed(await log.submit(write(sequence))) for sequence in (1, 2)]
+        for receipt in receipts:
+            attested, proven = log.books.attested(receipt), await log.prove(receipt)
+            assert attested is not None
+            assert (attested.block, attested.proof, attested.salt) == (proven.block, proven.proof, proven.salt)
+            assert attested.actor == proven.record.actor
+        assert await log.erase(stream=ACME) == 2
+        assert [log.books.attested(receipt) for receipt in receipts] == [None, None]
+    async with oncelog.open(log_at(tmp_path / "log.db")) as log:
+        assert log.books.attested(receipts[0]) is None
 
 
 @pytest.mark.rule("CO-41")
-def test_no_salt_stays_when_another_process_erases_though_nothing_had_a_key(
+async def test_cached_salts_are_dropped_when_another_process_erases_records_without_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oncelog.engine.log.ERASURES_LOOK_MS", 1)
-
-    async def main() -> None:
-        place = log_at(tmp_path / "log.db")
-        async with oncelog.open(place) as log, oncelog.open(place) as other:
-            receipt = committed(await log.submit(write(1)))
-            assert log.books.attested(receipt) is not None
-            assert await other.erase(stream=ACME) == 1
-            async with asyncio.timeout(30):
-                while log.books.attested(receipt) is not None:  # noqa: ASYNC110 - it looks by itself
-                    await asyncio.sleep(0)
-
-    run(main())
+    place = log_at(tmp_path / "log.db")
+    async with oncelog.open(place) as log, oncelog.open(place) as other:
+        receipt = committed(await log.submit(write(1)))
+        assert log.books.attested(receipt) is not None
+        assert await other.erase(stream=ACME) == 1
+        await until(lambda: log.books.attested(receipt) is None)
 
 
-def test_the_blocking_twin_has_the_same(tmp_path: Path) -> None:
+def test_blocking_books_return_the_same_state(tmp_path: Path) -> None:
     with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
         receipt = committed(log.submit(write(1, SetEntity("a", b"1"), Relate("doc", "owner", "ann"))))
         books = log.books

@@ -1,4 +1,4 @@
-"""Answers in memory: bounded, complete, and never given for what the log may have forgotten or erased."""
+"""The answer cache: bounded, complete, and silent about keys that the log may have forgotten or erased."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog, nothing, run, turns, until
+from engine.watched import WatchedLog, nothing, turns, until
 from oncelog import (
     Committed,
     OnReuse,
@@ -65,7 +65,7 @@ def answer(number: int, log_time_ms: int = 0) -> Remembered:
 
 
 @pytest.mark.rule("LG-10", "CO-30")
-def test_it_is_bounded_and_the_least_recently_used_goes_first() -> None:
+def test_cache_evicts_the_least_recently_used_answer() -> None:
     cache = AnswerCache(entries_max=3, ttl_ms=DAY_MS)
     one, two, three, four = (identity(event(number)) for number in (1, 2, 3, 4))
     for number, name in enumerate((one, two, three), 1):
@@ -78,14 +78,14 @@ def test_it_is_bounded_and_the_least_recently_used_goes_first() -> None:
 
 
 @pytest.mark.rule("CO-30")
-def test_it_can_be_turned_off() -> None:
+def test_cache_of_size_zero_keeps_nothing() -> None:
     cache = AnswerCache(entries_max=0, ttl_ms=DAY_MS)
     cache.put(identity(event(1)), answer(1))
     assert len(cache) == 0
 
 
 @pytest.mark.rule("LG-10")
-def test_an_answer_has_a_time_to_live() -> None:
+def test_cached_answer_expires() -> None:
     cache = AnswerCache(entries_max=3, ttl_ms=1000)
     name = identity(event(1))
     cache.put(name, answer(1, log_time_ms=500))
@@ -96,7 +96,7 @@ def test_an_answer_has_a_time_to_live() -> None:
 
 @pytest.mark.rule("CO-17", "LG-10")
 @pytest.mark.parametrize("policy", [FOR_AN_HOUR, UNTIL_EVICTED, LEDGER])
-def test_what_may_have_been_forgotten_is_left_to_the_store(policy: Policy) -> None:
+def test_cache_does_not_answer_after_the_retention_of_the_policy(policy: Policy) -> None:
     cache = AnswerCache(entries_max=3, ttl_ms=100 * DAY_MS)
     name = (policy.name, "s", "", key(1))
     cache.put(name, answer(1, log_time_ms=7))
@@ -105,204 +105,168 @@ def test_what_may_have_been_forgotten_is_left_to_the_store(policy: Policy) -> No
 
 
 @pytest.mark.rule("CO-17")
-def test_what_is_never_forgotten_is_answered_while_it_is_there() -> None:
+def test_cache_answers_keys_without_retention_limit() -> None:
     cache = AnswerCache(entries_max=3, ttl_ms=100 * DAY_MS)
     cache.put(identity(event(1)), answer(1))
     assert cache.get(EVENTS, identity(event(1)), 99 * DAY_MS) is not None
 
 
 @pytest.mark.rule("LG-10", "LG-18")
-def test_an_answer_is_complete_and_its_proof_verifies() -> None:
-    async def main() -> None:
-        store = MemoryStore(clock=ManualClock())
-        await store.open()
-        cache = AnswerCache(entries_max=100, ttl_ms=DAY_MS)
-        items = [transaction(number, number, content=f"t{number}") for number in range(1, 6)]
-        items += [event(number) for number in range(1, 4)]
-        decided = await store.commit([Request((item,)) for item in items])
-        cache.put_all(decided)
-        for record, salt, item in zip(decided.changes.records, decided.salts, items, strict=True):
-            remembered = cache.get(item.policy, key_identity(item), START_MS)
-            assert remembered is not None
-            assert remembered.receipt == record.receipt
-            found = cache.attested(record.receipt)
-            assert found is not None
-            assert found.salt == salt
-            assert verify(record, found.salt, found.proof, found.block)
-        assert cache.attested(replace(decided.changes.records[0].receipt, height=9)) is None
-        cache.clear()  # something was erased: no salt of it may stay
-        assert cache.attested(decided.changes.records[0].receipt) is None
-
-    run(main())
+async def test_cached_answer_has_a_receipt_and_a_valid_proof() -> None:
+    store = MemoryStore(clock=ManualClock())
+    await store.open()
+    cache = AnswerCache(entries_max=100, ttl_ms=DAY_MS)
+    items = [transaction(number, number, content=f"t{number}") for number in range(1, 6)]
+    items += [event(number) for number in range(1, 4)]
+    decided = await store.commit([Request((item,)) for item in items])
+    cache.put_all(decided)
+    for record, salt, item in zip(decided.changes.records, decided.salts, items, strict=True):
+        remembered = cache.get(item.policy, key_identity(item), START_MS)
+        assert remembered is not None
+        assert remembered.receipt == record.receipt
+        found = cache.attested(record.receipt)
+        assert found is not None
+        assert found.salt == salt
+        assert verify(record, found.salt, found.proof, found.block)
+    assert cache.attested(replace(decided.changes.records[0].receipt, height=9)) is None
+    cache.clear()  # after an erasure no salt may be kept
+    assert cache.attested(decided.changes.records[0].receipt) is None
 
 
 # --- in a log --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("LG-10", "CO-30")
-def test_what_proofs_are_made_from_is_bounded_too() -> None:
-    async def main() -> None:
-        store = MemoryStore(clock=ManualClock())
-        await store.open()
-        cache = AnswerCache(entries_max=6, ttl_ms=DAY_MS)
-        receipts = []
-        for first in (1, 5, 9):
-            items = [event(number) for number in range(first, first + 4)]
-            decided = await store.commit([Request((item,)) for item in items])
-            cache.put_all(decided)
-            receipts += [record.receipt for record in decided.changes.records]
-        assert len(cache) == 6
-        assert [cache.attested(receipt) is not None for receipt in receipts] == [False] * 8 + [True] * 4
-
-    run(main())
+async def test_cached_proof_data_is_bounded() -> None:
+    store = MemoryStore(clock=ManualClock())
+    await store.open()
+    cache = AnswerCache(entries_max=6, ttl_ms=DAY_MS)
+    receipts = []
+    for first in (1, 5, 9):
+        items = [event(number) for number in range(first, first + 4)]
+        decided = await store.commit([Request((item,)) for item in items])
+        cache.put_all(decided)
+        receipts += [record.receipt for record in decided.changes.records]
+    assert len(cache) == 6
+    assert [cache.attested(receipt) is not None for receipt in receipts] == [False] * 8 + [True] * 4
 
 
 @pytest.mark.rule("CO-15", "LG-10")
-def test_a_retry_is_answered_without_the_store() -> None:
-    async def main() -> None:
-        async with WatchedLog() as log:
-            for item in (event(1), transaction(1, 1), result(1), write(FOR_AN_HOUR, 1)):
-                receipt = committed(await log.submit(item))
-                commits = len(log.store.batches)
-                assert await log.submit(item) == Replayed(receipt)
-                assert len(log.store.batches) == commits
-
-    run(main())
+async def test_a_retry_is_answered_without_the_store(log: WatchedLog) -> None:
+    for item in (event(1), transaction(1, 1), result(1), write(FOR_AN_HOUR, 1)):
+        receipt = committed(await log.submit(item))
+        commits = len(log.store.batches)
+        assert await log.submit(item) == Replayed(receipt)
+        assert len(log.store.batches) == commits
 
 
 @BOTH_STORES
 @pytest.mark.rule("CO-15")
-def test_after_a_restart_the_first_retry_is_answered_from_the_store_and_the_next_from_memory(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = log_at(tmp_path / "log.db")
-        async with oncelog.open(path) as log:
-            receipt = committed(await log.submit(event(1)))
-        async with oncelog.open(path) as log:
-            assert len(log._cache) == 0
-            assert await log.submit(event(1)) == Replayed(receipt)
-            assert len(log._cache) == 1
-            assert await log.submit(event(1)) == Replayed(receipt)
-
-    run(main())
+async def test_first_retry_after_a_restart_is_answered_from_the_store_and_the_next_from_memory(
+    tmp_path: Path,
+) -> None:
+    path = log_at(tmp_path / "log.db")
+    async with oncelog.open(path) as log:
+        receipt = committed(await log.submit(event(1)))
+    async with oncelog.open(path) as log:
+        assert len(log._cache) == 0
+        assert await log.submit(event(1)) == Replayed(receipt)
+        assert len(log._cache) == 1
+        assert await log.submit(event(1)) == Replayed(receipt)
 
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize(("policy", "expected"), [(FOR_AN_HOUR, Committed), (UNTIL_EVICTED, Replayed)])
-def test_what_is_too_old_for_memory_is_decided_by_the_store(policy: Policy, expected: type) -> None:
-    async def main() -> None:
-        async with WatchedLog() as log:
-            await log.submit(write(policy, 1))
-            log.clock.advance(HOUR_MS)
-            assert isinstance(await log.submit(write(policy, 1)), expected)
-            assert len(log.store.batches) == 2
-
-    run(main())
+async def test_store_decides_retries_that_are_too_old_for_the_cache(
+    log: WatchedLog, policy: Policy, expected: type
+) -> None:
+    await log.submit(write(policy, 1))
+    log.clock.advance(HOUR_MS)
+    assert isinstance(await log.submit(write(policy, 1)), expected)
+    assert len(log.store.batches) == 2
 
 
 @pytest.mark.rule("CO-17")
-def test_a_clock_that_was_set_back_does_not_bring_back_what_was_forgotten() -> None:
-    async def main() -> None:
-        async with WatchedLog() as log:
-            await log.submit(write(FOR_AN_HOUR, 1))
-            log.clock.advance(2 * HOUR_MS)
-            await log.submit(write(FOR_AN_HOUR, 2))  # log time is two hours on, and stays there
-            log.clock.jump(-2 * HOUR_MS)
-            assert committed(await log.submit(write(FOR_AN_HOUR, 1))).sequence == 3
-
-    run(main())
+async def test_expired_key_stays_expired_after_the_clock_is_set_back(log: WatchedLog) -> None:
+    await log.submit(write(FOR_AN_HOUR, 1))
+    log.clock.advance(2 * HOUR_MS)
+    await log.submit(write(FOR_AN_HOUR, 2))  # log time advances by two hours and does not go back
+    log.clock.jump(-2 * HOUR_MS)
+    assert committed(await log.submit(write(FOR_AN_HOUR, 1))).sequence == 3
 
 
 @pytest.mark.rule("CO-17", "CO-32")
-def test_nor_does_it_while_the_queue_is_full() -> None:
-    async def main() -> None:
-        async with WatchedLog(queue_items_max=1, cache_entries_max=0) as log:
-            await log.submit(write(FOR_AN_HOUR, 1))
-            log.clock.advance(2 * HOUR_MS)
-            await log.submit(write(FOR_AN_HOUR, 2))
-            log.clock.jump(-2 * HOUR_MS)
-            log.hold_commits()
-            accepted = log.submitting(event(1))
-            await log.gate.reached.wait()
-            retry = log.submitting(write(FOR_AN_HOUR, 1))
-            await turns()
-            log.gate.open()
-            refused(await retry[0], Reason.BUSY)
-            await accepted[0]
-
-    run(main())
+async def test_expired_key_stays_expired_while_the_queue_is_full() -> None:
+    async with WatchedLog(queue_items_max=1, cache_entries_max=0) as log:
+        await log.submit(write(FOR_AN_HOUR, 1))
+        log.clock.advance(2 * HOUR_MS)
+        await log.submit(write(FOR_AN_HOUR, 2))
+        log.clock.jump(-2 * HOUR_MS)
+        log.hold_commits()
+        accepted = log.submitting(event(1))
+        await log.gate.reached.wait()
+        retry = log.submitting(write(FOR_AN_HOUR, 1))
+        await turns()
+        log.gate.open()
+        refused(await retry[0], Reason.BUSY)
+        await accepted[0]
 
 
 @pytest.mark.rule("CO-41")
 @pytest.mark.parametrize("policy", [EVENTS, RUNS])
-def test_an_erasure_empties_it(policy: Policy) -> None:
-    async def main() -> None:
-        async with WatchedLog() as log:
-            item = event(1) if policy is EVENTS else result(1)
-            receipt = committed(await log.submit(item))
-            assert await log.erase(key=item.key, policy=policy, scope=item.scope) == 1
-            for _ in range(2):  # from the store, then from memory
-                assert await log.submit(item) == Replayed(receipt, erased=True)
-
-    run(main())
+async def test_erasure_clears_the_cache(log: WatchedLog, policy: Policy) -> None:
+    item = event(1) if policy is EVENTS else result(1)
+    receipt = committed(await log.submit(item))
+    assert await log.erase(key=item.key, policy=policy, scope=item.scope) == 1
+    for _ in range(2):  # from the store, then from memory
+        assert await log.submit(item) == Replayed(receipt, erased=True)
 
 
 @pytest.mark.rule("CO-41")
-def test_what_was_decided_before_an_erasure_does_not_come_into_memory_after_it() -> None:
-    async def main() -> None:
-        async with WatchedLog() as log:
-            await log.submit(event(1))
-            log._cache.clear()
-            log.hold_commits()
-            first = log.submitting(event(1))
-            await log.gate.reached.wait()
-            log.submitting(event(2))
-            await turns()
-            log.gate.open()
-            log.gate.shut()
-            await until(lambda: len(log.store.batches) == 3)  # the answer is there, and the next commit is held
-            assert await log.erase(key=key(1)) == 1
-            log.gate.open()
-            await first[0]
-            assert replayed(await log.submit(event(1))).erased
-
-    run(main())
+async def test_answer_decided_before_an_erasure_is_not_cached_after_it(log: WatchedLog) -> None:
+    await log.submit(event(1))
+    log._cache.clear()
+    log.hold_commits()
+    first = log.submitting(event(1))
+    await log.gate.reached.wait()
+    log.submitting(event(2))
+    await turns()
+    log.gate.open()
+    log.gate.shut()
+    await until(lambda: len(log.store.batches) == 3)  # the first answer is decided, and the next commit is held
+    assert await log.erase(key=key(1)) == 1
+    log.gate.open()
+    await first[0]
+    assert replayed(await log.submit(event(1))).erased
 
 
 @BOTH_STORES
 @pytest.mark.rule("CO-41")
-def test_an_erasure_by_another_log_on_the_store_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_erasure_by_another_process_clears_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ERASURES_LOOK_MS", 1)
-
-    async def main() -> None:
-        path = log_at(tmp_path / "log.db")
-        async with oncelog.open(path) as one, oncelog.open(path) as other:
-            receipt = committed(await one.submit(event(1)))
-            assert await other.erase(key=key(1)) == 1
-            await until(lambda: len(one._cache) == 0)
-            assert await one.submit(event(1)) == Replayed(receipt, erased=True)
-
-    run(main())
+    path = log_at(tmp_path / "log.db")
+    async with oncelog.open(path) as one, oncelog.open(path) as other:
+        receipt = committed(await one.submit(event(1)))
+        assert await other.erase(key=key(1)) == 1
+        await until(lambda: len(one._cache) == 0)
+        assert await one.submit(event(1)) == Replayed(receipt, erased=True)
 
 
 @pytest.mark.rule("CO-41")
 @pytest.mark.parametrize("error", [StoreUnavailableError("away"), OSError("whatever")])
-def test_a_look_for_erasures_that_failed_is_taken_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_poll_for_erasures_is_retried(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ERASURES_LOOK_MS", 1)
+    failed = asyncio.Event()
 
-    async def main() -> None:
-        failed = asyncio.Event()
+    async def fail() -> None:
+        failed.set()
+        log.store.before_erasures = nothing
+        raise error
 
-        async def fail() -> None:
-            failed.set()
-            log.store.before_erasures = nothing
-            raise error
-
-        async with WatchedLog() as log:
-            await log.submit(event(1))
-            log.store.before_erasures = fail
-            await failed.wait()
-            await log.store.inner.erase(0, [1])  # by another process
-            await until(lambda: len(log._cache) == 0)
-            assert replayed(await log.submit(event(1))).erased
-
-    run(main())
+    async with WatchedLog() as log:
+        await log.submit(event(1))
+        log.store.before_erasures = fail
+        await failed.wait()
+        await log.store.inner.erase(0, [1])  # by another process
+        await until(lambda: len(log._cache) == 0)
+        assert replayed(await log.submit(event(1))).erased

@@ -1,6 +1,7 @@
-"""Who was answered together comes back together: for whom the next batch waits."""
+"""Clients answered by one commit tend to submit again together: when the next batch waits for them."""
 
 import asyncio
+from typing import NamedTuple
 
 import pytest
 
@@ -19,7 +20,7 @@ from oncelog.engine.gathering import (
 
 
 class Queue:
-    """So many wait."""
+    """A queue of waiting callers."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -36,24 +37,37 @@ class Queue:
         self.gathering.settled(items)
 
 
+class FakeTime(NamedTuple):
+    """Replacement of the `time` module."""
+
+    now_s: list[float]
+    computed_s: list[float]
+
+    def perf_counter(self) -> float:
+        return self.now_s[0]
+
+    def thread_time(self) -> float:
+        return self.computed_s[0]
+
+
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that a test sets."""
+    """Time that a test sets."""
     now = [100.0]
-    monkeypatch.setattr("oncelog.engine.gathering.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(gathering, "time", FakeTime(now, [1000.0]))
     return now
 
 
 @pytest.fixture
-def computed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The same for what the thread has computed."""
+def computed_s(monkeypatch: pytest.MonkeyPatch, now_s: list[float]) -> list[float]:
+    """Processor time of the thread that a test sets."""
     computed = [1000.0]
-    monkeypatch.setattr("oncelog.engine.gathering.time.thread_time", lambda: computed[0])
+    monkeypatch.setattr(gathering, "time", FakeTime(now_s, computed))
     return computed
 
 
 def busy_queue(now_s: list[float], computed_s: list[float], answered: int, behind: int, part: float = BUSY) -> Queue:
-    """After a batch during which the thread has computed for more than this part of the time."""
+    """Return a queue after a batch during which the thread computed for more than this part of the time."""
     queue = Queue()
     queue.settle(answered)
     now_s[0] += 0.01
@@ -63,7 +77,7 @@ def busy_queue(now_s: list[float], computed_s: list[float], answered: int, behin
 
 
 class Rounds:
-    """Callers who are answered and come back, again and again: seconds by the hand."""
+    """Rounds of callers that are answered and submit again, in simulated time."""
 
     def __init__(self, now_s: list[float], computed_s: list[float]) -> None:
         self.queue = Queue()
@@ -72,7 +86,7 @@ class Rounds:
         self._computed_s = computed_s
 
     def commit(self, callers: int, answering_s: float, committing_s: float, idle_s: float, behind: int = 0) -> None:
-        """So long after the last one another is committed, for a part of which the thread has nothing to do."""
+        """Commit a batch some time after the last one; the thread is idle for a part of it."""
         self._now_s[0] += answering_s
         self._computed_s[0] += answering_s
         self.gathering.begins()
@@ -86,18 +100,18 @@ class Rounds:
     [
         (0.002, 0.001, 0, HALVED_MIN, True),
         (0.002, 0.001, 0, HALVED_MIN - 1, False),  # too few
-        (0.002, 0.001, 1, HALVED_MIN, False),  # somebody has come meanwhile: he is in the next one anyway
+        (0.002, 0.001, 1, HALVED_MIN, False),  # a caller arrived meanwhile and is in the next batch anyway
         (
             0.002,
             0.002 * QUICK * 1.01,
             0,
             HALVED_MIN,
             False,
-        ),  # a slow disk: two commits would take longer than one and the answers
-        (RETURNING_S * 1.01, 0.001, 0, HALVED_MIN, False),  # they have not come back from the one before
+        ),  # slow disk: two commits would take longer than one and the answers
+        (RETURNING_S * 1.01, 0.001, 0, HALVED_MIN, False),  # they do not return from the previous commit
     ],
 )
-def test_who_all_wait_for_one_commit_are_divided(
+def test_batch_is_pipelined_when_all_callers_wait_for_one_quick_commit(
     now_s: list[float],
     computed_s: list[float],
     answering_s: float,
@@ -110,27 +124,27 @@ def test_who_all_wait_for_one_commit_are_divided(
     rounds.commit(256, 1, 0.004, 0.001)
     rounds.commit(256, answering_s, 0.004, idle_s, behind)
     assert rounds.gathering.halved(waiting) is is_halved
-    now_s[0] += RETURNING_S * 1.01  # who comes long after the others is not one of them
+    now_s[0] += RETURNING_S * 1.01  # too long after the others
     assert not rounds.gathering.halved(waiting)
 
 
-def test_two_halves_come_together_again_where_the_disk_is_slow(now_s: list[float], computed_s: list[float]) -> None:
+def test_halves_are_joined_again_when_the_disk_is_slow(now_s: list[float], computed_s: list[float]) -> None:
     rounds = Rounds(now_s, computed_s)
     for _ in range(2):
         rounds.commit(256, 0.002, 0.004, 0.001)
     assert rounds.gathering.halved(256)
     wanted = []
-    for idle_s in (0.004, 0.004 * IDLE * 0.9, 0.004 * IDLE * 1.1):  # during the first there is nobody to be answered
+    for idle_s in (0.004, 0.004 * IDLE * 0.9, 0.004 * IDLE * 1.1):  # the first pipelined commit answers no caller
         rounds.commit(128, 0.0, 0.004, idle_s, behind=128)
-        wanted.append(rounds.gathering.is_wanted)  # by turns: those who are there are committed, or wait for the others
+        wanted.append(rounds.gathering.is_wanted)  # the queued half is committed, or waits for the other
     rounds.queue.come(128)
-    wanted.append(rounds.gathering.is_wanted)  # who are there now
+    wanted.append(rounds.gathering.is_wanted)  # all have returned
     assert wanted == [False, False, True, False]
     rounds.commit(256, 0.001, 0.008, 0.001 * QUICK * 1.01)
     assert not rounds.gathering.halved(256)
 
 
-def test_the_first_write_of_all_waits_for_nobody() -> None:
+def test_first_write_does_not_wait() -> None:
     queue = Queue()
     queue.come(1)
     assert not queue.gathering.is_wanted
@@ -141,19 +155,21 @@ def test_the_first_write_of_all_waits_for_nobody() -> None:
     [
         (256, 0, 1, True),
         (256, 0, 63, True),
-        (256, 0, 64, False),  # a quarter of them is enough not to wait
-        (100, 156, 0, False),  # as many came while the others were made durable
+        (256, 0, 64, False),  # a quarter of them is enough
+        (100, 156, 0, False),  # enough arrived during the commit
         (RETURNING_MIN, 0, 1, True),
         (RETURNING_MIN - 1, 0, 1, False),
         (1, 0, 1, False),
     ],
 )
-def test_who_comes_back_first_waits(now_s: list[float], answered: int, behind: int, come: int, is_wanted: bool) -> None:
+def test_first_returning_caller_waits_for_the_others(
+    now_s: list[float], answered: int, behind: int, come: int, is_wanted: bool
+) -> None:
     queue = Queue()
     queue.settle(answered, behind)
     queue.come(come)
     assert queue.gathering.is_wanted is is_wanted
-    now_s[0] += RETURNING_S * 1.01  # and long after the others waits for nobody
+    now_s[0] += RETURNING_S * 1.01  # too long after the others
     assert not queue.gathering.is_wanted
 
 
@@ -163,40 +179,36 @@ def test_who_comes_back_first_waits(now_s: list[float], answered: int, behind: i
         (20, 20, True),
         (500, ENOUGH_ITEMS - 1, True),
         (500, ENOUGH_ITEMS, False),
-        (0, 32, False),  # all of them are there
+        (0, 32, False),  # all of them have returned
         (RETURNING_MIN - 4, 2, False),  # too few to wait for
     ],
 )
-def test_a_busy_thread_waits_for_more(
+def test_busy_thread_waits_for_a_larger_batch(
     now_s: list[float], computed_s: list[float], answered: int, behind: int, is_wanted: bool
 ) -> None:
     queue = busy_queue(now_s, computed_s, answered, behind)
     assert queue.gathering.is_wanted is is_wanted
 
 
-def test_who_has_time_to_spare_does_not_wait_for_more(now_s: list[float], computed_s: list[float]) -> None:
+def test_idle_thread_does_not_wait_for_a_larger_batch(now_s: list[float], computed_s: list[float]) -> None:
     assert not busy_queue(now_s, computed_s, 20, 20, part=0.9 * BUSY).gathering.is_wanted
 
 
-def test_a_busy_thread_goes_on_when_enough_are_there(
+async def test_busy_thread_stops_waiting_when_all_callers_returned(
     monkeypatch: pytest.MonkeyPatch, now_s: list[float], computed_s: list[float]
 ) -> None:
     monkeypatch.setattr(gathering, "SILENT_BUSY_S", 1000)
-
-    async def main() -> None:
-        queue = busy_queue(now_s, computed_s, 30, 20)
-        waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
-        await asyncio.sleep(0)
-        queue.come(29)  # one less than there were
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        queue.come(1)
-        await asyncio.wait_for(waiting, 60)
-
-    asyncio.run(main())
+    queue = busy_queue(now_s, computed_s, 30, 20)
+    waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
+    await asyncio.sleep(0)
+    queue.come(29)  # one less than there were
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    queue.come(1)
+    await waiting
 
 
-def test_a_busy_thread_does_not_wait_for_long(now_s: list[float], computed_s: list[float]) -> None:
+def test_busy_thread_waits_for_a_limited_time(now_s: list[float], computed_s: list[float]) -> None:
     queue = busy_queue(now_s, computed_s, 30, 20)
     now_s[0] += RETURNING_S + WAIT_S
     assert queue.gathering.is_wanted_still
@@ -204,50 +216,37 @@ def test_a_busy_thread_does_not_wait_for_long(now_s: list[float], computed_s: li
     assert not queue.gathering.is_wanted_still
 
 
-def test_it_ends_when_half_of_them_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_ends_when_half_of_the_callers_returned(monkeypatch: pytest.MonkeyPatch, now_s: list[float]) -> None:
     monkeypatch.setattr(gathering, "SILENT_S", 1000)
+    queue = Queue()
+    queue.settle(100)
+    queue.come(1)
+    waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
+    await asyncio.sleep(0)
+    queue.come(48)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    queue.come(1)
+    await waiting
 
-    async def main() -> None:
-        queue = Queue()
-        queue.settle(100)
+
+async def test_wait_ends_after_an_idle_gap() -> None:
+    queue = Queue()
+    queue.settle(100)
+    queue.come(1)
+    await queue.gathering.wait(asyncio.get_running_loop())
+    queue.come(1)  # no wait is running any more
+
+
+async def test_wait_for_a_trickle_of_callers_is_limited(now_s: list[float]) -> None:
+    queue = Queue()
+    queue.settle(100_000)
+    queue.come(1)
+    waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
+    looks = 0
+    while not waiting.done():
         queue.come(1)
-        waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
-        await asyncio.sleep(0)
-        queue.come(48)
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        queue.come(1)
-        await asyncio.wait_for(waiting, 60)
-
-    asyncio.run(main())
-
-
-def test_it_ends_when_no_more_come() -> None:
-    async def main() -> None:
-        queue = Queue()
-        queue.settle(100)
-        queue.come(1)
-        await asyncio.wait_for(queue.gathering.wait(asyncio.get_running_loop()), 60)
-        queue.come(1)  # nobody waits any more, and nobody is told
-
-    asyncio.run(main())
-
-
-def test_who_come_one_by_one_are_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("oncelog.engine.gathering.time.perf_counter", lambda: now[0])
-
-    async def main() -> None:
-        queue = Queue()
-        queue.settle(100_000)
-        queue.come(1)
-        waiting = asyncio.ensure_future(queue.gathering.wait(asyncio.get_running_loop()))
-        looks = 0
-        while not waiting.done():
-            queue.come(1)
-            now[0] += 0.001
-            looks += 1
-            await asyncio.sleep(0.001)
-        assert looks < 100
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+        now_s[0] += 0.001
+        looks += 1
+        await asyncio.sleep(0.001)
+    assert looks < 100

@@ -1,4 +1,4 @@
-"""Changes of members reach those who follow them: at once from here, soon from elsewhere, and after an outage too."""
+"""Member changes reach their listeners: local ones at once, others by polling, also after an outage."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ pytestmark = BOTH_STORES
 
 
 class Heard:
-    """What a listener was told."""
+    """A listener that collects member changes."""
 
     def __init__(self) -> None:
         self.changes: list[MemberChange] = []
@@ -33,18 +33,18 @@ class Heard:
         self._arrived.set()
 
     @property
-    def told(self) -> list[tuple[str, str, int, bool, int]]:
+    def reported(self) -> list[tuple[str, str, int, bool, int]]:
         return [(one.scope, one.member, one.kind, one.present, one.acknowledged) for one in self.changes]
 
     async def until(self, *wanted: tuple[str, str, int, bool, int]) -> None:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while not set(wanted) <= set(self.told):
+            while not set(wanted) <= set(self.reported):
                 self._arrived.clear()
                 await self._arrived.wait()
 
 
 class Journal:
-    """What a listener to a lane's records and members was told, one after the other."""
+    """A listener that collects the records and member changes of a lane in order of delivery."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, object]] = []
@@ -59,11 +59,11 @@ class Journal:
         self.lines.append(("failed", error))
 
     def close(self) -> None:
-        """Nothing is told of it."""
+        """Do nothing."""
 
 
 class HeldMembers:
-    """Changes of members are read only when the lanes have been looked at so often after they were asked for."""
+    """Holds back reads of member changes until a number of polls happened after the first read."""
 
     def __init__(self, log: Log, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._log = log
@@ -87,161 +87,149 @@ class HeldMembers:
         return await self._read(lane, after, limit)
 
 
+async def never(*_: object) -> Mapping[int, LaneHead]:
+    """Wait until cancelled."""
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
 def opened(path: Path) -> Log:
     return open_log(log_at(path / "log.db"), limits=Limits(poll_ms=1))
 
 
 @pytest.mark.rule("CH-7", "CH-8")
-def test_what_is_committed_here_is_told_when_its_verdict_is(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path) as log:
-            heard = Heard()
-            await log.listen_members(heard)
-            await log.submit_many([OpenStream("chat/1", "user:ann"), SetMember("chat/2", "user:ann"), message(1)])
-            joined = [(scope, "user:ann", MEMBERSHIP, True, 0) for scope in ("chat/1", "chat/2")]
-            assert sorted(heard.told) == joined
-            await log.submit(Acknowledge("chat/1", "user:ann", 1))
-            assert heard.told[2:] == [("chat/1", "user:ann", ACKNOWLEDGEMENT, True, 1)]
-            await log.submit(Acknowledge("chat/1", "user:ann", 1))
-            await log.submit(SetMember("chat/2", "user:ann", present=False))
-            assert heard.told[3:] == [("chat/2", "user:ann", MEMBERSHIP, False, 0)]
-
-    asyncio.run(main())
+async def test_local_member_changes_are_reported_before_their_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as log:
+        heard = Heard()
+        await log.listen_members(heard)
+        # A poll may find a commit before the committer reports it. The change is then read from the store, and may
+        # arrive after the verdict. No poll ends here, so the committer alone reports the changes.
+        monkeypatch.setattr(log._store, "heads", never)
+        await log.submit_many([OpenStream("chat/1", "user:ann"), SetMember("chat/2", "user:ann"), message(1)])
+        joined = [(scope, "user:ann", MEMBERSHIP, True, 0) for scope in ("chat/1", "chat/2")]
+        assert sorted(heard.reported) == joined
+        await log.submit(Acknowledge("chat/1", "user:ann", 1))
+        assert heard.reported[2:] == [("chat/1", "user:ann", ACKNOWLEDGEMENT, True, 1)]
+        await log.submit(Acknowledge("chat/1", "user:ann", 1))
+        await log.submit(SetMember("chat/2", "user:ann", present=False))
+        assert heard.reported[3:] == [("chat/2", "user:ann", MEMBERSHIP, False, 0)]
 
 
 @pytest.mark.rule("CH-7", "CH-8")
-def test_what_others_commit_is_told_soon_and_not_what_was_before(
+async def test_member_changes_of_another_process_are_reported_but_not_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member_tailer, "PAGE_CHANGES", 4)
-
-    async def main() -> None:
-        async with opened(tmp_path) as log, opened(tmp_path) as other:
-            await other.submit(SetMember("chat/1", "user:before"))
-            heard = Heard()
-            await log.listen_members(heard)
-            many = [SetMember(f"chat/{number}", f"user:{name}") for number in range(3) for name in range(11)]
-            await other.submit_many(many)
-            await heard.until(*((one.scope, one.member, MEMBERSHIP, True, 0) for one in many))
-            await other.submit(SetMember("chat/1", "user:3", present=False))
-            await log.submit(SetMember("chat/1", "user:4", present=False))
-            await heard.until(*(("chat/1", f"user:{name}", MEMBERSHIP, False, 0) for name in (3, 4)))
-            assert "user:before" not in {one.member for one in heard.changes}
-
-    asyncio.run(main())
+    async with opened(tmp_path) as log, opened(tmp_path) as other:
+        await other.submit(SetMember("chat/1", "user:before"))
+        heard = Heard()
+        await log.listen_members(heard)
+        many = [SetMember(f"chat/{number}", f"user:{name}") for number in range(3) for name in range(11)]
+        await other.submit_many(many)
+        await heard.until(*((one.scope, one.member, MEMBERSHIP, True, 0) for one in many))
+        await other.submit(SetMember("chat/1", "user:3", present=False))
+        await log.submit(SetMember("chat/1", "user:4", present=False))
+        await heard.until(*(("chat/1", f"user:{name}", MEMBERSHIP, False, 0) for name in (3, 4)))
+        assert "user:before" not in {one.member for one in heard.changes}
 
 
 @pytest.mark.rule("CH-7")
-def test_a_store_that_cannot_be_read_for_a_while_leaves_nothing_out(
+async def test_member_changes_are_complete_after_a_store_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with opened(tmp_path) as log, opened(tmp_path) as other:
-            heard = Heard()
-            await log.listen_members(heard)
-            read, failures = log._store.member_changes, 0
+    async with opened(tmp_path) as log, opened(tmp_path) as other:
+        heard = Heard()
+        await log.listen_members(heard)
+        read, failures = log._store.member_changes, 0
 
-            async def failing(lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
-                nonlocal failures
-                if failures < 3:
-                    failures += 1
-                    raise StoreUnavailableError("away")
-                return await read(lane, after, limit)
+        async def failing(lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
+            nonlocal failures
+            if failures < 3:
+                failures += 1
+                raise StoreUnavailableError("away")
+            return await read(lane, after, limit)
 
-            monkeypatch.setattr(log._store, "member_changes", failing)
-            await other.submit(SetMember("chat/1", "user:ann"))
-            await heard.until(("chat/1", "user:ann", MEMBERSHIP, True, 0))
-            assert failures == 3
-
-    asyncio.run(main())
+        monkeypatch.setattr(log._store, "member_changes", failing)
+        await other.submit(SetMember("chat/1", "user:ann"))
+        await heard.until(("chat/1", "user:ann", MEMBERSHIP, True, 0))
+        assert failures == 3
 
 
 @pytest.mark.rule("CH-9", "CO-22")
 @pytest.mark.parametrize("is_elsewhere", [True, False])
-def test_who_has_gone_is_told_before_what_was_committed_after_that(
+async def test_member_removal_is_reported_before_later_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
 ) -> None:
-    """However long it takes to read it, and also where this process could hand on the record that it has committed."""
-
-    async def main() -> None:
-        async with opened(tmp_path) as log, opened(tmp_path) as other:
-            lane = lane_of(CHANNEL, log.settings.lanes)
-            await log.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
-            committed(await log.submit(message(1)))
-            journal = Journal()
-            await log.listen_members(journal)
-            await log.listen(journal, lane)
-            held = HeldMembers(log, 10, monkeypatch)
-            if not is_elsewhere:
-                await log._store.erase(lane, [1])  # the lane's revision goes up, and no commit says so
-            writer = other if is_elsewhere else log
-            await writer.submit(SetMember(CHANNEL, "user:bob", present=False))
-            committed(await writer.submit(message(2)))
-            await until(lambda: held.is_asked)
-            committed(await log.submit(message(3)))
-            await until(lambda: len(journal.lines) >= 3)
-            assert journal.lines == [("user:bob", False), ("message", 2), ("message", 3)]
-
-    asyncio.run(asyncio.wait_for(main(), TIMEOUT_SECONDS))
+    """Also if reading the removal takes long, and if this process committed the record itself."""
+    async with opened(tmp_path) as log, opened(tmp_path) as other:
+        lane = lane_of(CHANNEL, log.settings.lanes)
+        await log.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
+        committed(await log.submit(message(1)))
+        journal = Journal()
+        await log.listen_members(journal)
+        await log.listen(journal, lane)
+        held = HeldMembers(log, 10, monkeypatch)
+        if not is_elsewhere:
+            await log._store.erase(lane, [1])  # the revision of the lane grows without a commit
+        writer = other if is_elsewhere else log
+        await writer.submit(SetMember(CHANNEL, "user:bob", present=False))
+        committed(await writer.submit(message(2)))
+        await until(lambda: held.is_asked)
+        committed(await log.submit(message(3)))
+        await until(lambda: len(journal.lines) >= 3)
+        assert journal.lines == [("user:bob", False), ("message", 2), ("message", 3)]
 
 
 @pytest.mark.rule("CH-9", "CO-22")
-def test_records_wait_while_changes_of_members_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is told too much, and those who follow are told in the end that the store cannot be read."""
+async def test_records_are_withheld_while_member_changes_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record is delivered to a removed member, and listeners get the store error in the end."""
     monkeypatch.setattr(tailer, "LOOKS_IN_VAIN_MAX", 5)
+    async with opened(tmp_path) as log, opened(tmp_path) as other:
+        await other.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
+        journal = Journal()
+        await log.listen_members(journal)
+        await log.listen(journal, lane_of(CHANNEL, log.settings.lanes))
+        away = StoreUnavailableError("away")
 
-    async def main() -> None:
-        async with opened(tmp_path) as log, opened(tmp_path) as other:
-            await other.submit_many([SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob")])
-            journal = Journal()
-            await log.listen_members(journal)
-            await log.listen(journal, lane_of(CHANNEL, log.settings.lanes))
-            away = StoreUnavailableError("away")
+        async def failing(*_: object) -> list[MemberChange]:
+            raise away
 
-            async def failing(*_: object) -> list[MemberChange]:
-                raise away
-
-            monkeypatch.setattr(log._store, "member_changes", failing)
-            await other.submit(SetMember(CHANNEL, "user:bob", present=False))
-            committed(await other.submit(message(1)))
-            await until(lambda: bool(journal.lines))
-            assert journal.lines == [("failed", away)]
-
-    asyncio.run(asyncio.wait_for(main(), TIMEOUT_SECONDS))
+        monkeypatch.setattr(log._store, "member_changes", failing)
+        await other.submit(SetMember(CHANNEL, "user:bob", present=False))
+        committed(await other.submit(message(1)))
+        await until(lambda: bool(journal.lines))
+        assert journal.lines == [("failed", away)]
 
 
 @pytest.mark.rule("CO-40")
-def test_a_history_that_has_gone_back_is_told_and_followed_from_there(
+async def test_member_tailer_reports_a_history_that_went_back_and_continues_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Members only had changed, so that no cursor of a record is ahead of what is left."""
-
-    async def main() -> None:
-        async with opened(tmp_path) as log, open_log(log_at(tmp_path / "other.db")) as other:
-            lane = lane_of(CHANNEL, log.settings.lanes)
-            for name in ("user:ann", "user:bob", "user:cyn"):
-                await log.submit(SetMember(CHANNEL, name))
-            await other.submit(SetMember(CHANNEL, "user:ann"))
-            journal = Journal()
-            await log.listen_members(journal)
-            await log.listen(journal, lane)
-            # From now on the log is what another is, that has lost the last two.
-            monkeypatch.setattr(log._store, "heads", other._store.heads)
-            monkeypatch.setattr(log._store, "member_changes", other._store.member_changes)
-            await until(lambda: bool(journal.lines))
-            assert isinstance(journal.lines.pop()[1], HistoryChangedError)
-            await other.submit(SetMember(CHANNEL, "user:dan"))
-            await until(lambda: bool(journal.lines))
-            assert journal.lines == [("user:dan", True)]
-
-    asyncio.run(asyncio.wait_for(main(), TIMEOUT_SECONDS))
+    """Only members had changed, so no record cursor is ahead of the remaining history."""
+    async with opened(tmp_path) as log, open_log(log_at(tmp_path / "other.db")) as other:
+        lane = lane_of(CHANNEL, log.settings.lanes)
+        for name in ("user:ann", "user:bob", "user:cyn"):
+            await log.submit(SetMember(CHANNEL, name))
+        await other.submit(SetMember(CHANNEL, "user:ann"))
+        journal = Journal()
+        await log.listen_members(journal)
+        await log.listen(journal, lane)
+        # From now on the store answers like another one that lost the last two changes.
+        monkeypatch.setattr(log._store, "heads", other._store.heads)
+        monkeypatch.setattr(log._store, "member_changes", other._store.member_changes)
+        await until(lambda: bool(journal.lines))
+        assert isinstance(journal.lines.pop()[1], HistoryChangedError)
+        await other.submit(SetMember(CHANNEL, "user:dan"))
+        await until(lambda: bool(journal.lines))
+        assert journal.lines == [("user:dan", True)]
 
 
-def test_a_log_that_is_closed_tells_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path) as log:
-            pass
-        with pytest.raises(ClosedError):
-            await log.listen_members(Heard())
-
-    asyncio.run(main())
+async def test_listen_members_on_a_closed_log_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        pass
+    with pytest.raises(ClosedError):
+        await log.listen_members(Heard())

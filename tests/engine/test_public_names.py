@@ -1,4 +1,4 @@
-"""`import oncelog` is light, so is the command line's start, and everything that is promised is there."""
+"""Public names exist, and `import oncelog` and the command line load little."""
 
 import subprocess
 import sys
@@ -16,12 +16,12 @@ def said_by(program: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_the_library_brings_neither_asyncio_nor_sqlite() -> None:
+def test_importing_the_library_does_not_import_asyncio_or_sqlite() -> None:
     names = ", ".join(map(repr, HEAVY))
     assert said_by(f"import sys, oncelog; print([name for name in ({names},) if name in sys.modules])") == "[]"
 
 
-def test_who_computes_a_key_does_not_wait_for_them_either() -> None:
+def test_computing_a_key_does_not_import_asyncio_or_sqlite() -> None:
     program = (
         "import sys, uuid, oncelog\n"
         "oncelog.event(uuid.uuid4(), {'type': 't'}, ['p'])\n"
@@ -31,7 +31,7 @@ def test_who_computes_a_key_does_not_wait_for_them_either() -> None:
     assert said_by(program) == "False False"
 
 
-def test_the_command_line_does_not_wait_for_the_client_library() -> None:
+def test_command_line_does_not_import_the_client_library() -> None:
     assert said_by("import sys, oncelog.cli; print('oncelog.client.client' in sys.modules)") == "False"
 
 
@@ -39,23 +39,23 @@ PUBLIC = (*oncelog.__all__, "open")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_is_there(name: str) -> None:
+def test_every_public_name_can_be_loaded(name: str) -> None:
     assert getattr(oncelog, name) is getattr(oncelog, name)
 
 
-def test_names_come_from_a_star_import_too() -> None:
+def test_star_import_loads_public_names() -> None:
     program = "from oncelog import *; print(open_blocking.__module__, Log.__name__)"
     assert said_by(program) == "oncelog.engine.log Log"
 
 
-def test_a_star_import_leaves_every_builtin_as_it_is() -> None:
+def test_star_import_does_not_shadow_builtins() -> None:
     program = "import builtins; from oncelog import *; print([name for name in dir(builtins) if name in globals()])"
     assert [name for name in eval(said_by(program)) if not name.startswith("__")] == []  # noqa: S307 - a list of names
     assert said_by("from oncelog import *; print(open.__module__)") in ("io", "_io")
     assert said_by("import oncelog; oncelog.Log; print(oncelog.open.__module__)") == "oncelog.engine.log"
 
 
-def test_dir_shows_what_is_public_before_and_after_it_is_loaded() -> None:
+def test_dir_lists_public_names_before_and_after_loading() -> None:
     program = (
         "import oncelog; before = dir(oncelog); oncelog.Log; "
         "print(before == dir(oncelog) == sorted([*oncelog.__all__, 'open']))"
@@ -63,22 +63,22 @@ def test_dir_shows_what_is_public_before_and_after_it_is_loaded() -> None:
     assert said_by(program) == "True"
 
 
-def test_public_names_are_sorted_and_each_there_once() -> None:
+def test_public_names_are_unique_and_include_the_lazy_ones() -> None:
     assert len(oncelog.__all__) == len(set(oncelog.__all__))
     assert set(oncelog._LATER) <= set(PUBLIC)
 
 
-def test_what_is_not_there_is_said_not_to_be() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Lgo'"):
         _ = oncelog.Lgo
 
 
 @pytest.mark.parametrize("name", client.__all__)
-def test_every_public_name_of_the_client_is_there(name: str) -> None:
+def test_every_public_name_of_the_client_can_be_loaded(name: str) -> None:
     assert getattr(client, name) is getattr(client, name)
     assert name in dir(client)
 
 
-def test_what_is_not_there_of_the_client_is_said_not_to_be() -> None:
+def test_unknown_name_of_the_client_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
         _ = client.Cleint

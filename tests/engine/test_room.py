@@ -1,4 +1,4 @@
-"""No new writes where there is no room for them, or an operator says so; and everything else goes on."""
+"""Disk limits and the read-only switch: new writes are refused, and everything else continues."""
 
 import asyncio
 import logging
@@ -14,8 +14,7 @@ from msgspec.structs import replace
 import oncelog
 from core.writes import committed, event, key, message, refused, replayed, result, transaction
 from databases import BOTH_STORES, POSTGRES, log_at
-from doors.serving import run, until
-from engine.watched import WatchedLog
+from engine.watched import WatchedLog, until
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Applied, Claim, Granted, Mode, Reason, Refused, SetCursor, SetMember, Verdict
 from oncelog.engine.log import Log, open_log
@@ -30,14 +29,14 @@ QUICK: dict[str, Any] = {"look_ms": 1, "store_look_ms": 1}
 
 
 def held_back(verdict: Verdict) -> str:
-    """What a write is told that must have been held back."""
+    """Check that the verdict is a read-only refusal and return its message."""
     found = refused(verdict, Reason.READ_ONLY)
     assert found.retry_after_ms == RETRY_AFTER_MS
     return found.message
 
 
 class Disks(MemoryStore):
-    """A store whose disk is as full as a test says."""
+    """A store whose free space and size a test sets."""
 
     free: int | None = None
     size: int | None = None
@@ -51,51 +50,48 @@ class Disks(MemoryStore):
         return self.size
 
 
-# --- what is held back, and what is not ------------------------------------------------------------------
+# --- read-only log ---------------------------------------------------------------------------------------
 
 
 @BOTH_STORES
 @pytest.mark.rule("CO-15", "CO-18", "CO-30")
-def test_new_writes_are_held_back_and_all_else_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_log(log_at(tmp_path / "log.db"), limits=oncelog.Limits(cache_entries_max=0)) as log:
-            first = committed(await log.submit(event(1, partitions=("a",))))
-            await log.submit(SetMember("chat/1", "user:ann"))
-            committed(await log.submit(message(1)))
-            claim = Claim(policy=RUNS, scope="campaign/1", key=key(1), fingerprint=b"", holder="ann")
-            granted = await log.submit(claim)
-            assert isinstance(granted, Granted)
-            log.set_read_only()
-            assert log.read_only == "an operator has set it so"
-            assert held_back(await log.submit(event(2, partitions=("a",)))) == (
-                "no new writes are taken for now: an operator has set it so; try again later"
-            )
-            held_back(await log.submit(message(2)))
-            held_back(await log.submit(transaction(1, 1)))
-            held_back(await log.submit(replace(claim, key=key(2))))
-            assert replayed(await log.submit(event(1, partitions=("a",)))).receipt == first
-            refused(await log.submit(event(1, "other", partitions=("a",))), Reason.IDENTITY_REUSED)
-            replayed(await log.submit(message(1)))
-            one, two = await log.submit_many([event(1, partitions=("a",)), event(3)])
-            assert replayed(one).receipt == first
-            held_back(two)
-            verdicts = await log.submit_many([event(4), event(5)], Mode.ALL)
-            held_back(verdicts[0])
-            assert refused(verdicts[1], Reason.NOT_PROCESSED).index == 0
-            # What ends something, or frees something.
-            assert await log.submit(SetCursor("reader", 1)) == Applied(changed=True)
-            committed(await log.submit(result(1, holder="ann", fence=granted.fence)))
-            assert [record.position for record in (await log.read(partition="a")).records] == [1]
-            assert await log.erase(partition="a") == 1
-            log.set_read_only(False)
-            assert not log.read_only
-            committed(await log.submit(event(2, partitions=("a",))))
-
-    run(main())
+async def test_read_only_log_refuses_new_writes_and_serves_everything_else(tmp_path: Path) -> None:
+    async with open_log(log_at(tmp_path / "log.db"), limits=oncelog.Limits(cache_entries_max=0)) as log:
+        first = committed(await log.submit(event(1, partitions=("a",))))
+        await log.submit(SetMember("chat/1", "user:ann"))
+        committed(await log.submit(message(1)))
+        claim = Claim(policy=RUNS, scope="campaign/1", key=key(1), fingerprint=b"", holder="ann")
+        granted = await log.submit(claim)
+        assert isinstance(granted, Granted)
+        log.set_read_only()
+        assert log.read_only == "an operator has set it so"
+        assert held_back(await log.submit(event(2, partitions=("a",)))) == (
+            "no new writes are taken for now: an operator has set it so; try again later"
+        )
+        held_back(await log.submit(message(2)))
+        held_back(await log.submit(transaction(1, 1)))
+        held_back(await log.submit(replace(claim, key=key(2))))
+        assert replayed(await log.submit(event(1, partitions=("a",)))).receipt == first
+        refused(await log.submit(event(1, "other", partitions=("a",))), Reason.IDENTITY_REUSED)
+        replayed(await log.submit(message(1)))
+        one, two = await log.submit_many([event(1, partitions=("a",)), event(3)])
+        assert replayed(one).receipt == first
+        held_back(two)
+        verdicts = await log.submit_many([event(4), event(5)], Mode.ALL)
+        held_back(verdicts[0])
+        assert refused(verdicts[1], Reason.NOT_PROCESSED).index == 0
+        # Writes that end or free something are accepted.
+        assert await log.submit(SetCursor("reader", 1)) == Applied(changed=True)
+        committed(await log.submit(result(1, holder="ann", fence=granted.fence)))
+        assert [record.position for record in (await log.read(partition="a")).records] == [1]
+        assert await log.erase(partition="a") == 1
+        log.set_read_only(False)
+        assert not log.read_only
+        committed(await log.submit(event(2, partitions=("a",))))
 
 
 @BOTH_STORES
-def test_work_that_is_done_once_is_put_off_and_what_was_done_is_told(tmp_path: Path) -> None:
+def test_once_on_a_read_only_log_returns_stored_results_and_refuses_new_work(tmp_path: Path) -> None:
     with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
         calls = []
 
@@ -114,22 +110,20 @@ def test_work_that_is_done_once_is_put_off_and_what_was_done_is_told(tmp_path: P
         assert calls == [1, 2]
 
 
-def test_what_waits_for_the_same_write_is_told_the_same() -> None:
-    async def main() -> None:
-        async with WatchedLog() as log:
-            log.set_read_only()
-            told = await asyncio.gather(*[log.submit(event(1)) for _ in range(3)])
-            assert [held_back(verdict) for verdict in told] == [held_back(told[0])] * 3
-            assert len(log.store.batches) == 1
-
-    run(main())
+async def test_equal_writes_on_a_read_only_log_get_the_same_refusal(log: WatchedLog) -> None:
+    log.set_read_only()
+    told = await asyncio.gather(*[log.submit(event(1)) for _ in range(3)])
+    assert [held_back(verdict) for verdict in told] == [held_back(told[0])] * 3
+    assert len(log.store.batches) == 1
 
 
 # --- how full a disk may be ----------------------------------------------------------------------------
 
 
-def test_below_the_limit_nothing_new_is_taken_until_there_is_a_tenth_more(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
+async def test_low_disk_space_refuses_new_writes_until_a_tenth_more_is_free(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
         store = Disks()
         store.free = 1000
         async with Log(store, room=Room(free_bytes_min=1000, look_ms=3_600_000)) as log:
@@ -143,69 +137,56 @@ def test_below_the_limit_nothing_new_is_taken_until_there_is_a_tenth_more(caplog
             committed(await log.submit(event(2)))
             store.free = None
             committed(await log.submit(event(3)))
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
     assert [record.message for record in caplog.records if record.name == "oncelog.engine"] == [
         "no new writes are taken: less than 1000 bytes of the disk are free",
         "new writes are taken again; this is over: less than 1000 bytes of the disk are free",
     ]
 
 
-def test_it_is_noticed_by_the_clock_where_nobody_writes() -> None:
-    async def main() -> None:
-        store = Disks()
-        store.free, store.size = 10, 5
-        async with Log(store, room=Room(free_bytes_min=10, store_bytes_max=10, **QUICK)) as log:
-            assert log.guard.reasons == set()
-            store.size = 11
-            await until(lambda: log.guard.reasons == {Why.SIZE})
-            store.free = 9
-            await until(lambda: log.guard.reasons == {Why.SIZE, Why.FREE})
-            assert log.read_only == "the store has more than 10 bytes; less than 10 bytes of the disk are free"
-            store.size = 10
-            await until(lambda: log.guard.store_bytes == 10)
-            assert Why.SIZE in log.guard.reasons, "not before it is a tenth less"
-            store.free, store.size = 11, 9
-            await until(lambda: not log.read_only)
-
-    run(main())
+async def test_disk_limits_are_polled_without_writes() -> None:
+    store = Disks()
+    store.free, store.size = 10, 5
+    async with Log(store, room=Room(free_bytes_min=10, store_bytes_max=10, **QUICK)) as log:
+        assert log.guard.reasons == set()
+        store.size = 11
+        await until(lambda: log.guard.reasons == {Why.SIZE})
+        store.free = 9
+        await until(lambda: log.guard.reasons == {Why.SIZE, Why.FREE})
+        assert log.read_only == "the store has more than 10 bytes; less than 10 bytes of the disk are free"
+        store.size = 10
+        await until(lambda: log.guard.store_bytes == 10)
+        assert Why.SIZE in log.guard.reasons, "the size must fall by a tenth first"
+        store.free, store.size = 11, 9
+        await until(lambda: not log.read_only)
 
 
-def test_limits_can_be_changed_while_it_runs() -> None:
-    async def main() -> None:
-        store = Disks()
-        store.free = 10
-        async with Log(store) as log:
-            assert log.guard.room is None
-            log.guard.use(Room(free_bytes_min=20, **QUICK))
-            await until(lambda: bool(log.read_only))
-            log.guard.use(Room(free_bytes_min=5, **QUICK))
-            committed(await log.submit(event(1)))
-            log.guard.use(None)
-            store.free = 0
-            committed(await log.submit(event(2)))
-
-    run(main())
+async def test_disk_limits_can_be_changed_at_runtime() -> None:
+    store = Disks()
+    store.free = 10
+    async with Log(store) as log:
+        assert log.guard.room is None
+        log.guard.use(Room(free_bytes_min=20, **QUICK))
+        await until(lambda: bool(log.read_only))
+        log.guard.use(Room(free_bytes_min=5, **QUICK))
+        committed(await log.submit(event(1)))
+        log.guard.use(None)
+        store.free = 0
+        committed(await log.submit(event(2)))
 
 
 @pytest.mark.parametrize("limit", ["free_bytes_min", "store_bytes_max"])
-def test_a_limit_that_is_taken_away_holds_nothing_back_any_more(limit: str) -> None:
-    """Neither at once nor by a look that had begun before."""
-
-    async def main() -> None:
-        store = Disks()
-        store.free, store.size = 10, 1000
-        async with Log(store, room=Room(**{"free_bytes_min": 0, limit: 20}, **QUICK)) as log:
-            assert log.read_only
-            log.guard.use(Room(free_bytes_min=0, **QUICK))
-            await until(lambda: not log.read_only)
-            looked = store.looks
-            await until(lambda: store.looks > looked + 5)
-            assert not log.read_only
-            committed(await log.submit(event(1)))
-
-    run(main())
+async def test_removed_disk_limit_no_longer_refuses_writes(limit: str) -> None:
+    """Neither at once nor by a poll that had started before."""
+    store = Disks()
+    store.free, store.size = 10, 1000
+    async with Log(store, room=Room(**{"free_bytes_min": 0, limit: 20}, **QUICK)) as log:
+        assert log.read_only
+        log.guard.use(Room(free_bytes_min=0, **QUICK))
+        await until(lambda: not log.read_only)
+        looked = store.looks
+        await until(lambda: store.looks > looked + 5)
+        assert not log.read_only
+        committed(await log.submit(event(1)))
 
 
 @pytest.mark.parametrize(
@@ -216,31 +197,28 @@ def test_a_limit_that_is_taken_away_holds_nothing_back_any_more(limit: str) -> N
         (Room(free_bytes_min=100, free_again_bytes_min=5, store_bytes_max=100, store_again_bytes_max=500), 100, 100),
     ],
 )
-def test_when_they_are_taken_again(given: Room, free_again: int, store_again: int) -> None:
+def test_thresholds_for_accepting_writes_again(given: Room, free_again: int, store_again: int) -> None:
     assert (given.free_again_bytes, given.store_again_bytes) == (free_again, store_again)
 
 
 @pytest.mark.parametrize("wrong", [{"free_bytes_min": -1}, {"look_ms": 0}, {"store_bytes_max": "1"}])
-def test_what_can_be_no_limit_is_told(wrong: dict[str, Any]) -> None:
+def test_invalid_disk_limit_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         Room(**wrong)
 
 
 @BOTH_STORES
-def test_a_real_store_says_how_large_it_is(tmp_path: Path, store_kind: str) -> None:
-    async def main() -> None:
-        async with open_log(log_at(tmp_path / "log.db"), room=Room(store_bytes_max=1000)) as log:
-            assert "more than 1000 bytes" in held_back(await log.submit(event(1)))
-            assert (log.guard.store_bytes or 0) > 1000
-            assert (log.guard.free_bytes is None) == (store_kind == POSTGRES)
-            log.guard.use(Room(store_bytes_max=2**50))
-            committed(await log.submit(event(1)))
-
-    run(main())
+async def test_stores_report_their_size(tmp_path: Path, store_kind: str) -> None:
+    async with open_log(log_at(tmp_path / "log.db"), room=Room(store_bytes_max=1000)) as log:
+        assert "more than 1000 bytes" in held_back(await log.submit(event(1)))
+        assert (log.guard.store_bytes or 0) > 1000
+        assert (log.guard.free_bytes is None) == (store_kind == POSTGRES)
+        log.guard.use(Room(store_bytes_max=2**50))
+        committed(await log.submit(event(1)))
 
 
 class SmallDriver(SqliteDriver):
-    """A real file on a disk that has so many bytes, and nothing else on it."""
+    """A real file on a simulated disk of a given size."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -253,62 +231,51 @@ class SmallDriver(SqliteDriver):
         return Path(path).stat().st_size if Path(path).exists() else 0
 
 
-def test_what_must_still_be_moved_into_the_file_is_not_free(tmp_path: Path) -> None:
-    """A start has to move it before anything else, and must find room for it."""
-
-    async def main() -> None:
-        path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
-        log = Log(SqliteStore(path, driver=driver), room=Room(free_bytes_min=1_000_000, look_ms=3_600_000))
-        async with log:
-            for number in range(1, 1000):
-                if isinstance(await log.submit(event(number, body=b"x" * 20_000)), Refused):
-                    break
-            beside = driver.file_bytes(f"{path}-wal")
-            assert log.guard.reasons == {Why.FREE}
-            assert beside > 2_000_000
-            free = driver.free_bytes(path)
-            assert free is not None
-            assert log.guard.free_bytes == free - beside
-            assert free > beside, "it could not be moved"
-
-    run(main())
+async def test_write_ahead_log_counts_as_used_disk_space(tmp_path: Path) -> None:
+    """Opening the log checkpoints the write-ahead log first, and needs space for it."""
+    path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
+    log = Log(SqliteStore(path, driver=driver), room=Room(free_bytes_min=1_000_000, look_ms=3_600_000))
+    async with log:
+        for number in range(1, 1000):
+            if isinstance(await log.submit(event(number, body=b"x" * 20_000)), Refused):
+                break
+        beside = driver.file_bytes(f"{path}-wal")
+        assert log.guard.reasons == {Why.FREE}
+        assert beside > 2_000_000
+        free = driver.free_bytes(path)
+        assert free is not None
+        assert log.guard.free_bytes == free - beside
+        assert free > beside, "the write-ahead log does not fit into the file"
 
 
-def test_what_lies_beside_the_file_holds_nothing_back_for_long(tmp_path: Path) -> None:
-    """Nobody commits any more and moves it; so the one who looks does, until the file itself leaves too little."""
-
-    async def main() -> None:
-        path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
-        room = Room(free_bytes_min=1_000_000, free_again_bytes_min=1_500_000, **QUICK)
-        async with Log(SqliteStore(path, driver=driver), room=room) as log:
-            was_held_back, number = 0, 0
-            while driver.file_bytes(path) < 3_000_000:
-                number += 1
-                if isinstance(await log.submit(event(number, body=b"x" * 20_000)), Refused):
-                    was_held_back += 1
-                    await until(lambda: not log.read_only)
-            assert was_held_back
-            driver.size = driver.file_bytes(path) + 900_000
-            held_back(await log.submit(event(1000)))
-            await until(lambda: not driver.file_bytes(f"{path}-wal"))
-            assert log.guard.reasons == {Why.FREE}
-
-    run(main())
+async def test_guard_checkpoints_the_write_ahead_log_to_free_space(tmp_path: Path) -> None:
+    """No commit triggers a checkpoint any more, so the guard does, until the file itself leaves too little space."""
+    path, driver = str(tmp_path / "log.db"), SmallDriver(6_000_000)
+    room = Room(free_bytes_min=1_000_000, free_again_bytes_min=1_500_000, **QUICK)
+    async with Log(SqliteStore(path, driver=driver), room=room) as log:
+        was_held_back, number = 0, 0
+        while driver.file_bytes(path) < 3_000_000:
+            number += 1
+            if isinstance(await log.submit(event(number, body=b"x" * 20_000)), Refused):
+                was_held_back += 1
+                await until(lambda: not log.read_only)
+        assert was_held_back
+        driver.size = driver.file_bytes(path) + 900_000
+        held_back(await log.submit(event(1000)))
+        await until(lambda: not driver.file_bytes(f"{path}-wal"))
+        assert log.guard.reasons == {Why.FREE}
 
 
 @pytest.mark.parametrize("error", [DiskFullError("no room to move anything"), RuntimeError("locking protocol")])
-def test_room_that_cannot_be_made_is_looked_for_again(error: Exception) -> None:
-    async def main() -> None:
-        store = Unmovable()
-        store.error = error
-        store.free = 9
-        async with Log(store, room=Room(free_bytes_min=10, **QUICK)) as log:
-            await until(lambda: store.tried > 2)
-            assert log.guard.reasons == {Why.FREE}
-            store.free = 11
-            await until(lambda: not log.read_only)
-
-    run(main())
+async def test_failed_checkpoint_of_the_guard_is_retried(error: Exception) -> None:
+    store = Unmovable()
+    store.error = error
+    store.free = 9
+    async with Log(store, room=Room(free_bytes_min=10, **QUICK)) as log:
+        await until(lambda: store.tried > 2)
+        assert log.guard.reasons == {Why.FREE}
+        store.free = 11
+        await until(lambda: not log.read_only)
 
 
 class Unmovable(Disks):
@@ -323,63 +290,52 @@ class Unmovable(Disks):
 # --- a disk that is full -------------------------------------------------------------------------------
 
 
-def test_a_disk_that_is_full_is_left_alone_until_something_can_be_written() -> None:
-    """The write that found it full is told that its outcome is not known; the next that nothing was written."""
+async def test_full_disk_refuses_new_writes_until_a_probe_succeeds() -> None:
+    """The first write on a full disk raises an error with unknown outcome; the next one is refused."""
+    with Disk() as disk:
+        store = SqliteStore("log.db", driver=DiskDriver(disk))
+        async with Log(store, room=Room(look_ms=1)) as log:
+            first = committed(await log.submit(event(1, body=b"x" * 9000)))
+            disk.fail_at(1, Fault.FULL, sticky=True)
+            with pytest.raises(DiskFullError):
+                await log.submit(event(2, body=b"x" * 9000))
+            assert "the disk is full" in held_back(await log.submit(event(3, body=b"x" * 9000)))
+            assert replayed(await log.submit(event(1, body=b"x" * 9000))).receipt == first
+            assert len((await log.read()).records) == 1
+            assert log.guard.reasons == {Why.FULL}
+            disk.repair()
+            await until(lambda: not log.read_only)
+            committed(await log.submit(event(2, body=b"x" * 9000)))
+            committed(await log.submit(event(3, body=b"x" * 9000)))
 
-    async def main() -> None:
-        with Disk() as disk:
-            store = SqliteStore("log.db", driver=DiskDriver(disk))
-            async with Log(store, room=Room(look_ms=1)) as log:
-                first = committed(await log.submit(event(1, body=b"x" * 9000)))
-                disk.fail_at(1, Fault.FULL, sticky=True)
+
+async def test_log_without_disk_limits_raises_disk_full_for_each_write() -> None:
+    with Disk() as disk:
+        async with Log(SqliteStore("log.db", driver=DiskDriver(disk))) as log:
+            disk.fail_at(1, Fault.FULL, sticky=True)
+            for _ in range(2):
                 with pytest.raises(DiskFullError):
-                    await log.submit(event(2, body=b"x" * 9000))
-                assert "the disk is full" in held_back(await log.submit(event(3, body=b"x" * 9000)))
-                assert replayed(await log.submit(event(1, body=b"x" * 9000))).receipt == first
-                assert len((await log.read()).records) == 1
-                assert log.guard.reasons == {Why.FULL}
-                disk.repair()
-                await until(lambda: not log.read_only)
-                committed(await log.submit(event(2, body=b"x" * 9000)))
-                committed(await log.submit(event(3, body=b"x" * 9000)))
-
-    run(main())
-
-
-def test_a_log_that_is_not_told_to_look_says_what_the_disk_says() -> None:
-    async def main() -> None:
-        with Disk() as disk:
-            async with Log(SqliteStore("log.db", driver=DiskDriver(disk))) as log:
-                disk.fail_at(1, Fault.FULL, sticky=True)
-                for _ in range(2):
-                    with pytest.raises(DiskFullError):
-                        await log.submit(event(1, body=b"x" * 9000))
-                disk.repair()
-                committed(await log.submit(event(1, body=b"x" * 9000)))
-
-    run(main())
+                    await log.submit(event(1, body=b"x" * 9000))
+            disk.repair()
+            committed(await log.submit(event(1, body=b"x" * 9000)))
 
 
 @pytest.mark.stores(POSTGRES)
-def test_a_database_without_room_takes_nothing_new_until_it_has_some(tmp_path: Path) -> None:
-    """The server's own error (53100), made by triggers: for what is committed, and for what is tried."""
+async def test_full_database_refuses_new_writes_until_a_probe_succeeds(tmp_path: Path) -> None:
+    """Triggers raise the server's error 53100 for commits and for probes."""
     address = log_at(tmp_path / "log.db")
-
-    async def main() -> None:
-        async with open_log(address, room=Room(look_ms=1)) as log:
-            first = committed(await log.submit(event(1)))
-            await execute(address, FULL)
-            with pytest.raises(DiskFullError, match="no room"):
-                await log.submit(event(2))
-            held_back(await log.submit(event(2)))
-            assert replayed(await log.submit(event(1))).receipt == first
-            await execute(address, "DROP TRIGGER full_records ON oncelog_records")
-            held_back(await log.submit(event(2)))
-            await execute(address, "DROP TRIGGER full_state ON oncelog_state")
-            await until(lambda: not log.read_only)
-            committed(await log.submit(event(2)))
-
-    run(main())
+    async with open_log(address, room=Room(look_ms=1)) as log:
+        first = committed(await log.submit(event(1)))
+        await execute(address, FULL)
+        with pytest.raises(DiskFullError, match="no room"):
+            await log.submit(event(2))
+        held_back(await log.submit(event(2)))
+        assert replayed(await log.submit(event(1))).receipt == first
+        await execute(address, "DROP TRIGGER full_records ON oncelog_records")
+        held_back(await log.submit(event(2)))
+        await execute(address, "DROP TRIGGER full_state ON oncelog_state")
+        await until(lambda: not log.read_only)
+        committed(await log.submit(event(2)))
 
 
 async def execute(address: str, statements: str) -> None:
@@ -398,58 +354,47 @@ CREATE TRIGGER full_state BEFORE UPDATE ON oncelog_state EXECUTE FUNCTION full_d
 """
 
 
-def test_a_disk_that_is_full_again_and_again_is_tried_less_often() -> None:
-    """What is tried is small, and may fit where nothing else does."""
-
-    async def main() -> None:
-        store = Tried()
-        guard = Guard(store, Room(look_ms=1))
-        await guard.start()
-        pauses = []
-        for _ in range(5):
-            guard.failed(DiskFullError("no room"))
-            pauses.append(guard._pause_ms)
-            await until(lambda: not guard.reasons)
-        await guard.stop()
-        assert pauses == [1, 2, 4, 8, 16]
-        assert store.tried == 5
-        guard.failed(StoreUnavailableError("something else"))
-        assert not guard.reasons
-
-    run(main())
-
-
-def test_a_disk_that_was_full_is_full_while_almost_nothing_is_free() -> None:
-    async def main() -> None:
-        store = Tried()
-        store.free = FULL_AGAIN_BYTES - 1
-        guard = Guard(store, Room(look_ms=1))
-        await guard.start()
+async def test_probes_of_a_repeatedly_full_disk_back_off() -> None:
+    """A probe is small and may succeed where larger writes fail."""
+    store = Tried()
+    guard = Guard(store, Room(look_ms=1))
+    await guard.start()
+    pauses = []
+    for _ in range(5):
         guard.failed(DiskFullError("no room"))
-        await until(lambda: store.tried > 2)
-        assert guard.reasons == {Why.FULL}
-        store.free = FULL_AGAIN_BYTES
+        pauses.append(guard._pause_ms)
         await until(lambda: not guard.reasons)
-        await guard.stop()
+    await guard.stop()
+    assert pauses == [1, 2, 4, 8, 16]
+    assert store.tried == 5
+    guard.failed(StoreUnavailableError("something else"))
+    assert not guard.reasons
 
-    run(main())
+
+async def test_full_disk_stays_full_while_almost_nothing_is_free() -> None:
+    store = Tried()
+    store.free = FULL_AGAIN_BYTES - 1
+    guard = Guard(store, Room(look_ms=1))
+    await guard.start()
+    guard.failed(DiskFullError("no room"))
+    await until(lambda: store.tried > 2)
+    assert guard.reasons == {Why.FULL}
+    store.free = FULL_AGAIN_BYTES
+    await until(lambda: not guard.reasons)
+    await guard.stop()
 
 
-def test_a_full_disk_is_tried_by_moving_all_that_was_committed(tmp_path: Path) -> None:
-    """A start does the same: where it would fail nothing new is to be taken, and what it frees is free without it."""
-
-    async def main() -> None:
-        path, driver = tmp_path / "log.db", SmallDriver(100_000_000)
-        async with Log(SqliteStore(path, driver=driver), room=Room(look_ms=1)) as log:
-            for number in range(1, 20):
-                committed(await log.submit(event(number, body=b"x" * 20_000)))
-            assert driver.file_bytes(f"{path}-wal") > 400_000
-            log.guard.failed(DiskFullError("no room"))
-            await until(lambda: not log.read_only)
-            assert driver.file_bytes(str(path)) > 400_000
-            assert driver.file_bytes(f"{path}-wal") < 20_000
-
-    run(main())
+async def test_probe_of_a_full_disk_checkpoints_the_write_ahead_log(tmp_path: Path) -> None:
+    """Opening the log does the same, so new writes are refused where that would fail."""
+    path, driver = tmp_path / "log.db", SmallDriver(100_000_000)
+    async with Log(SqliteStore(path, driver=driver), room=Room(look_ms=1)) as log:
+        for number in range(1, 20):
+            committed(await log.submit(event(number, body=b"x" * 20_000)))
+        assert driver.file_bytes(f"{path}-wal") > 400_000
+        log.guard.failed(DiskFullError("no room"))
+        await until(lambda: not log.read_only)
+        assert driver.file_bytes(str(path)) > 400_000
+        assert driver.file_bytes(f"{path}-wal") < 20_000
 
 
 class Tried(Disks):
@@ -459,19 +404,16 @@ class Tried(Disks):
         self.tried += 1
 
 
-def test_what_a_long_reader_kept_beside_the_file_holds_nothing_back_when_he_is_gone(tmp_path: Path) -> None:
-    async def main() -> None:
-        room = Room(store_bytes_max=3_000_000, **QUICK)
-        async with Log(SqliteStore(tmp_path / "log.db"), room=room) as log:
-            committed(await log.submit(event(1)))
-            with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as reader:
-                reader.execute("BEGIN")
-                reader.execute("SELECT count(*) FROM oncelog_records").fetchone()
-                for number in range(2, 1000):
-                    if isinstance(await log.submit(event(number)), Refused):
-                        break
-                assert "the store has more than 3000000 bytes" in log.read_only
-            await until(lambda: not log.read_only)
-            committed(await log.submit(event(1000)))
-
-    run(main())
+async def test_size_limit_recovers_after_a_long_reader_releases_the_write_ahead_log(tmp_path: Path) -> None:
+    room = Room(store_bytes_max=3_000_000, **QUICK)
+    async with Log(SqliteStore(tmp_path / "log.db"), room=room) as log:
+        committed(await log.submit(event(1)))
+        with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM oncelog_records").fetchone()
+            number = 2
+            while not isinstance(await log.submit(event(number)), Refused):
+                number += 1
+            assert "the store has more than 3000000 bytes" in log.read_only
+        await until(lambda: not log.read_only)
+        committed(await log.submit(event(number)))

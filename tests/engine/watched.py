@@ -1,8 +1,8 @@
-"""A store that tests can hold, break and count, and short ways to run what they do with a log."""
+"""A store that tests can hold, break and observe, and helpers to wait for other tasks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
@@ -36,35 +36,55 @@ from oncelog.stores.protocol import (
 )
 from oncelog.testing.clock import ManualClock
 
-T = TypeVar("T")
-
+Open = Callable[..., Log]
+"""Type of the fixture `open_log`."""
 TIMEOUT_SECONDS = 120
-"""Nothing here takes that long: what does hangs, and is to fail rather than to stop the run."""
+"""Guard against a hang."""
 
 
 async def nothing(*_: object) -> None:
-    """What a hook does unless a test has another idea."""
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a test's coroutine in a loop of its own."""
-    return asyncio.run(asyncio.wait_for(main, TIMEOUT_SECONDS))
+    """Default of every hook."""
 
 
 async def turns(count: int = 25) -> None:
-    """Lets everything that can go on without time or threads go on."""
+    """Run the loop until all tasks that need neither time nor threads wait for something else."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what threads and other tasks do."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+    """Wait for a state that other tasks or threads bring about without an event."""
+    for _ in range(25):
+        if condition():
+            return
         await asyncio.sleep(0)
+    while not condition():  # noqa: ASYNC110 - the condition has no event
+        await asyncio.sleep(0.001)
+
+
+class LoopClock:
+    """Event loop time that a test can advance. Timers fire when their time has come, without waiting."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._time = loop.time
+        self._ahead_s = 0.0
+        loop.time = self.time  # type: ignore[method-assign]
+
+    def time(self) -> float:
+        return self._time() + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    async def advance_until(self, condition: Callable[[], bool], step_s: float) -> None:
+        """Advance the time step by step until the condition holds."""
+        while not condition():
+            self.advance(step_s)
+            await turns()
 
 
 class Gate:
-    """A door that is open or shut, and says when somebody stands before it."""
+    """A point that blocks callers until it is opened, and reports the first caller."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -84,12 +104,12 @@ class Gate:
 
 
 class WatchedStore:
-    """Hands everything on to another store, and lets a test in before and after the calls that matter."""
+    """Delegates to another store and calls hooks before and after commits and reads."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.batches: list[list[Item]] = []
-        """What was handed over for each commit, whatever came of it."""
+        """Items of each commit, including failed ones."""
         self.queries: list[Query] = []
         self.before_commit: Callable[[Sequence[Request]], Awaitable[None]] = nothing
         self.after_commit: Callable[[Decided], Awaitable[None]] = nothing
@@ -209,7 +229,7 @@ class WatchedStore:
 
 
 class WatchedLog(Log):
-    """A log in memory over a watched store, on a clock that is moved by hand."""
+    """A log in memory over a watched store and a manual clock."""
 
     def __init__(
         self,
@@ -226,16 +246,16 @@ class WatchedLog(Log):
         self.gate = Gate()
 
     def hold_commits(self) -> None:
-        """The next commit waits before it is decided, until the gate is opened."""
+        """Block the next commit before it is decided, until the gate is opened."""
         self.gate.shut()
         self.store.before_commit = self.gate
 
     async def commit_elsewhere(self, *items: Item) -> None:
-        """As another process would: nobody here is told of it."""
+        """Commit as another process would: this log is not notified."""
         await self.store.inner.commit([Request(items)])
 
     def submitting(self, *items: Item) -> list[asyncio.Task[Any]]:
-        """Submits each from a caller of its own."""
+        """Submit each item from its own task."""
         return [asyncio.ensure_future(self.submit(item)) for item in items]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of fail-over share."""
+"""Fixtures of the fail-over tests."""
 
 import shutil
 import tempfile
@@ -11,20 +11,8 @@ from oncelog.testing.cluster import Cluster, ClusterSettings, running_cluster
 
 
 @pytest.fixture
-def is_soak(request: pytest.FixtureRequest) -> bool:
-    """Whether there is time for much more."""
-    return bool(request.config.getoption("--soak"))
-
-
-@pytest.fixture
-def seed(request: pytest.FixtureRequest, is_soak: bool) -> int:
-    """The same in every run; with --soak that of the run."""
-    return int(request.config.getoption("--hypothesis-seed")) if is_soak else 1
-
-
-@pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """One of its own, whose wires can be cut. Nobody pulls the machine's plug: what is written need not be synced."""
+    """A cluster whose network can be cut. The machine keeps its power, so PostgreSQL need not sync."""
     directory = Path(tempfile.mkdtemp(prefix="oncelog-failover-"))
     settings = ClusterSettings(parameters={"fsync": "off", "full_page_writes": "off"})
     try:

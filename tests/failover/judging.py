@@ -1,4 +1,4 @@
-"""What became of it: the records of each door by plain SQL, the checker's findings, and how long writes stood still."""
+"""The records of each API by plain SQL, the findings of the checker, and how long writes were not acknowledged."""
 
 import json
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ RECORDS = """
     JOIN oncelog_blocks AS b ON b.lane = r.lane AND b.height = r.height WHERE {} ORDER BY r.lane, r.position
 """
 SETTLED_NS = 500_000_000
-"""What stood still at most so long before something was done to the cluster was of that."""
+"""An interval that began at most this time before a failure belongs to the failure."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A record, as the database has it."""
+    """A record in the database."""
 
     place: int
-    """In the door's order."""
+    """Position in the order of the API."""
     in_lane: int
     id: str
     root: str
@@ -32,7 +32,7 @@ class Kept:
 
 
 async def kept_by(door: type[Door], address: str) -> list[Kept]:
-    """All records of a door's order, in order."""
+    """Return all records of an API, in order."""
     rows = await fetched(address, RECORDS.format(door.where))
     return [
         Kept(sequence or position, position, key.hex(), root.hex(), body)
@@ -41,7 +41,7 @@ async def kept_by(door: type[Door], address: str) -> list[Kept]:
 
 
 def findings(door: type[Door], directory: Path, kept: Sequence[Kept]) -> list[str]:
-    """Of the checker, with the door's name."""
+    """Return the findings of the checker, with the name of the API."""
     place = directory / door.name
     records = [(one.place, one.id, content_in(door, one.body)) for one in kept]
     (place / "dump.json").write_text(json.dumps({"head": len(kept), "records": records}))
@@ -54,21 +54,21 @@ def findings(door: type[Door], directory: Path, kept: Sequence[Kept]) -> list[st
 
 
 def content_in(door: type[Door], body: bytes) -> str:
-    """What was written, as the database has it now; of a body that is none of this door's, all of it."""
+    """Return the written content from a body; of a malformed body, the whole body."""
     try:
         return door.content_in(json.loads(body))
     except (KeyError, TypeError, ValueError):
-        return f"no body of {door.name}: {body!r}"
+        return f"malformed body of {door.name}: {body!r}"
 
 
 def in_the_stream(history: History, kept: Sequence[Kept]) -> History:
-    """The same with places in the door's order. Readers that were given blocks knew records by their blocks' roots."""
+    """Translate positions into the order of the API. Readers of blocks know records by the root of the block."""
     places = {one.in_lane: one for one in kept}
 
     def translated(seen: Seen) -> Seen:
         found = places.get(seen.position)
         if found is None or seen.id not in (found.id, found.root):
-            return seen  # nothing such is there, and the checker says so
+            return seen  # a missing record, which the checker reports
         return Seen(found.place, found.id)
 
     calls = [
@@ -82,9 +82,9 @@ def in_the_stream(history: History, kept: Sequence[Kept]) -> History:
 
 
 def stood_still_s(directory: Path, doors: Sequence[type[Door]], began_ns: int, ended_ns: int) -> dict[str, float]:
-    """By door, the longest time without a write that is acknowledged for the first time, around a span of time.
+    """Return, by API, the longest time without a first acknowledgement of a write, around a span of time.
 
-    Acknowledged again does not count: a gateway may have that in its memory, and needs no primary for it.
+    Retries do not count: a server may answer them from its cache, without a primary.
     """
     found = {}
     for door in doors:
@@ -102,5 +102,5 @@ def stood_still_s(directory: Path, doors: Sequence[type[Door]], began_ns: int, e
 
 
 def calls_of(directory: Path, door: type[Door]) -> list[dict[str, Any]]:
-    """All that were recorded."""
+    """Return all recorded calls."""
     return [json.loads(line) for line in (directory / door.name / "calls-load.jsonl").read_text().splitlines()]

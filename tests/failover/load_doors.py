@@ -1,6 +1,6 @@
-"""The doors that are kept busy while primaries are lost. A new door is a class and a line in `DOORS`.
+"""The APIs that are kept busy while primaries are lost. A new API is a class and an entry in `DOORS`.
 
-Of each door one order is written to and read: that of the log for events, else that of one stream.
+Each API is written to and read in one order: that of the log for events, else that of one stream.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ CHAT_LOOK_S = 0.1
 
 
 def content(client: int, step: int) -> str:
-    """Of a write, at whatever door: each has its own, so that one that is stored in another's place is seen."""
+    """Return the content of a write. Every write has a different one, so that a wrong record is detected."""
     return f"{client}/{step}"
 
 
 class Places:
-    """Where doors are found: servers by their addresses, and the library's logs."""
+    """The servers by address, and the logs that are opened by the library."""
 
     def __init__(self, session: aiohttp.ClientSession, urls: Sequence[str], logs: Sequence[Log]) -> None:
         self.session = session
@@ -45,38 +45,38 @@ class Places:
 
 
 class Door(ABC):
-    """Writes are named by a client and a step, and are the same write whenever they are named again."""
+    """An API. A client and a step name a write, which is the same whenever they are named again."""
 
     name: ClassVar[str]
     where: ClassVar[str]
-    """Which records of the database are those of the order (`judging`)."""
+    """SQL condition for the records of the order (`judging`)."""
     is_by_lane: ClassVar[bool] = False
-    """Whether it tells positions in a lane; else sequences of the stream."""
+    """Whether the API returns positions in a lane; else it returns sequences of a stream."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
 
     @property
     def gateways(self) -> int:
-        """How many places it has."""
+        """Return the number of servers or logs."""
         return len(self.places.urls)
 
     def id(self, client: int, step: int) -> str:
-        """As 32 hexadecimal digits: the key that the write has in the log, where it is the caller's to choose."""
+        """Return the key of a write in the log, in hexadecimal."""
         return f"{client + 1:016x}{step + 1:016x}"
 
     @staticmethod
     @abstractmethod
     def content_in(body: Any) -> str:
-        """The `content` of a write, taken out of the record that was made of it."""
+        """Return the `content` of a write from the body of its record."""
 
     @abstractmethod
     async def submit(self, gateway: int, client: int, step: int) -> int:
-        """The position that was told. Raises for everything that is no success."""
+        """Submit a write and return its position. Raises unless it succeeds."""
 
     @abstractmethod
     def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
-        """What is committed after a position, and then what comes."""
+        """Yield the records after a position, and then new ones."""
 
     async def post(self, gateway: int, path: str, body: Any) -> Any:
         async with self.places.session.post(self.places.urls[gateway] + path, json=body) as response:
@@ -84,7 +84,7 @@ class Door(ABC):
             return await response.json()
 
     async def stream(self, gateway: int, path: str) -> AsyncIterator[tuple[str, Any]]:
-        """Server-sent events, with their ids."""
+        """Yield server-sent events with their ids."""
         async with self.places.session.get(self.places.urls[gateway] + path) as response:
             assert response.status == 200, await response.text()
             stream = EventStream(response)
@@ -116,7 +116,7 @@ class Events(Door):
 
 
 class Ledger(Door):
-    """Readers are given blocks, and ids of transactions in them; by the block's root it is known what these are."""
+    """Readers receive blocks with ids of transactions; the root of the block identifies the content."""
 
     name = "ledger"
     where = "r.policy = 'ledger'"
@@ -149,7 +149,7 @@ class Ledger(Door):
             for tx_id in block["tx_ids"]:
                 place = place_of(tx_id)
                 assert place is not None
-                if place[1] > cursor:  # heights are what one goes on from; to read them again does no harm
+                if place[1] > cursor:  # readers resume by height, and may read a block twice
                     yield Seen(place[1], block["header"]["merkle_root"])
 
 
@@ -158,7 +158,7 @@ class Deltas(Door):
     where = "r.scope = 'deltas/shop'"
 
     def delta(self, client: int, step: int) -> dict[str, Any]:
-        """Its clock is a count: a retry must be the same to the last bit, whoever sends it."""
+        """Return a delta. Its clock is a count, because a retry must be identical."""
         columns = [{"column": "said", "value": content(client, step)}]
         said = {"clientId": f"c{client}", "columns": columns, "hlc": str(step + 1), "rowId": f"r{step % 20}"}
         said |= {"table": "t", "op": "UPDATE"}
@@ -182,7 +182,7 @@ class Deltas(Door):
 
 
 class RunsByLibrary(Door):
-    """The tool's result is drawn by chance: who gets an event twice is told the same result."""
+    """The result of the tool is random, so a run that is executed twice is detected."""
 
     name = "runs"
     where = "r.policy = 'runs'"
@@ -232,7 +232,7 @@ class RunsByLibrary(Door):
 
 
 class Chat(Door):
-    """Each client is a user of its own."""
+    """Each client is a different user."""
 
     name = "chat"
     where = "r.policy = 'chat' AND r.sequence > 0"
@@ -242,7 +242,7 @@ class Chat(Door):
         self._is_made = False
 
     def id(self, client: int, step: int) -> str:
-        """A UUID of version 4, as the door wants them."""
+        """Return a UUID of version 4, as the API requires."""
         return UUID(super().id(client, step), version=4).hex
 
     @staticmethod
@@ -250,7 +250,7 @@ class Chat(Door):
         return str(body["content"])
 
     async def submit(self, gateway: int, client: int, step: int) -> int:
-        if not self._is_made:  # made again by a member it is the one that is there
+        if not self._is_made:  # creating it again returns the existing one
             members = [f"user:c{number}" for number in range(CHAT_USERS)]
             await self._asked(gateway, 0, "/v1/chats", {"chat_id": CHAT, "members": members})
             self._is_made = True
@@ -259,7 +259,7 @@ class Chat(Door):
         return int(answer["sequence"])
 
     async def follow(self, gateway: int, cursor: int) -> AsyncIterator[Seen]:
-        """Page by page, as who has no WebSocket."""
+        """Read page by page, without a WebSocket."""
         while True:
             page = await self._asked(gateway, 0, f"/v1/chats/{CHAT}/messages?after={cursor}&limit=100")
             for message in page["messages"]:

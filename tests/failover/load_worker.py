@@ -1,10 +1,11 @@
-"""Keeps all doors busy: python load_worker.py DIRECTORY SEED ADDRESS URL...
+"""Keeps all APIs busy: python load_worker.py DIRECTORY SEED PAUSE_S ADDRESS URL...
 
-Each client writes step after step, tries another gateway when one does not answer in time, and now and then sends
-again what was acknowledged long ago. Readers stay at a gateway, or wander. All of it is recorded, as `checker` says, in
-a directory for each door. On standard input it is asked, a line each: `acknowledged` (how many writes were, at each
-door) and `unanswered` (how many calls were given up), `stop` (all clients end with an acknowledgement), and then, as
-JSON, up to where each door's readers must come before it ends.
+Each client writes step after step, with a pause of PAUSE_S between two steps. It tries another server when one does not
+answer in time, and sometimes repeats a write that was acknowledged before. Readers stay at a server, or change servers.
+Calls and readings are recorded in the format of `checker`, in a directory for each API. The process answers these lines
+of its input: `acknowledged` (number of acknowledged writes of each API), `unanswered` (number of calls that were given
+up), `stop` (all clients end with an acknowledgement), and then, as JSON, the positions that the readers of each API
+must reach before it ends.
 """
 
 import asyncio
@@ -27,24 +28,27 @@ from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError
 
 CLIENTS: Final = 4
-"""Of each door."""
-PAUSE_S: Final = 0.03
+"""Clients of each API."""
+RETRY_S: Final = 0.03
+STEPS_MIN: Final = 2
+"""A client ends after this number of steps at the earliest."""
 CALL_S: Final = 5.0
-"""Then another gateway is tried."""
+"""Then another server is tried."""
 AGAIN_RATE: Final = 0.1
 LIBRARIES: Final = 2
 COUNTED: Final = ("acknowledged", "unanswered")
-"""What it can be asked for, of each door."""
+"""Counters that can be queried."""
 LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyError, ValueError, OncelogError)
 
 
 class Client:
-    """Never gives up: a write without an answer is sent again, the same, to another gateway."""
+    """Retries without end: a write without an answer is sent again to another server."""
 
-    def __init__(self, door: Door, number: int, seed: int, calls: TextIO) -> None:
+    def __init__(self, door: Door, number: int, seed: int, pause_s: float, calls: TextIO) -> None:
         self._door = door
         self._number = number
         self._chance = Random(f"{seed}/{door.name}/{number}")
+        self._pause_s = pause_s
         self._calls = calls
         self.acknowledged = 0
         self.unanswered = 0
@@ -56,14 +60,14 @@ class Client:
             self.acknowledged += 1
             if self._chance.random() < AGAIN_RATE:
                 await self._insist(self._chance.randrange(step + 1))
-            if self.is_done:
+            if self.is_done and step + 1 >= STEPS_MIN:
                 return
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _insist(self, step: int) -> None:
         while not await self._call(step):
             self.unanswered += 1
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _call(self, step: int) -> bool:
         gateway = self._chance.randrange(self._door.gateways)
@@ -82,7 +86,7 @@ class Client:
 
 
 class Reader:
-    """Goes on where it stood, at the same gateway or, if it wanders, at another."""
+    """Resumes at its cursor, at the same server or, if it changes servers, at another one."""
 
     def __init__(self, door: Door, gateway: int | None, seed: int, file: TextIO) -> None:
         self._door = door
@@ -92,14 +96,14 @@ class Reader:
         self.cursor = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Read until cancelled."""
         while True:
             gateway = self._gateway
             if gateway is None:
                 gateway = self._chance.randrange(self._door.gateways)
             with suppress(*LOST):
                 await self._read(gateway)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _read(self, gateway: int) -> None:
         turns = self._chance.randint(50, 500) if self._gateway is None else sys.maxsize
@@ -120,14 +124,14 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-async def live(directory: Path, seed: int, doors: list[Door], replicas: Replicas) -> None:
+async def live(directory: Path, seed: int, pause_s: float, doors: list[Door], replicas: Replicas) -> None:
     clients: list[Client] = []
     readers: dict[str, list[Reader]] = {}
     for door in doors:
         place = directory / door.name
         place.mkdir()
         calls = (place / "calls-load.jsonl").open("w", buffering=1)
-        clients += [Client(door, number, seed, calls) for number in range(CLIENTS)]
+        clients += [Client(door, number, seed, pause_s, calls) for number in range(CLIENTS)]
         readers[door.name] = [Reader(door, None, seed, (place / "readings-wanderer.jsonl").open("w", buffering=1))]
         for gateway in range(door.gateways):
             file = (place / f"readings-at-{gateway}.jsonl").open("w", buffering=1)
@@ -144,7 +148,7 @@ async def live(directory: Path, seed: int, doors: list[Door], replicas: Replicas
             client.is_done = True
         replicas.is_done = True
         await asyncio.gather(*writing)
-        await replicas.demand_agreement()
+        await replicas.check_agreement()
         say("stopped")
         heads = json.loads(await asyncio.to_thread(sys.stdin.readline))
         while any(reader.cursor < heads[name] for name, some in readers.items() for reader in some):  # noqa: ASYNC110
@@ -155,14 +159,14 @@ async def live(directory: Path, seed: int, doors: list[Door], replicas: Replicas
     (directory / "outputs.json").write_text(json.dumps(outputs))
 
 
-async def main(directory: str, seed: str, address: str, *urls: str) -> None:
+async def main(directory: str, seed: str, pause_s: str, address: str, *urls: str) -> None:
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         logs = [await stack.enter_async_context(open_log(address)) for _ in range(LIBRARIES)]
         places = Places(session, urls, logs)
         say("ready")
         replicas = await Replicas.open(stack, Path(directory), session, list(urls))
-        await live(Path(directory), int(seed), [door(places) for door in DOORS], replicas)
+        await live(Path(directory), int(seed), float(pause_s), [door(places) for door in DOORS], replicas)
     say("end")
 
 

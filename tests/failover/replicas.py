@@ -1,4 +1,4 @@
-"""Client libraries of the deltas door, with a file each, that edit the same rows all the time and agree in the end."""
+"""Clients of the deltas API, each with a file, that edit the same rows all the time and agree in the end."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -17,7 +17,7 @@ PAUSE_S = 0.1
 
 
 class Replicas:
-    """One at each server."""
+    """One client for each server."""
 
     def __init__(self, clients: list[DeltasClient], session: aiohttp.ClientSession, urls: list[str]) -> None:
         self._clients = clients
@@ -29,7 +29,7 @@ class Replicas:
     async def open(
         cls, stack: AsyncExitStack, directory: Path, session: aiohttp.ClientSession, urls: list[str]
     ) -> "Replicas":
-        """Closed with the stack."""
+        """Open the clients; the stack closes them."""
         clients = [
             DeltasClient(url, GATEWAY, path=str(directory / f"replica{number}.db"), client_id=f"replica{number}")
             for number, url in enumerate(urls)
@@ -37,7 +37,7 @@ class Replicas:
         return cls([await stack.enter_async_context(client) for client in clients], session, urls)
 
     async def edit(self, number: int) -> None:
-        """Until it is done. Nobody waits for the server."""
+        """Edit rows until `is_done`, without waiting for the server."""
         for step in count():
             columns = {"n": step, f"by{number}": step}
             await self._clients[number].put(TABLE, f"r{(step * 7 + number) % ROWS}", columns)
@@ -46,12 +46,12 @@ class Replicas:
                 return
 
     async def run(self) -> None:
-        """All of them."""
+        """Edit in all clients."""
         await asyncio.gather(*(self.edit(number) for number in range(len(self._clients))))
 
-    async def demand_agreement(self) -> None:
-        """All replicas, and all servers, have the same rows. Raises AssertionError."""
-        for _ in range(2):  # what one has sent, the others have when all have synced once more
+    async def check_agreement(self) -> None:
+        """All replicas and all servers have the same rows."""
+        for _ in range(2):  # the second sync brings what another one has sent in the first
             for client in self._clients:
                 await client.synced()
         found = [{row.row_id: dict(row.columns) for row in await one.rows(TABLE)} for one in self._clients]

@@ -1,4 +1,4 @@
-"""bench/results/failover.md, as the soak writes it."""
+"""Write bench/results/failover.md in a soak."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from oncelog.testing.cluster import ClusterSettings
 REPORT = Path(__file__).parents[2] / "bench" / "results" / "failover.md"
 COMMAND = "python -m pytest --soak tests/failover/test_failover.py"
 HOW_TO_READ = """\
-A round begins with a cluster that is whole and ends when all doors are written to again. How long writes stood still is
-the longest time without an acknowledgement at a door, of the door that waited longest. What sets it is in
-[docs/failover.md](../../docs/failover.md). A finding is something that the checker of recorded histories says of them:
-an acknowledged write that is lost, one that is there twice, a number that was given twice, a reader that skipped."""
+A round begins with a complete cluster and ends when all APIs acknowledge writes again. Its time is the longest interval
+without a new acknowledgement, of the API that waited longest. [docs/failover.md](../../docs/failover.md) explains what
+determines it. A finding is a violation that the checker of recorded histories reports: a lost acknowledged write, a
+record stored twice, a position assigned twice, a reader that skipped a record."""
 
 
 def write_report(
@@ -27,7 +27,7 @@ def write_report(
     limits: Mapping[str, int],
     directory: Path,
 ) -> None:
-    """The page, from the rounds and the recorded history."""
+    """Write the page from the rounds and the recorded history."""
     REPORT.write_text(page("fail-over", COMMAND, report_of(rounds, findings, settings, limits, directory)))
 
 
@@ -38,7 +38,7 @@ def report_of(
     limits: Mapping[str, int],
     directory: Path,
 ) -> Report:
-    """What was done, how long writes stood still, and by which settings."""
+    """Return the rounds, the times without acknowledgements, and the settings."""
     return Report(
         [_by_kind(rounds), _totals(rounds, findings, directory), _settings(settings, limits)], HOW_TO_READ, True
     )
@@ -55,7 +55,7 @@ def _by_kind(rounds: Sequence[Round]) -> Table:
             rows.append(row)
     moved = sorted(one.longest_s for one in rounds if one.has_moved)
     rows.append(("all with another primary", "", str(len(moved)), "yes", *_shown(moved)))
-    columns = ("round", "what is done", "rounds", "another primary", "median s", "shortest s", "longest s")
+    columns = ("round", "failure", "rounds", "another primary", "median s", "shortest s", "longest s")
     return Table(columns, rows)
 
 
@@ -71,7 +71,7 @@ def _totals(rounds: Sequence[Round], findings: Sequence[str], directory: Path) -
         different = len({call["id"] for call in calls})
         mine = sum(one.startswith(f"{door.name}:") for one in findings)
         rows.append((door.name, str(len(rounds)), str(different), str(answered), str(len(calls) - answered), str(mine)))
-    return Table(("door", "rounds", "writes", "acknowledgements", "calls without an answer", "findings"), rows)
+    return Table(("API", "rounds", "writes", "acknowledgements", "calls without an answer", "findings"), rows)
 
 
 def _settings(settings: ClusterSettings, limits: Mapping[str, int]) -> Table:
@@ -86,5 +86,5 @@ def _settings(settings: ClusterSettings, limits: Mapping[str, int]) -> Table:
     }
     gateway = {f"limits.{name}": f"{value} ms" for name, value in limits.items()}
     rows = [("Patroni and PostgreSQL", name, value) for name, value in patroni.items()]
-    rows += [("gateways (the defaults)", name, value) for name, value in gateway.items()]
-    return Table(("of", "setting", "value"), rows)
+    rows += [("servers (the defaults)", name, value) for name, value in gateway.items()]
+    return Table(("component", "setting", "value"), rows)

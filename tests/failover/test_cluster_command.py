@@ -1,5 +1,6 @@
-"""`python -m oncelog.testing.cluster`, as somebody uses it who tries a fail-over."""
+"""`python -m oncelog.testing.cluster`: start, state, kill and stop."""
 
+import asyncio
 import re
 import shlex
 import shutil
@@ -17,8 +18,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from cli.served import ENVIRONMENT, WAIT_S
-from gateways.gateway_stores import run
+from cli.served import ENVIRONMENT
 from oncelog.testing.cluster import Cluster, Layout, PortError
 from oncelog.testing.cluster.__main__ import app
 from oncelog.testing.cluster.processes import end_all, is_looked_after
@@ -26,6 +26,8 @@ from oncelog.testing.programs import born_at, held_port, send
 
 COMMAND = [sys.executable, "-m", "oncelog.testing.cluster"]
 ROOT = Path(__file__).parents[2]
+WAIT_S = 600
+"""Guards against a hang."""
 MADE_TABLE = "CREATE TABLE tried (n int)"
 
 
@@ -38,14 +40,14 @@ def directory() -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def told(*arguments: str) -> tuple[int, str]:
-    """A command: exit status, and what it said."""
+def run_command(*arguments: str) -> tuple[int, str]:
+    """Run a command and return its exit status and output."""
     ended = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     return ended.exit_code, ended.output
 
 
 def pids_of(directory: Path) -> dict[int, str]:
-    """All command lines in which it is named, and those of PostgreSQL's own processes."""
+    """Return the processes that name the directory in their command line or work in it."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -72,7 +74,7 @@ async def can_be_written_to(address: str) -> None:
 
 @contextmanager
 def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
-    """One that is being started; killed at the end, if it is there still, with all that it has started."""
+    """Start a cluster; at the end kill the command and all processes that it has started."""
     command = [*COMMAND, "start", "--port", "0", "--directory", str(directory)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)  # noqa: S603
     try:
@@ -86,7 +88,7 @@ def starting(directory: Path) -> Iterator["subprocess.Popen[str]"]:
 
 @contextmanager
 def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Somebody who follows a file, under whatever name, and must be there at the end."""
+    """Run an unrelated process that follows a file, and check that it survives."""
     tail = shutil.which("tail")
     process = subprocess.Popen(arguments, executable=tail, stdout=subprocess.DEVNULL)  # noqa: S603
     try:
@@ -97,8 +99,8 @@ def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
         process.wait()
 
 
-def until_there_are_patronis(directory: Path, count: int = 1) -> list[int]:
-    """Returns when so many are there, which are started last."""
+def wait_for_patronis(directory: Path, count: int = 1) -> list[int]:
+    """Return the process ids of Patroni when this number runs. Patroni is started last."""
     deadline = time.monotonic() + WAIT_S
     while True:
         found = [pid for pid, said in pids_of(directory).items() if "\0-m\0patroni\0" in said and "setpriv" not in said]
@@ -108,25 +110,25 @@ def until_there_are_patronis(directory: Path, count: int = 1) -> list[int]:
         time.sleep(0.05)
 
 
-def test_it_starts_tells_how_to_use_it_and_leaves_nothing_behind(directory: Path) -> None:
+async def test_start_prints_usage_and_leaves_nothing_behind(directory: Path) -> None:
     with starting(directory) as process:
         assert process.stdout is not None
         said = ""
         while "Ctrl-C" not in said:
-            line = process.stdout.readline()
+            line = await asyncio.to_thread(process.stdout.readline)
             assert line, said
             said += line
         addresses = set(re.findall(r"--store (\S+)", said))
         assert addresses == {Layout.load(directory).address}
-        run(can_be_written_to(addresses.pop()))
-        status, shown = told("state", "--directory", str(directory))
+        await can_be_written_to(addresses.pop())
+        status, shown = await asyncio.to_thread(run_command, "state", "--directory", str(directory))
         assert status == 0
         assert [shown.count(role) for role in (" primary ", " sync_standby ", " replica ")] == [1, 1, 1], shown
-        status, again = told("start", "--directory", str(directory))
+        status, again = await asyncio.to_thread(run_command, "start", "--directory", str(directory))
         assert status == 2
         assert "is in use" in again
         (primary,) = re.findall(r"(node\d) .* primary", shown)
-        status, killed = told("kill", "--directory", str(directory))
+        status, killed = await asyncio.to_thread(run_command, "kill", "--directory", str(directory))
         assert status == 0
         assert f"{primary} at port" in killed
         process.send_signal(signal.SIGTERM)
@@ -136,21 +138,21 @@ def test_it_starts_tells_how_to_use_it_and_leaves_nothing_behind(directory: Path
     assert not directory.exists()
 
 
-def test_it_can_be_interrupted_while_it_starts(directory: Path) -> None:
+def test_start_can_be_interrupted(directory: Path) -> None:
     with starting(directory) as process:
-        until_there_are_patronis(directory)
+        wait_for_patronis(directory)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     assert processes_of(directory) == []
     assert not directory.exists()
 
 
-def test_what_a_killed_start_left_is_ended_by_stop_and_nobody_else_is(directory: Path) -> None:
+def test_stop_ends_only_the_processes_of_a_killed_start(directory: Path) -> None:
     other = directory.with_name(f"{directory.name}0")
     other.mkdir()
     (other / "etcd0.log").touch()
     with starting(directory) as process:
-        until_there_are_patronis(directory, 3)
+        wait_for_patronis(directory, 3)
         process.kill()
         process.wait()
         assert len(processes_of(directory)) >= 6
@@ -167,7 +169,7 @@ def test_what_a_killed_start_left_is_ended_by_stop_and_nobody_else_is(directory:
     assert not directory.exists()
 
 
-def test_whoever_has_the_number_of_its_starter_by_now_does_not_look_after_it(directory: Path) -> None:
+def test_reused_process_id_does_not_count_as_the_starter(directory: Path) -> None:
     directory.mkdir()
     with bystander("tail", "-f", "/dev/null", "src/oncelog/testing/cluster/cluster.py") as process:
         born = born_at(process.pid)
@@ -177,12 +179,12 @@ def test_whoever_has_the_number_of_its_starter_by_now_does_not_look_after_it(dir
         later = msgspec.structs.replace(layout, born_at=born - 1)
         assert not is_looked_after(later)
         later.save()
-        assert told("stop", "--directory", str(directory)) == (0, "stopped\n")
+        assert run_command("stop", "--directory", str(directory)) == (0, "stopped\n")
 
 
-def test_a_cluster_whose_patronis_die_while_it_starts_ends_at_once_and_says_why(directory: Path) -> None:
+def test_start_ends_with_the_reason_when_patroni_dies(directory: Path) -> None:
     with starting(directory) as process:
-        for pid in until_there_are_patronis(directory, 3):
+        for pid in wait_for_patronis(directory, 3):
             send(pid, signal.SIGKILL)
         said, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 2
@@ -194,19 +196,19 @@ def test_a_cluster_whose_patronis_die_while_it_starts_ends_at_once_and_says_why(
     assert not directory.exists()
 
 
-def test_a_port_that_is_taken_is_named(directory: Path) -> None:
+def test_port_in_use_is_named(directory: Path) -> None:
     with held_port() as taken:
         taken.listen()
         port = taken.getsockname()[1]
-        status, said = told("start", "--directory", str(directory), "--port", str(port))
+        status, said = run_command("start", "--directory", str(directory), "--port", str(port))
     assert status == 2
     assert said.startswith(f"port {port} cannot be had: Address already in use; choose another --port"), said
     assert not directory.exists()
 
 
 @pytest.mark.parametrize("port", [-1, 65_534, 65_535, 70_000])
-def test_a_port_that_leaves_none_for_the_others_is_refused(directory: Path, port: int) -> None:
-    status, said = told("start", "--directory", str(directory), "--port", str(port))
+def test_port_without_room_for_the_next_ones_is_refused(directory: Path, port: int) -> None:
+    status, said = run_command("start", "--directory", str(directory), "--port", str(port))
     assert status == 2
     limit = "greater than or equal to 0" if port < 0 else "less than or equal to 65533"
     assert f"'--port': Input should be {limit}" in said, said
@@ -216,30 +218,30 @@ def test_a_port_that_leaves_none_for_the_others_is_refused(directory: Path, port
 
 
 @pytest.mark.parametrize(("given", "option"), [((), ""), (("CLUSTER_PORT=7500",), "--port '7500'")])
-def test_make_hands_on_a_port(given: tuple[str, ...], option: str) -> None:
-    # Only said, not done, and without a look at the environment.
+def test_make_passes_the_port(given: tuple[str, ...], option: str) -> None:
+    # A dry run, which does not check the environment.
     command = ["make", "--dry-run", "--no-print-directory", "--old-file=.venv/.dev", "cluster", *given]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)  # noqa: S603
     assert said.stdout.strip() == f"exec .venv/bin/python -m oncelog.testing.cluster start {option}".strip()
 
 
 @pytest.mark.parametrize("command", ["state", "kill", "stop"])
-def test_where_there_is_no_cluster_it_says_so(directory: Path, command: str) -> None:
-    status, said = told(command, "--directory", str(directory))
+def test_command_without_a_cluster_reports_it(directory: Path, command: str) -> None:
+    status, said = run_command(command, "--directory", str(directory))
     assert status == 2
     assert said.startswith(f"no cluster in {directory}")
 
 
 def test_settings_that_patroni_would_change_are_refused(directory: Path) -> None:
-    status, said = told("start", "--directory", str(directory), "--loop-wait", "15")
+    status, said = run_command("start", "--directory", str(directory), "--loop-wait", "15")
     assert status == 2
     assert "--loop-wait and twice --retry-timeout must fit in --ttl" in said
 
 
-def test_a_directory_with_something_else_in_it_is_left_alone(directory: Path) -> None:
+def test_directory_with_other_files_is_left_alone(directory: Path) -> None:
     directory.mkdir()
     (directory / "letter.txt").write_text("mine")
-    status, said = told("start", "--directory", str(directory))
+    status, said = run_command("start", "--directory", str(directory))
     assert status == 2
     assert "is in use" in said
     assert (directory / "letter.txt").read_text() == "mine"
@@ -247,7 +249,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(directory: Path) ->
 
 @pytest.mark.parametrize("command", ["start", "state", "kill", "stop"])
 def test_every_command_has_help_and_an_example(command: str) -> None:
-    status, said = told(command, "--help")
+    status, said = run_command(command, "--help")
     assert status == 0
     assert f"python -m oncelog.testing.cluster {command}" in " ".join(said.split())
     assert "--directory" in said

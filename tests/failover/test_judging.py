@@ -1,4 +1,4 @@
-"""The judge of fail-overs finds what is wrong with a recorded history, at each kind of door."""
+"""`findings` reports violations in a recorded history of each API."""
 
 import json
 from dataclasses import replace
@@ -13,11 +13,11 @@ from gateways.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
 
 S_NS = 1_000_000_000
 ENCODED = {1: "MC8x", 2: "MC8y", 3: "MC8z"}
-"""The contents of client 0, as a ledger's values are written."""
+"""The contents of client 0, encoded as values of the ledger."""
 
 
 def body(door: type[Door], number: int) -> bytes:
-    """As the door's records have it."""
+    """Return a body as the API stores it."""
     said = content(0, number)
     forms: dict[str, Any] = {
         "events": {"content": said, "type": "said"},
@@ -30,7 +30,7 @@ def body(door: type[Door], number: int) -> bytes:
 
 
 def kept(door: type[Door], *numbers: int) -> list[Kept]:
-    """Records whose lane has others between them: where it is their tenth, it is the first of the door."""
+    """Return records whose lane has other records between them: number 1 of the API is number 10 of the lane."""
     return [
         Kept(place, 10 * number, f"id{number}", f"root{number}", body(door, number))
         for place, number in enumerate(numbers, 1)
@@ -49,25 +49,30 @@ def call(number: int, position: int, ended: int = 0, answer: str = COMMITTED) ->
     return Call("c", 0, f"id{number}", content(0, number), 0, ended, answer, position)
 
 
-def told(door: type[Door], number: int) -> int:
+def position_in(door: type[Door], number: int) -> int:
     return 10 * number if door.is_by_lane else number
 
 
 def seen_by(door: type[Door], *numbers: int) -> list[Seen]:
     name = "root" if door is Ledger else "id"
-    return [Seen(told(door, number), f"{name}{number}") for number in numbers]
+    return [Seen(position_in(door, number), f"{name}{number}") for number in numbers]
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_sound_history_has_no_findings(tmp_path: Path, door: type[Door]) -> None:
-    calls = [call(number, told(door, number)) for number in (1, 2)] + [call(2, 0, answer=UNKNOWN)]
+def test_sound_history_has_no_findings(tmp_path: Path, door: type[Door]) -> None:
+    calls = [call(number, position_in(door, number)) for number in (1, 2)] + [call(2, 0, answer=UNKNOWN)]
     record(tmp_path, door, calls, seen_by(door, 1, 2))
     assert findings(door, tmp_path, kept(door, 1, 2)) == []
 
 
 @pytest.mark.parametrize("door", [Ledger, Deltas])
-def test_an_acknowledged_write_that_is_lost_is_found(tmp_path: Path, door: type[Door]) -> None:
-    record(tmp_path, door, [call(number, told(door, number)) for number in (1, 2)], [Seen(told(door, 1), "id1")])
+def test_lost_acknowledged_write_is_found(tmp_path: Path, door: type[Door]) -> None:
+    record(
+        tmp_path,
+        door,
+        [call(number, position_in(door, number)) for number in (1, 2)],
+        [Seen(position_in(door, 1), "id1")],
+    )
     (found,) = findings(door, tmp_path, kept(door, 1))
     assert found.startswith(f"{door.name}: id2 was acknowledged")
     assert found.endswith("is lost")
@@ -75,29 +80,29 @@ def test_an_acknowledged_write_that_is_lost_is_found(tmp_path: Path, door: type[
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("is_readable", [True, False])
-def test_a_body_that_is_another_than_was_acknowledged_is_found(
+def test_body_that_differs_from_the_acknowledged_one_is_found(
     tmp_path: Path, door: type[Door], is_readable: bool
 ) -> None:
-    record(tmp_path, door, [call(number, told(door, number)) for number in (1, 2)], seen_by(door, 1, 2))
+    record(tmp_path, door, [call(number, position_in(door, number)) for number in (1, 2)], seen_by(door, 1, 2))
     first, second = kept(door, 1, 2)
     other = replace(second, body=body(door, 3) if is_readable else b'{"torn":')
     assert findings(door, tmp_path, [first, other]) == [
-        f"{door.name}: id2 at 2 is what nobody submitted",
+        f"{door.name}: id2 at 2 was never submitted",
         f"{door.name}: id2 was acknowledged to c with another content than is stored",
     ]
 
 
-def test_a_number_that_was_given_twice_is_found(tmp_path: Path) -> None:
+def test_position_assigned_twice_is_found(tmp_path: Path) -> None:
     record(tmp_path, Ledger, [call(1, 10), call(2, 10)], [Seen(10, "root1"), Seen(20, "root2")])
     assert "ledger: id2 was acknowledged at 1 to c, and is at 2" in findings(Ledger, tmp_path, kept(Ledger, 1, 2))
 
 
-def test_a_block_that_a_reader_was_given_and_that_is_another_now_is_found(tmp_path: Path) -> None:
+def test_block_that_changed_after_a_reader_received_it_is_found(tmp_path: Path) -> None:
     record(tmp_path, Ledger, [call(1, 10)], [Seen(10, "of the old primary")])
-    assert len(findings(Ledger, tmp_path, kept(Ledger, 1))) == 2  # by both readers
+    assert len(findings(Ledger, tmp_path, kept(Ledger, 1))) == 2  # from both readers
 
 
-def test_writes_stand_still_while_only_retries_are_acknowledged(tmp_path: Path) -> None:
+def test_acknowledged_retries_do_not_end_an_outage(tmp_path: Path) -> None:
     ends = [(1, 99), (2, 100), (1, 105), (3, 121), (4, 122), (5, 300)]
     record(tmp_path, Deltas, [call(number, number, end * S_NS) for number, end in ends], [])
     began, ended = 100 * S_NS + 1, 122 * S_NS - 1

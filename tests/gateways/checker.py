@@ -1,12 +1,12 @@
-"""Judges what clients of several gateways have recorded, against the records that there were in the end.
+"""Checks the recorded calls and readings of clients of several servers against the final records.
 
-It knows nothing of a store, a door or a log: only lines that were written while it happened, and a dump. Times are
-readings of one clock, in any unit. A history is a directory:
+The checker uses no store, API or log: only lines that were written during the run, and a dump. Times are readings of
+one clock, in any unit. A history is a directory:
 
-    calls-*.jsonl     one line an event and attempt: who, where, when it began and ended, and what was answered
-    readings-*.jsonl  one line a record that a reader was given, in the order in which it came; one file a reader
-    looks-*.jsonl     one line a look at the newest position: when it began, and what was seen
-    dump.json         all records, and the position that the log itself says is its newest
+    calls-*.jsonl     one line per event and attempt: client, server, begin, end, and answer
+    readings-*.jsonl  one line per received record, in order; one file per reader
+    looks-*.jsonl     one line per query of the newest position: begin, and result
+    dump.json         all records, and the newest position according to the log
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 COMMITTED: Final = "committed"
 REFUSED: Final = "refused"
-"""Another content was there first."""
+"""The id is stored with another content."""
 UNKNOWN: Final = "unknown"
 
 
@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record that a reader was given."""
+    """A record that a reader received."""
 
     position: int
     id: str
@@ -46,7 +46,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Somebody asked a gateway for the newest position."""
+    """A query of the newest position."""
 
     gateway: int
     began: int
@@ -64,18 +64,18 @@ class Stored:
 
 @dataclass(slots=True)
 class History:
-    """All that was recorded."""
+    """Everything that was recorded."""
 
     calls: list[Call] = field(default_factory=list)
     readings: dict[str, list[Seen]] = field(default_factory=dict)
-    """By reader. Each has read everything from the beginning to the end."""
+    """By reader. Each reader has read from the first to the last record."""
     looks: list[Look] = field(default_factory=list)
     head: int = 0
     records: list[Stored] = field(default_factory=list)
 
     @classmethod
     def load(cls, directory: Path) -> "History":
-        """From its files."""
+        """Load a history from its directory."""
         dump = json.loads((directory / "dump.json").read_text())
         return cls(
             [Call(**line) for path in sorted(directory.glob("calls-*.jsonl")) for line in _lines(path)],
@@ -87,7 +87,7 @@ class History:
 
 
 def line_of(entry: Call | Seen | Look) -> str:
-    """As a history's files have it."""
+    """Return an entry as a line of a history's file."""
     return json.dumps(asdict(entry)) + "\n"
 
 
@@ -98,7 +98,7 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def violations(history: History) -> list[str]:
-    """All that must not be."""
+    """Return all violations."""
     by_id: dict[str, Stored] = {}
     found = [*_of_the_dump(history, by_id)]
     found += _of_answers(history.calls, by_id)
@@ -110,24 +110,24 @@ def violations(history: History) -> list[str]:
 
 
 def _of_the_dump(history: History, by_id: dict[str, Stored]) -> Iterator[str]:
-    """Positions are dense from 1, no id is there twice, and everything was submitted by somebody."""
+    """Positions are dense from 1, no id is stored twice, and every record was submitted."""
     submitted = {(call.id, call.content) for call in history.calls}
     expected = 1
     for record in history.records:
         if record.position != expected:
-            yield f"position {record.position} comes where {expected} was due"
+            yield f"position {record.position} follows where {expected} is expected"
         expected = record.position + 1
         if record.id in by_id:
             yield f"{record.id} is stored at {by_id[record.id].position} and again at {record.position}"
         by_id.setdefault(record.id, record)
         if (record.id, record.content) not in submitted:
-            yield f"{record.id} at {record.position} is what nobody submitted"
+            yield f"{record.id} at {record.position} was never submitted"
     if history.head != expected - 1:
-        yield f"the newest position is said to be {history.head}, and the last record is at {expected - 1}"
+        yield f"the log reports {history.head} as newest position, but the last record is at {expected - 1}"
 
 
 def _of_answers(calls: Sequence[Call], by_id: Mapping[str, Stored]) -> Iterator[str]:
-    """What was acknowledged is there, as it was said; what was refused is there in another form."""
+    """Acknowledged events are stored as acknowledged; refused ids are stored with another content."""
     for call in calls:
         record = by_id.get(call.id)
         if call.answer == COMMITTED:
@@ -139,13 +139,13 @@ def _of_answers(calls: Sequence[Call], by_id: Mapping[str, Stored]) -> Iterator[
                 yield f"{call.id} was acknowledged to {call.client} with another content than is stored"
         elif call.answer == REFUSED:
             if record is None:
-                yield f"{call.id} was refused to {call.client} for one that is not there"
+                yield f"{call.id} was refused to {call.client} although it is not stored"
             elif record.content == call.content:
-                yield f"{call.id} was refused to {call.client}, though what is stored is the same"
+                yield f"{call.id} was refused to {call.client}, although the stored content is the same"
 
 
 def _of_the_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[str]:
-    """What was acknowledged before another was submitted for the first time stands before it."""
+    """An event that was acknowledged before another was first submitted precedes it."""
     began: dict[tuple[str, str], int] = {}
     acknowledged: dict[str, int] = {}
     for call in calls:
@@ -164,22 +164,22 @@ def _of_the_order(calls: Sequence[Call], records: Sequence[Stored]) -> Iterator[
 
 
 def _of_a_reader(reader: str, seen: Sequence[Seen], records: Sequence[Stored]) -> Iterator[str]:
-    """It was given every record once, in order, and all readers the same."""
+    """The reader received every record once, in order."""
     last = 0
     for one in seen:
         if one.position <= last:
-            yield f"{reader} was given {one.position} after {last}"
+            yield f"{reader} received {one.position} after {last}"
         last = max(last, one.position)
     given = [(one.position, one.id) for one in seen]
     wanted = [(record.position, record.id) for record in records]
     if given != wanted:
         place = next((place for place, pair in enumerate(zip(given, wanted, strict=False)) if pair[0] != pair[1]), None)
         place = min(len(given), len(wanted)) if place is None else place
-        yield f"{reader} was given {given[place : place + 2]} where {wanted[place : place + 2]} was due"
+        yield f"{reader} received {given[place : place + 2]} where {wanted[place : place + 2]} is expected"
 
 
 def _of_looks(history: History) -> Iterator[str]:
-    """Whoever asks after an acknowledgement sees it, whichever gateway he asks."""
+    """A query after an acknowledgement returns its position or a later one, at every server."""
     acknowledged = sorted((call.ended, call.position) for call in history.calls if call.answer == COMMITTED)
     place = newest = 0
     for look in sorted(history.looks, key=lambda look: look.began):
@@ -187,4 +187,4 @@ def _of_looks(history: History) -> Iterator[str]:
             newest = max(newest, acknowledged[place][1])
             place += 1
         if look.newest < newest:
-            yield f"gateway {look.gateway} showed {look.newest} after {newest} had been acknowledged"
+            yield f"server {look.gateway} returned {look.newest} after {newest} had been acknowledged"

@@ -1,4 +1,4 @@
-"""What the tests of several gateways on one database share."""
+"""Fixtures for tests of several servers on one database."""
 
 import shutil
 import tempfile
@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gateways.gateway_stores import run
 from oncelog.engine.log import open_log
 from oncelog.testing.postgres import fresh_schema, postgres_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def standby_server() -> Iterator[str]:
-    """The address of a server of our own: it is told for whom to wait."""
+    """The address of a separate PostgreSQL server whose `synchronous_standby_names` the tests change."""
     directory = Path(tempfile.mkdtemp(prefix="oncelog-standby-"))
     try:
         with postgres_server(directory, is_own=True) as found:
@@ -24,12 +23,8 @@ def standby_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def address(standby_server: str) -> str:
-    """Of a log that is there, so that nobody in a hurry has to make it."""
-
-    async def made() -> str:
-        found = await fresh_schema(standby_server)
-        async with open_log(found):
-            return found
-
-    return str(run(made()))
+async def address(standby_server: str) -> str:
+    """The address of an existing log, so that logs with short timeouts need not create it."""
+    found = str(await fresh_schema(standby_server))
+    async with open_log(found):
+        return found

@@ -1,4 +1,4 @@
-"""Logs on one database, in this process and through a proxy, and what is in the database by plain SQL."""
+"""Logs on one database, directly and through a proxy, and plain SQL queries on the database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,9 +15,8 @@ from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
 
-WAIT_S = 60
-"""Nothing that a test waits for takes that long."""
-RUN_S = 200
+WAIT_S = 600
+"""Guards against a hang."""
 
 T = TypeVar("T")
 
@@ -27,19 +26,26 @@ def event(number: int, partition: str = "a", **members: Any) -> Submission:
 
 
 def limits(**changed: int) -> Limits:
-    """Those of a gateway in a hurry."""
+    """Return limits with shorter timeouts than the defaults."""
     return Limits(**{"postgres_lane_ms": 500, "postgres_commit_ms": 5_000, "postgres_connect_ms": 2_000, **changed})
 
 
 @asynccontextmanager
 async def proxied(address: str, **changed: int) -> AsyncIterator[tuple[PostgresProxy, Log]]:
-    """A log whose sessions go through a proxy."""
-    async with PostgresProxy(address) as proxy, open_log(proxy.address, limits=limits(**changed)) as log:
-        yield proxy, log
+    """Open a log whose sessions go through a proxy."""
+    if changed:  # short timeouts may not suffice to create the log
+        async with open_log(address):
+            pass
+    async with PostgresProxy(address) as proxy:
+        log = await insisted(lambda: open_log(proxy.address, limits=limits(**changed)).__aenter__())
+        try:
+            yield proxy, log
+        finally:
+            await log.close()
 
 
 async def fetched(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """By plain SQL, on a session of its own."""
+    """Run a statement in a separate session and return its rows."""
     connection = await asyncpg.connect(address)
     try:
         return [tuple(row) for row in await connection.fetch(statement, *parameters)]
@@ -48,7 +54,7 @@ async def fetched(address: str, statement: str, *parameters: Any) -> list[tuple[
 
 
 async def positions(address: str) -> dict[int, list[int]]:
-    """The number of each event, and where it is in lane 0."""
+    """Return the positions in lane 0 by number of the event."""
     found: dict[int, list[int]] = {}
     for key, position in await fetched(address, "SELECT key, position FROM oncelog_records WHERE lane = 0"):
         found.setdefault(int.from_bytes(key, "big"), []).append(position)
@@ -56,14 +62,14 @@ async def positions(address: str) -> dict[int, list[int]]:
 
 
 def place(verdict: Verdict) -> int:
-    """The position in an answer of success."""
+    """Return the position from a successful verdict."""
     assert isinstance(verdict, Committed | Replayed), verdict
     assert verdict.receipt is not None
     return verdict.receipt.position
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """What the condition gives once it gives something; it may be a coroutine function."""
+    """Poll a function or coroutine function until its result is true, and return it."""
     async with asyncio.timeout(WAIT_S):
         while True:
             found = condition()
@@ -75,15 +81,10 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 async def insisted(call: Callable[[], Awaitable[T]]) -> T:
-    """As a client does it: again, until there is an answer."""
+    """Retry until the store is available, as a client does."""
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
                 return await call()
             except StoreUnavailableError:
                 await asyncio.sleep(0.01)
-
-
-def run(main: Any) -> Any:
-    """Runs a test's coroutine in a loop of its own."""
-    return asyncio.run(asyncio.wait_for(main, RUN_S))

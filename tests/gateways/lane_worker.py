@@ -1,6 +1,6 @@
-"""One of those who write or follow a lane: python lane_worker.py ADDRESS write NAME COUNT | follow NAME COUNT FILE
+"""A writer or follower of a lane: python lane_worker.py ADDRESS write NAME COUNT | follow NAME COUNT FILE
 
-It begins when it is told to. Who follows leaves all positions that it was given, as they came, in the file.
+It starts at the first line of its input. A follower writes all positions that it received to the file, in order.
 """
 
 import asyncio

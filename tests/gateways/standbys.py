@@ -1,4 +1,4 @@
-"""A server whose COMMITs wait for a standby that does not come, and an operator who looks after it."""
+"""A PostgreSQL server whose COMMITs wait for a missing standby, and an operator of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,15 +9,15 @@ import asyncpg
 
 from gateways.gateway_stores import until
 
-BOUND_S = 30
-"""Who is told that the store is not available is told so by then, on a busy machine too; who waits waits for ever."""
+BOUND_S = 120
+"""Guards against a hang: a call that must fail as unavailable fails long before."""
 GATEWAY = "oncelog"
 PROBE = "probe"
 WAITING = """
     SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = $1 ORDER BY backend_start
 """
 WRITE = "SELECT pg_logical_emit_message(true, 'probe', '')"
-"""Its commit waits as every other."""
+"""A write whose COMMIT waits for the standby."""
 END_ALL = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1"
 END_IDLE = f"{END_ALL} AND wait_event IS DISTINCT FROM 'SyncRep'"
 
@@ -32,7 +32,7 @@ async def connected(address: str, name: str, **settings: Any) -> AsyncIterator[A
 
 
 class Operator:
-    """Who looks after the server. Its own session waits for nobody."""
+    """Changes settings and ends sessions. The commits of its session do not wait for standbys."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -42,19 +42,19 @@ class Operator:
         await self._connection.execute("SELECT pg_reload_conf()")
 
     async def waiting(self, name: str = GATEWAY) -> list[int]:
-        """The sessions whose COMMIT waits for the standby, the oldest first."""
+        """Return the sessions whose COMMIT waits for the standby, oldest first."""
         return [pid for (pid,) in await self._connection.fetch(WAITING, name)]
 
     async def first_waiting(self) -> int:
-        """Once there is one."""
+        """Wait for a session whose COMMIT waits, and return its process id."""
         return int((await until(self.waiting))[0])
 
     async def cancel(self, pid: int) -> None:
-        """As if by mistake: what it has done, the server then shows to everybody."""
+        """End the wait of a COMMIT, as if by mistake. The server then shows the commit to all sessions."""
         await self._connection.execute("SELECT pg_cancel_backend($1)", pid)
 
     async def cancel_until(self, task: "asyncio.Task[Any]") -> None:
-        """All that waits, again and again, until a task has ended. There must be something."""
+        """Cancel all waiting sessions, repeatedly, until a task has ended. At least one is cancelled."""
         cancelled = False
         async with asyncio.timeout(BOUND_S):
             while not task.done():
@@ -64,14 +64,14 @@ class Operator:
         assert cancelled
 
     async def end_sessions(self, statement: str = END_ALL) -> None:
-        """Those of all gateways, and returns when they are gone."""
+        """Terminate the sessions of all logs, and return when they are gone."""
         await until(lambda: self._is_zero(statement))
 
     async def _is_zero(self, statement: str) -> bool:
         return bool(await self._connection.fetchval(statement, GATEWAY) == 0)
 
     async def commits_wait(self, probe: Any) -> "asyncio.Task[Any] | None":
-        """A COMMIT that waits; None if it did not."""
+        """Return a task whose COMMIT waits; None if the COMMIT did not wait."""
         written = asyncio.create_task(probe.execute(WRITE))
         while not written.done():
             if await self.waiting(PROBE):
@@ -82,9 +82,8 @@ class Operator:
 
 @asynccontextmanager
 async def standby_away(address: str) -> AsyncIterator[Operator]:
-    """Inside, no COMMIT returns. At the end the server waits for nobody any more, as if the standby were back."""
-    waits_for_nobody = {"synchronous_commit": "local"}
-    connection = await asyncpg.connect(address, server_settings=waits_for_nobody)
+    """Make every COMMIT wait. At the end the server waits for no standby, as if the standby were back."""
+    connection = await asyncpg.connect(address, server_settings={"synchronous_commit": "local"})
     operator = Operator(connection)
     try:
         async with connected(address, PROBE) as probe:

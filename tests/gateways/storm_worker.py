@@ -1,9 +1,10 @@
-"""Clients of several gateways: python storm_worker.py DIRECTORY NAME SEED CLIENTS EVENTS ADDRESS URL...
+"""Clients of several servers: python storm_worker.py DIRECTORY NAME SEED CLIENTS EVENTS ADDRESS URL...
 
-Each client submits its events, some of them under ids that others use too, and tries another gateway when one does not
-answer in time. One reader stays at each gateway, two wander, and one follows by the library, which also looks at the
-newest position now and then. All that happens is written into the directory, as `checker` says. When all clients are
-done it says so, is told the newest position, and ends when its readers are there.
+Each client submits its events, some of them with ids that other clients use too, and tries another server when one does
+not answer in time. In the end it submits its last event to every server. One reader stays at each server, two change
+servers, and one follows through the library, which also reads the newest position from time to time. The history is
+written into the directory in the format of `checker`. The process prints `done` when all clients are done, reads the
+newest position from its input, and ends when its readers have reached it.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TextIO
@@ -23,21 +25,23 @@ from doors.serving import EventStream, SocketClient
 from gateways.checker import COMMITTED, REFUSED, UNKNOWN, Call, Look, Seen, line_of
 from oncelog.engine.log import Log, open_log
 
-CALL_S: Final = 2.5
-"""Then another gateway is tried."""
+CALL_S: Final = 10.0
+"""Then another server is tried."""
+PAUSE_S: Final = 0.01
 SHARED_RATE: Final = 0.3
 SHARED_IDS: Final = 4
-"""Of each step: who shares an id at this step takes one of them."""
+"""Shared ids of each step."""
 OTHER_RATE: Final = 0.1
-"""Of events under a shared id, with another content."""
+"""Rate of events with a shared id and another content."""
 WANDERERS: Final = 2
 LOOK_S: Final = 0.05
+LOOKS_MIN: Final = 10
 LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyError, ValueError)
-"""What one meets whose gateway is killed, or cannot do its work: no answer, or none that is one."""
+"""Errors of a client whose server is killed or unavailable: no answer, or an error."""
 
 
 def planned(seed: int, name: str, client: int, step: int) -> tuple[str, str]:
-    """The id and the content of an event."""
+    """Return the id and the content of an event."""
     chance = Random(f"{seed}/{name}/{client}/{step}")
     if chance.random() < SHARED_RATE:
         number = 1 << 100 | step << 8 | chance.randrange(SHARED_IDS)
@@ -50,7 +54,7 @@ def event_of(id: str, content: str) -> dict[str, Any]:  # noqa: A002 - its name 
 
 
 class Work:
-    """What all of them share."""
+    """State that all clients and readers share."""
 
     def __init__(self, directory: Path, name: str, seed: int, urls: list[str], session: aiohttp.ClientSession) -> None:
         self.directory = directory
@@ -62,7 +66,7 @@ class Work:
         self.looks = self.file("looks")
         self.is_done = False
         self.followed = 0
-        """The position that the library's reader has come to."""
+        """Position of the reader that uses the library."""
 
     def file(self, kind: str, of: str = "") -> TextIO:
         return (self.directory / f"{kind}-{self.name}{of}.jsonl").open("w", buffering=1)
@@ -76,7 +80,7 @@ async def connected(work: Work, gateway: int, client_id: str) -> SocketClient:
 
 
 class Client:
-    """Never gives up: an event without an answer is sent again, under its id, to another gateway."""
+    """Retries without end: an event without an answer is sent again, with its id, to another server."""
 
     def __init__(self, work: Work, number: int) -> None:
         self._work = work
@@ -90,15 +94,23 @@ class Client:
     async def run(self, events: int) -> None:
         for step in range(events):
             id_, content = planned(self._work.seed, self._work.name, self._number, step)
-            if self._socket is None:  # one that has a connection stays with it, the others wander
+            if self._socket is None:  # a client with a connection keeps it, the others change servers
                 self._gateway = self._chance.randrange(len(self._work.urls))
             while await self._call(id_, content) == UNKNOWN:
-                if self._socket is not None:
-                    await self._socket.socket.close()
-                    self._socket = None
+                await self._disconnect()
                 self._gateway = self._chance.randrange(len(self._work.urls))
+        for gateway in range(len(self._work.urls)):
+            await self._disconnect()
+            self._gateway = gateway
+            while await self._call(id_, content) == UNKNOWN:
+                await self._disconnect()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         if self._socket is not None:
-            await self._socket.close()
+            await self._socket.socket.close()
+            self._socket = None
+        await asyncio.sleep(PAUSE_S)
 
     async def _call(self, id_: str, content: str) -> str:
         began = time.monotonic_ns()
@@ -127,7 +139,7 @@ class Client:
 
 
 class Reader:
-    """Goes on where it stood, at the same gateway or, if it wanders, at another."""
+    """Resumes at its cursor, at the same server or, if it changes servers, at another one."""
 
     def __init__(self, work: Work, gateway: int | None, name: str) -> None:
         self._work = work
@@ -138,12 +150,12 @@ class Reader:
         self.cursor = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Read until cancelled."""
         while True:
             gateway = self._chance.randrange(len(self._work.urls)) if self._gateway is None else self._gateway
             with suppress(*LOST):
                 await (self._by_stream(gateway) if self._gateway is None else self._by_socket(gateway))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(PAUSE_S)
 
     def _take(self, event: dict[str, Any]) -> None:
         self._file.write(line_of(Seen(event["committed_id"], event["id"])))
@@ -178,7 +190,7 @@ class Reader:
 
 
 async def follow(work: Work, log: Log) -> None:
-    """By the library."""
+    """Follow through the library."""
     file = work.file("readings", "-library")
     async with log.follow() as records:
         async for record in records:
@@ -187,8 +199,9 @@ async def follow(work: Work, log: Log) -> None:
 
 
 async def look(work: Work, log: Log) -> None:
-    """By the library: what the newest is."""
-    while not work.is_done:
+    """Read the newest position through the library."""
+    looks = count()
+    while not work.is_done or next(looks) < LOOKS_MIN:
         began = time.monotonic_ns()
         newest = (await log.read(limit=1)).newest
         work.looks.write(line_of(Look(len(work.urls), began, newest)))
@@ -212,7 +225,7 @@ async def live(work: Work, log: Log, clients: int, events: int) -> None:
         work.is_done = True
         say("done")
         head = json.loads(await asyncio.to_thread(sys.stdin.readline))
-        while min(work.followed, *(reader.cursor for reader in readers)) < head:  # noqa: ASYNC110 - nobody tells
+        while min(work.followed, *(reader.cursor for reader in readers)) < head:  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.01)
         for task in reading:
             task.cancel()
@@ -228,5 +241,5 @@ async def main(directory: str, name: str, *numbers: str) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(10)  # gateways that are started again come first
+    os.nice(10)  # starting servers have priority
     asyncio.run(main(*sys.argv[1:]))

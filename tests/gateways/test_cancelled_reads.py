@@ -1,4 +1,4 @@
-"""A caller who no longer waits for what he reads: nothing is cancelled on the server, and no session is lost by it."""
+"""Cancelled reads: the log does not cancel the statement on the server, and keeps the session."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from gateways.gateway_stores import event, fetched, proxied, run, until
+from gateways.gateway_stores import event, fetched, proxied, until
 from oncelog.stores.postgres.store import READERS
 
 WAITING = """
@@ -18,7 +18,7 @@ THERE = "SELECT pid FROM pg_stat_activity WHERE pid = ANY($1::integer[]) ORDER B
 
 @asynccontextmanager
 async def records_locked(address: str) -> AsyncIterator[None]:
-    """Nobody can read a record inside."""
+    """Lock the records, so that reads wait."""
     connection = await asyncpg.connect(address)
     try:
         async with connection.transaction():
@@ -28,49 +28,43 @@ async def records_locked(address: str) -> AsyncIterator[None]:
         await connection.close()
 
 
-def test_reads_go_on_when_their_callers_do_not(database: str) -> None:
-    async def main() -> None:
-        async with proxied(database, postgres_lane_ms=30_000) as (proxy, log):
-            await log.submit(event(1))
-            async with records_locked(database):
-                reads = [asyncio.create_task(log.read()) for _ in range(READERS)]
-                pids = await until(lambda: all_waiting(database))
-                for read in reads:
-                    read.cancel()
-                await asyncio.wait(reads)
-                assert all(read.cancelled() for read in reads)
-                # A request to cancel would have come to the proxy before this session does.
-                assert await fetched(proxy.address, WAITING) == pids
-                assert proxy.cancel_requests == 0
-            accepted = proxy.accepted_count
-            pages = await asyncio.gather(*[log.read() for _ in range(2 * READERS)])
-            assert [len(page.records) for page in pages] == [1] * (2 * READERS)
-            assert await fetched(database, THERE, [pid for (pid,) in pids]) == pids
-            assert proxy.accepted_count == accepted  # on the sessions that were there
-        assert proxy.cancel_requests == 0
-
-    run(main())
+async def test_cancelled_reads_keep_their_sessions(database: str) -> None:
+    async with proxied(database, postgres_lane_ms=30_000) as (proxy, log):
+        await log.submit(event(1))
+        async with records_locked(database):
+            reads = [asyncio.create_task(log.read()) for _ in range(READERS)]
+            pids = await until(lambda: all_waiting(database))
+            for read in reads:
+                read.cancel()
+            await asyncio.wait(reads)
+            assert all(read.cancelled() for read in reads)
+            # A cancel request would have reached the proxy before this session.
+            assert await fetched(proxy.address, WAITING) == pids
+            assert proxy.cancel_requests == 0
+        accepted = proxy.accepted_count
+        pages = await asyncio.gather(*[log.read() for _ in range(2 * READERS)])
+        assert [len(page.records) for page in pages] == [1] * (2 * READERS)
+        assert await fetched(database, THERE, [pid for (pid,) in pids]) == pids
+        assert proxy.accepted_count == accepted  # on the existing sessions
+    assert proxy.cancel_requests == 0
 
 
 async def all_waiting(address: str) -> list[tuple[int]]:
-    """The sessions that read, once they all wait."""
+    """Return the reading sessions when all of them wait."""
     found = await fetched(address, WAITING)
     return [(pid,) for (pid,) in found] if len(found) == READERS else []
 
 
-def test_a_log_that_is_closed_waits_for_a_read_that_nobody_waits_for(database: str) -> None:
-    async def main() -> None:
-        async with proxied(database, postgres_lane_ms=30_000) as (proxy, log):
-            await log.submit(event(1))
-            async with records_locked(database):
-                read = asyncio.create_task(log.read())
-                await until(lambda: fetched(database, WAITING))
-                read.cancel()
-                closing = asyncio.create_task(log.close())
-                await asyncio.wait([read])
-                await fetched(proxy.address, "SELECT 1")
-                assert not closing.done()
-            await closing
-            assert proxy.cancel_requests == 0
-
-    run(main())
+async def test_close_waits_for_a_cancelled_read(database: str) -> None:
+    async with proxied(database, postgres_lane_ms=30_000) as (proxy, log):
+        await log.submit(event(1))
+        async with records_locked(database):
+            read = asyncio.create_task(log.read())
+            await until(lambda: fetched(database, WAITING))
+            read.cancel()
+            closing = asyncio.create_task(log.close())
+            await asyncio.wait([read])
+            await fetched(proxy.address, "SELECT 1")
+            assert not closing.done()
+        await closing
+        assert proxy.cancel_requests == 0

@@ -1,4 +1,4 @@
-"""The checker of histories finds what is wrong in doctored ones, and nothing in a sound one."""
+"""The checker reports the violations of a corrupted history, and none of a sound one."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gateways.checker import COMMITTED, REFUSED, UNKNOWN, Call, History, Look, S
 
 
 def sound() -> History:
-    """Two clients at two gateways; `b` was sent twice, `c` was refused to one of them, `d` never acknowledged."""
+    """Two clients at two servers; `b` was sent twice, `c` refused to one client, `d` never acknowledged."""
     calls = [
         Call("ann", 1, "a", "x", 10, 20, COMMITTED, 1),
         Call("ann", 1, "b", "x", 30, 45, UNKNOWN),
@@ -28,7 +28,7 @@ def sound() -> History:
 
 
 def without(history: History, position: int) -> None:
-    """The record is gone, as if it had never been: those behind it move up."""
+    """Remove a record without a trace: later records move up."""
     history.records = [
         replace(one, position=one.position - (one.position > position))
         for one in history.records
@@ -89,7 +89,7 @@ def refuse_for_nothing(history: History) -> None:
 
 
 def break_the_order(history: History) -> None:
-    """`b` was first submitted after `c` was acknowledged, and stands before it."""
+    """`b` was first submitted after `c` was acknowledged, but precedes it."""
     history.calls[1] = replace(history.calls[1], began=42)
 
 
@@ -118,47 +118,47 @@ def look_into_the_past(history: History) -> None:
     history.looks[2] = Look(1, 42, 2)
 
 
-DOCTORED: dict[Callable[[History], None], str] = {
+CORRUPTIONS: dict[Callable[[History], None], str] = {
     lose_an_acknowledged_one: "c was acknowledged at 3 to bob, and is lost",
-    lose_and_leave_a_hole: "position 4 comes where 3 was due",
+    lose_and_leave_a_hole: "position 4 follows where 3 is expected",
     store_twice: "b is stored at 2 and again at 5",
-    skip_a_position: "position 5 comes where 4 was due",
-    reuse_a_position: "position 3 comes where 4 was due",
+    skip_a_position: "position 5 follows where 4 is expected",
+    reuse_a_position: "position 3 follows where 4 is expected",
     move_an_acknowledged_one: "b was acknowledged at 4 to ann, and is at 2",
     acknowledge_twice_at_two_places: "a was acknowledged at 2 to bob, and is at 1",
     change_the_content: "b was acknowledged to ann with another content than is stored",
-    invent: "e at 5 is what nobody submitted",
-    say_a_wrong_head: "the newest position is said to be 5, and the last record is at 4",
-    refuse_the_same: "c was refused to ann, though what is stored is the same",
-    refuse_for_nothing: "nowhere was refused to ann for one that is not there",
+    invent: "e at 5 was never submitted",
+    say_a_wrong_head: "the log reports 5 as newest position, but the last record is at 4",
+    refuse_the_same: "c was refused to ann, although the stored content is the same",
+    refuse_for_nothing: "nowhere was refused to ann although it is not stored",
     break_the_order: "c at 3 was acknowledged before b, which precedes it, was begun",
-    read_backwards: "reader 2 was given 2 after 3",
-    read_one_twice: "reader 2 was given 2 after 2",
-    skip_in_a_reading: "reader 1 was given [(3, 'c'), (4, 'd')] where [(2, 'b'), (3, 'c')] was due",
-    end_a_reading_early: "reader 1 was given [] where [(4, 'd')] was due",
-    read_another: "reader 1 was given [(2, 'c'), (3, 'c')] where [(2, 'b'), (3, 'c')] was due",
-    look_into_the_past: "gateway 1 showed 2 after 3 had been acknowledged",
+    read_backwards: "reader 2 received 2 after 3",
+    read_one_twice: "reader 2 received 2 after 2",
+    skip_in_a_reading: "reader 1 received [(3, 'c'), (4, 'd')] where [(2, 'b'), (3, 'c')] is expected",
+    end_a_reading_early: "reader 1 received [] where [(4, 'd')] is expected",
+    read_another: "reader 1 received [(2, 'c'), (3, 'c')] where [(2, 'b'), (3, 'c')] is expected",
+    look_into_the_past: "server 1 returned 2 after 3 had been acknowledged",
 }
 
 
-def test_a_sound_history_has_no_violation() -> None:
+def test_sound_history_has_no_violation() -> None:
     assert violations(sound()) == []
 
 
-@pytest.mark.parametrize("doctor", DOCTORED, ids=lambda doctor: doctor.__name__)
-def test_a_doctored_history_is_rejected(doctor: Callable[[History], None]) -> None:
+@pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda corrupt: corrupt.__name__)
+def test_corrupted_history_is_rejected(corrupt: Callable[[History], None]) -> None:
     history = sound()
-    doctor(history)
-    assert DOCTORED[doctor] in violations(history)
+    corrupt(history)
+    assert CORRUPTIONS[corrupt] in violations(history)
 
 
-def test_a_retry_that_was_begun_late_is_no_violation_of_the_order() -> None:
+def test_late_retry_does_not_violate_the_order() -> None:
     history = sound()
     history.calls[3] = replace(history.calls[3], began=1000, ended=1001)
     assert violations(history) == []
 
 
-def test_a_history_is_what_its_files_say(tmp_path: Path) -> None:
+def test_history_is_loaded_from_its_files(tmp_path: Path) -> None:
     history = sound()
     (tmp_path / "calls-1.jsonl").write_text("".join(map(line_of, history.calls[:3])))
     (tmp_path / "calls-2.jsonl").write_text("".join(map(line_of, history.calls[3:])))

@@ -1,4 +1,4 @@
-"""A server that is out of reach for long: the log says so once, and when it is over."""
+"""An unreachable database: the log reports the outage once, and its end once."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from gateways.gateway_stores import event, insisted, place, proxied, run, until
+from gateways.gateway_stores import event, insisted, place, proxied, until
 from oncelog.engine.log import Log
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.postgres import news
@@ -19,7 +19,7 @@ TRIES = 5
 
 
 async def outage(proxy: PostgresProxy, log: Log, number: int) -> None:
-    """All are tried, again and again: who writes, who reads, and who listens."""
+    """Write, read and listen while no session can be opened."""
     proxy.is_shut = True
     proxy.cut_all()
     for _ in range(TRIES):
@@ -27,17 +27,17 @@ async def outage(proxy: PostgresProxy, log: Log, number: int) -> None:
             with pytest.raises(StoreUnavailableError):
                 await call
     refused = proxy.done[Incident.REFUSED]
-    await until(lambda: proxy.done[Incident.REFUSED] > refused + 1)  # nobody but who listens
+    await until(lambda: proxy.done[Incident.REFUSED] > refused + 1)  # only the listening session tries
     proxy.is_shut = False
 
 
-def test_outages_are_logged_once_each(
+async def test_each_outage_is_logged_once(
     database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(news, "PAUSE_S", 0.01)
 
-    async def main() -> None:
-        async with proxied(database, postgres_patience_ms=50) as (proxy, log):
+    with caplog.at_level(logging.WARNING, "oncelog.postgres"):
+        async with proxied(database, postgres_patience_ms=100) as (proxy, log):
             assert place(await log.submit(event(1))) == 1
             telling = log._store._news  # type: ignore[attr-defined]
             await until(lambda: telling._connection is not None)
@@ -47,9 +47,6 @@ def test_outages_are_logged_once_each(
                 await until(lambda: telling._connection is not None)
                 assert place(await insisted(partial(log.submit, event(number)))) == number
                 await asyncio.gather(*[insisted(log.read) for _ in range(TRIES)])
-
-    with caplog.at_level(logging.WARNING, "oncelog.postgres"):
-        run(main())
     said = [record.message for record in caplog.records if record.name == "oncelog.postgres"]
     assert [kind for one in said for kind in (GONE, BACK, ALONE) if one.startswith(kind)] in (
         [GONE, ALONE, BACK] * 2,

@@ -1,10 +1,9 @@
-"""How long the same thing is tried again."""
+"""How long a batch is retried after a session is lost."""
 
 import asyncio
 
 import pytest
 
-from gateways.gateway_stores import run
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.postgres.session import Patience
 
@@ -14,7 +13,7 @@ TRIES_MAX = 100
 
 
 class Time:
-    """Passes only where it is waited for."""
+    """Virtual time, which passes only in `sleep`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -24,26 +23,22 @@ class Time:
 
 
 async def tried(patience: Patience, time: Time) -> None:
-    """In vain, again and again."""
+    """Fail repeatedly."""
     for _ in range(TRIES_MAX):
         await patience.wait_for_another(TimeoutError())
         time.now_s += TRY_S
 
 
 @pytest.mark.rule("CO-16")
-@pytest.mark.parametrize("before_s", [0.0, 3_600.0], ids=["at once", "late"])
-def test_it_is_counted_from_the_first_loss(monkeypatch: pytest.MonkeyPatch, before_s: float) -> None:
-    """Not from the beginning, which may be long ago, and not anew at each loss, which would have no end."""
+@pytest.mark.parametrize("before_s", [0.0, 3_600.0], ids=["immediately", "later"])
+async def test_patience_starts_at_the_first_lost_session(monkeypatch: pytest.MonkeyPatch, before_s: float) -> None:
+    """Not at the start of the batch, which may be long ago, and not again at each loss, which would have no end."""
     time = Time()
-
-    async def main() -> None:
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
-        monkeypatch.setattr(asyncio, "sleep", time.sleep)
-        patience = Patience("the log", round(LIMIT_S * 1000), "; try again")
-        time.now_s += before_s
-        with pytest.raises(StoreUnavailableError, match="the log: TimeoutError; try again"):
-            await tried(patience, time)
-        monkeypatch.undo()
-
-    run(main())
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.now_s)
+    monkeypatch.setattr(asyncio, "sleep", time.sleep)
+    patience = Patience("the log", round(LIMIT_S * 1000), "; try again")
+    time.now_s += before_s
+    with pytest.raises(StoreUnavailableError, match="the log: TimeoutError; try again"):
+        await tried(patience, time)
+    monkeypatch.undo()
     assert LIMIT_S / 2 <= time.now_s - before_s <= LIMIT_S + TRY_S

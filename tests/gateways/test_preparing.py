@@ -1,4 +1,4 @@
-"""A writer's statements are prepared before it holds anything: how long that may take, and what ends it."""
+"""A writer prepares its statements before it locks a lane: how long that may take, and what ends it."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateways.gateway_stores import WAIT_S, event, fetched, place, run
+from gateways.gateway_stores import event, fetched, place
 from oncelog.core.policy import EVENTS
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.postgres import PostgresStore
@@ -17,12 +17,12 @@ from oncelog.testing.postgres_proxy import PostgresProxy
 
 BARRIER = "SELECT pg_logical_emit_message"
 HALFWAY = len(STATEMENTS) // 2
-LONG_MS = 100_000
-"""Longer than a test waits."""
+LONG_MS = 1_000_000
+"""Longer than a test may take."""
 
 
 class FarAway:
-    """A session with a server far away, which needs a while for each statement that is made known to it."""
+    """A session with a distant server that needs time to prepare each statement."""
 
     def __init__(self, each_s: float) -> None:
         self.now_s = 0.0
@@ -32,7 +32,7 @@ class FarAway:
 
     async def _get_statement(self, statement: str, _timeout: None) -> None:
         self.now_s += self._each_s
-        await asyncio.sleep(0)  # whatever was to happen by now happens
+        await asyncio.sleep(0)  # let timers of this moment fire
         if self.is_ended:
             raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
         self.prepared.append(statement)
@@ -58,11 +58,11 @@ async def nothing(_: Any) -> None:
 
 
 async def transacted(server: FarAway, timeouts: Timeouts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a writer for whom time passes only where the server needs it."""
+    """Run a transaction in virtual time, which passes only while the server prepares statements."""
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: server.now_s)
 
     async def connected() -> FarAway:
-        assert not server.is_ended, "it was let go, and would be tried again for ever"
+        assert not server.is_ended, "the session was abandoned, and would be retried without end"
         return server
 
     try:
@@ -71,55 +71,46 @@ async def transacted(server: FarAway, timeouts: Timeouts, monkeypatch: pytest.Mo
         monkeypatch.undo()
 
 
-def test_of_a_server_far_away_all_statements_may_take_longer_than_a_transaction(
+async def test_preparing_on_a_distant_server_may_take_longer_than_a_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts = Timeouts()
     server = FarAway(each_s=0.9 * timeouts.connect_ms / 1000)
-    run(transacted(server, timeouts, monkeypatch))
+    await transacted(server, timeouts, monkeypatch)
     assert server.now_s > timeouts.transaction_ms / 1000
     assert server.prepared == list(STATEMENTS)
     assert not server.is_ended
 
 
 @pytest.mark.rule("CO-16")
-def test_who_hears_nothing_of_one_statement_takes_another_session(database: str) -> None:
-    """After the time that a session may take to be made; a transaction might take far longer."""
-
-    async def main() -> None:
-        timeouts = Timeouts(connect_ms=500, lane_ms=LONG_MS, commit_ms=LONG_MS)
-        async with PostgresProxy(database) as proxy:
-            store = PostgresStore(proxy.address, timeouts=timeouts)
-            await store.open()
-            held = proxy.hold_after(BARRIER, HALFWAY)
-            declared = asyncio.create_task(store.declare([EVENTS]))
-            async with asyncio.timeout(WAIT_S):
-                await held.reached()
-                assert list(await declared) == [EVENTS.name]
-            await store.close()
-
-    run(main())
+async def test_writer_without_answer_to_prepare_takes_another_session(database: str) -> None:
+    """It waits for the connect timeout, which is far shorter than that of a transaction."""
+    timeouts = Timeouts(connect_ms=500, lane_ms=LONG_MS, commit_ms=LONG_MS)
+    async with PostgresProxy(database) as proxy:
+        store = PostgresStore(proxy.address, timeouts=timeouts)
+        await store.open()
+        held = proxy.hold_after(BARRIER, HALFWAY)
+        declared = asyncio.create_task(store.declare([EVENTS]))
+        await held.reached()
+        assert list(await declared) == [EVENTS.name]
+        await store.close()
 
 
 @pytest.mark.rule("CO-12")
-def test_a_session_that_has_forgotten_its_statements_is_not_used_again(database: str) -> None:
-    """A table was changed under it. Frozen at the first use of one of them it would keep its lane."""
-
-    async def main() -> None:
-        async with open_log(database) as log:
-            assert place(await log.submit(event(1))) == 1
-            before = session_of(log)
-            # What a statement gives is now of another type than the session was told when it was prepared.
-            await fetched(database, "ALTER TABLE oncelog_lanes ALTER revision TYPE integer")
-            assert place(await log.submit(event(2))) == 2
-            after = session_of(log)
-            assert after != before
-            assert place(await log.submit(event(3))) == 3
-            assert session_of(log) == after
-
-    run(main())
+async def test_session_with_invalid_prepared_statements_is_replaced(database: str) -> None:
+    """A table was altered. If the process froze while it prepares again, the session would keep its lane."""
+    async with open_log(database) as log:
+        assert place(await log.submit(event(1))) == 1
+        before = session_of(log)
+        # A statement now returns another type than when the session prepared it.
+        await fetched(database, "ALTER TABLE oncelog_lanes ALTER revision TYPE integer")
+        assert place(await log.submit(event(2))) == 2
+        after = session_of(log)
+        assert after != before
+        assert place(await log.submit(event(3))) == 3
+        assert session_of(log) == after
 
 
 def session_of(log: Log) -> int:
-    """The one that writes."""
+    """Return the process id of the writer's session."""
     return int(log._store._writer._connection.get_server_pid())  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A server whose COMMITs wait for a standby that does not come: nobody is told anything that only one server has."""
+"""COMMITs wait for a missing standby: a log does not report data that only one server has."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 import oncelog
-from gateways.gateway_stores import WAIT_S, event, fetched, insisted, limits, place, positions, run, until
+from gateways.gateway_stores import event, fetched, insisted, limits, place, positions, until
 from gateways.standbys import BOUND_S, END_IDLE, GATEWAY, Operator, connected, standby_away
 from oncelog.core.values import Item, Replayed, Verdict
 from oncelog.engine.log import Log, open_log
@@ -18,10 +18,10 @@ from oncelog.testing.postgres_proxy import PostgresProxy
 
 COMMIT_MS = 200
 PATIENCE_MS = 200
-LONG_MS = 60_000
-"""More patience than it takes to have the standby back."""
+LONG_MS = 600_000
+"""More patience than the return of the standby takes."""
 COMMAND_S = 1.0
-"""For each command, of those before the one that waits too."""
+"""Limit of each command, also of those before the one that waits."""
 SESSIONS_MAX = 3
 
 
@@ -32,7 +32,7 @@ def hurried(address: str, **changed: int) -> Log:
 
 @asynccontextmanager
 async def gateway(address: str, **changed: int) -> AsyncIterator[Log]:
-    """A log in a hurry that is open, though it may have taken more than one try."""
+    """Open a log with short timeouts, if necessary with several tries."""
     log = await insisted(lambda: hurried(address, **changed).__aenter__())
     try:
         yield log
@@ -41,7 +41,7 @@ async def gateway(address: str, **changed: int) -> AsyncIterator[Log]:
 
 
 async def unavailable(call: Awaitable[Any]) -> None:
-    """It ends, and as an error that can be retried."""
+    """The call ends with an error that can be retried."""
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(StoreUnavailableError):
             await call
@@ -52,78 +52,63 @@ async def answered(log: Log, item: Item) -> Verdict:
 
 
 @pytest.mark.rule("CO-11", "CO-16")
-def test_what_waits_for_a_standby_is_not_acknowledged(address: str) -> None:
-    async def main() -> None:
-        async with gateway(address) as log:
-            async with standby_away(address) as operator:
-                submitted = asyncio.create_task(log.submit(event(1)))
-                await operator.first_waiting()
-                await unavailable(submitted)
-                await unavailable(log.submit(event(1)))
-                assert await positions(address) == {}
-            for _ in range(2):
-                assert place(await answered(log, event(1))) == 1
-            assert place(await answered(log, event(2))) == 2
-        assert await positions(address) == {1: [1], 2: [2]}
-
-    run(main())
+async def test_commit_waiting_for_a_standby_is_not_acknowledged(address: str) -> None:
+    async with gateway(address) as log:
+        async with standby_away(address) as operator:
+            submitted = asyncio.create_task(log.submit(event(1)))
+            await operator.first_waiting()
+            await unavailable(submitted)
+            await unavailable(log.submit(event(1)))
+            assert await positions(address) == {}
+        for _ in range(2):
+            assert place(await answered(log, event(1))) == 1
+        assert place(await answered(log, event(2))) == 2
+    assert await positions(address) == {1: [1], 2: [2]}
 
 
 @pytest.mark.rule("CO-11", "CO-16")
-def test_a_commit_whose_waiting_was_cancelled_is_not_acknowledged(address: str) -> None:
-    """The server says COMMIT, and shows it; that it is on no standby is in a warning."""
+async def test_commit_with_cancelled_wait_is_not_acknowledged(address: str) -> None:
+    """The server answers COMMIT and shows the data; only a warning says that no standby has it."""
+    async with gateway(address) as log:
+        async with standby_away(address) as operator:
+            submitted = asyncio.create_task(log.submit(event(1)))
+            await operator.cancel(await operator.first_waiting())
+            await until(lambda: positions(address))
+            await unavailable(submitted)
+            await unavailable(log.submit(event(1)))
+        assert place(await answered(log, event(1))) == 1
+        assert place(await answered(log, event(2))) == 2
+    assert await positions(address) == {1: [1], 2: [2]}
 
-    async def main() -> None:
-        async with gateway(address) as log:
-            async with standby_away(address) as operator:
-                submitted = asyncio.create_task(log.submit(event(1)))
-                await operator.cancel(await operator.first_waiting())
+
+@pytest.mark.rule("CO-11", "CO-16")
+async def test_commit_is_not_acknowledged_when_every_wait_is_cancelled(address: str) -> None:
+    """The queries that find out the outcome, and the barrier of each new session, are cancelled too."""
+    async with gateway(address) as log:
+        async with standby_away(address) as operator:
+            submitted = asyncio.create_task(log.submit(event(1)))
+            await operator.cancel_until(submitted)
+            await unavailable(submitted)
+        assert place(await answered(log, event(1))) == 1
+    assert await positions(address) == {1: [1]}
+
+
+@pytest.mark.rule("CO-11", "CO-16")
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["waiting", "cancelled"])
+async def test_waiting_commit_is_acknowledged_when_the_standby_is_back(address: str, is_cancelled: bool) -> None:
+    async with gateway(address, postgres_patience_ms=LONG_MS) as log:
+        async with standby_away(address) as operator:
+            submitted = asyncio.create_task(log.submit(event(1)))
+            first = await operator.first_waiting()
+            if is_cancelled:
+                await operator.cancel(first)
                 await until(lambda: positions(address))
-                await unavailable(submitted)
-                await unavailable(log.submit(event(1)))
-            assert place(await answered(log, event(1))) == 1
-            assert place(await answered(log, event(2))) == 2
-        assert await positions(address) == {1: [1], 2: [2]}
-
-    run(main())
-
-
-@pytest.mark.rule("CO-11", "CO-16")
-def test_an_operator_who_cancels_all_that_waits_makes_nobody_believe_it(address: str) -> None:
-    """Also what is asked in order to find out, and the barrier of each new session, is cancelled."""
-
-    async def main() -> None:
-        async with gateway(address) as log:
-            async with standby_away(address) as operator:
-                submitted = asyncio.create_task(log.submit(event(1)))
-                await operator.cancel_until(submitted)
-                await unavailable(submitted)
-            assert place(await answered(log, event(1))) == 1
-        assert await positions(address) == {1: [1]}
-
-    run(main())
-
-
-@pytest.mark.rule("CO-11", "CO-16")
-@pytest.mark.parametrize("is_cancelled", [False, True], ids=["left", "cancelled"])
-def test_who_still_waits_when_the_standby_is_back_is_answered(address: str, is_cancelled: bool) -> None:
-    async def main() -> None:
-        async with gateway(address, postgres_patience_ms=LONG_MS) as log:
-            async with standby_away(address) as operator:
-                submitted = asyncio.create_task(log.submit(event(1)))
-                first = await operator.first_waiting()
-                if is_cancelled:
-                    await operator.cancel(first)
-                    await until(lambda: positions(address))
-                # What became of it is being asked, and that waits as well.
-                await until(lambda: is_another_waiting(operator, first, submitted))
-                assert not submitted.done()
-            async with asyncio.timeout(WAIT_S):
-                assert place(await submitted) == 1
-            assert place(await answered(log, event(1))) == 1
-        assert await positions(address) == {1: [1]}
-
-    run(main())
+            # The query for the outcome waits too.
+            await until(lambda: is_another_waiting(operator, first, submitted))
+            assert not submitted.done()
+        assert place(await submitted) == 1
+        assert place(await answered(log, event(1))) == 1
+    assert await positions(address) == {1: [1]}
 
 
 async def is_another_waiting(operator: Operator, first: int, submitted: "asyncio.Task[Verdict]") -> bool:
@@ -131,48 +116,40 @@ async def is_another_waiting(operator: Operator, first: int, submitted: "asyncio
 
 
 @pytest.mark.rule("CO-11")
-def test_a_new_session_does_not_tell_what_is_on_no_standby(address: str) -> None:
-    """A commit is there for all to see, since nobody waits for its standby any more."""
-
-    async def main() -> None:
-        async with gateway(address) as log:
-            async with standby_away(address) as operator:
-                submitted = asyncio.create_task(log.submit(event(1)))
-                await operator.first_waiting()
-                await operator.end_sessions()
-                assert await positions(address) == {1: [1]}
-                told = (submitted, log.read(), log.submit(event(1)), opened_and_read(address))
-                await asyncio.gather(*map(unavailable, told))
-            records = await opened_and_read(address, postgres_patience_ms=LONG_MS)
-            assert [record.position for record in records] == [1]
-            async with gateway(address, postgres_patience_ms=LONG_MS) as other:
-                assert isinstance(await answered(other, event(1)), Replayed)
-            assert place(await answered(log, event(1))) == 1
-        assert await positions(address) == {1: [1]}
-
-    run(main())
+async def test_new_session_does_not_return_data_without_a_standby(address: str) -> None:
+    """The commit is visible to all sessions, because its own session has ended."""
+    async with gateway(address) as log:
+        async with standby_away(address) as operator:
+            submitted = asyncio.create_task(log.submit(event(1)))
+            await operator.first_waiting()
+            await operator.end_sessions()
+            assert await positions(address) == {1: [1]}
+            calls = (submitted, log.read(), log.submit(event(1)), opened_and_read(address))
+            await asyncio.gather(*map(unavailable, calls))
+        records = await opened_and_read(address, postgres_patience_ms=LONG_MS)
+        assert [record.position for record in records] == [1]
+        async with gateway(address, postgres_patience_ms=LONG_MS) as other:
+            assert isinstance(await answered(other, event(1)), Replayed)
+        assert place(await answered(log, event(1))) == 1
+    assert await positions(address) == {1: [1]}
 
 
 @pytest.mark.rule("CO-11")
-@pytest.mark.parametrize("is_open", [False, True], ids=["opened anew", "open"])
-def test_a_barrier_whose_waiting_was_cancelled_is_not_passed(address: str, is_open: bool) -> None:
-    """A session that has not waited to the end sees what is on no standby, and must not tell it."""
-
-    async def main() -> None:
-        async with gateway(address) as log:
-            async with standby_away(address) as operator:
-                submitted = asyncio.create_task(log.submit(event(1)))
-                await operator.first_waiting()
-                await operator.end_sessions()
-                assert await positions(address) == {1: [1]}
-                await unavailable(submitted)
-                told = asyncio.create_task(read(log) if is_open else opened_and_read(address))
-                await operator.cancel_until(told)
-                await unavailable(told)
-            assert place(await answered(log, event(1))) == 1
-            assert [record.position for record in await insisted(lambda: read(log))] == [1]
-
-    run(main())
+@pytest.mark.parametrize("is_open", [False, True], ids=["new log", "open log"])
+async def test_barrier_with_cancelled_wait_is_not_passed(address: str, is_open: bool) -> None:
+    """A session whose barrier was cancelled sees data without a standby, and must not return it."""
+    async with gateway(address) as log:
+        async with standby_away(address) as operator:
+            submitted = asyncio.create_task(log.submit(event(1)))
+            await operator.first_waiting()
+            await operator.end_sessions()
+            assert await positions(address) == {1: [1]}
+            await unavailable(submitted)
+            reading = asyncio.create_task(read(log) if is_open else opened_and_read(address))
+            await operator.cancel_until(reading)
+            await unavailable(reading)
+        assert place(await answered(log, event(1))) == 1
+        assert [record.position for record in await insisted(lambda: read(log))] == [1]
 
 
 async def read(log: Log) -> list[Any]:
@@ -185,45 +162,42 @@ async def opened_and_read(address: str, **changed: int) -> list[Any]:
 
 
 @pytest.mark.rule("CO-11")
-def test_a_gateway_that_tries_again_and_again_has_few_sessions_that_wait(address: str) -> None:
-    async def main() -> None:
-        async with gateway(address, postgres_commit_ms=100, postgres_patience_ms=100) as log:
-            most = 0
-            async with standby_away(address) as operator:
-                first = asyncio.create_task(log.submit(event(1)))
-                await operator.first_waiting()
-                await unavailable(first)
-                await operator.end_sessions(END_IDLE)  # from now on whoever reads needs a new one as well
-                for number in range(8):
-                    tries = asyncio.gather(unavailable(log.submit(event(1 + number % 4))), unavailable(log.read()))
-                    while not tries.done():
-                        most = max(most, len(await operator.waiting()))
-                    await tries
-            for number in range(1, 5):
-                await answered(log, event(number))
-            assert 1 <= most <= SESSIONS_MAX
-        found = await positions(address)
-        assert sorted(found) == [1, 2, 3, 4]
-        assert sorted(found.values()) == [[1], [2], [3], [4]]
-
-    run(main())
+async def test_log_that_retries_has_few_waiting_sessions(address: str) -> None:
+    async with gateway(address, postgres_commit_ms=100, postgres_patience_ms=100) as log:
+        most = 0
+        async with standby_away(address) as operator:
+            first = asyncio.create_task(log.submit(event(1)))
+            await operator.first_waiting()
+            await unavailable(first)
+            await operator.end_sessions(END_IDLE)  # from now on reads need a new session too
+            for number in range(8):
+                tries = asyncio.gather(unavailable(log.submit(event(1 + number % 4))), unavailable(log.read()))
+                while not tries.done():
+                    most = max(most, len(await operator.waiting()))
+                await tries
+        for number in range(1, 5):
+            await answered(log, event(number))
+        assert 1 <= most <= SESSIONS_MAX
+    found = await positions(address)
+    assert sorted(found) == [1, 2, 3, 4]
+    assert sorted(found.values()) == [[1], [2], [3], [4]]
 
 
-# --- in one transaction with the caller's own rows
+# --- transactions that are shared with the caller
 
 Lend = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @asynccontextmanager
 async def alone(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
-    """One connection, which its owner keeps whatever becomes of a call."""
+    """Lend one connection, which its owner keeps after a failed call."""
     async with connected(address, GATEWAY, command_timeout=command_timeout) as connection:
         yield lambda: nullcontext(connection)
 
 
 @asynccontextmanager
 async def of_a_pool(address: str, command_timeout: float | None) -> AsyncIterator[Lend]:
-    """A connection for each call, which is given back behind it."""
+    """Lend a pooled connection for each call."""
     settings = {"application_name": GATEWAY}
     pool = await asyncpg.create_pool(
         address, min_size=1, max_size=1, command_timeout=command_timeout, server_settings=settings
@@ -235,7 +209,7 @@ async def of_a_pool(address: str, command_timeout: float | None) -> AsyncIterato
 
 
 class Bookings:
-    """A function of the caller's with rows of its own, which counts how often it runs."""
+    """A function of the caller that writes rows and counts its runs."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -253,7 +227,7 @@ class Bookings:
 
 
 async def shown(address: str) -> list[tuple[int, int]]:
-    """How many rows of the caller's and of the log's are there for all to see."""
+    """Return the number of visible rows of the caller and of the log."""
     statement = "SELECT (SELECT count(*) FROM bookings), (SELECT count(*) FROM oncelog_records)"
     return [(int(bookings), int(records)) for bookings, records in await fetched(address, statement)]
 
@@ -261,41 +235,38 @@ async def shown(address: str) -> list[tuple[int, int]]:
 @pytest.mark.rule("CO-11")
 @pytest.mark.parametrize("lending", [alone, of_a_pool])
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "command_timeout"])
-def test_a_shared_transaction_that_waits_for_a_standby_is_not_cancelled_on_the_server(
+async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_server(
     address: str, lending: Callable[..., AbstractAsyncContextManager[Lend]], is_cancelled: bool
 ) -> None:
-    async def main() -> None:
-        bookings = Bookings()
-        await fetched(address, "CREATE TABLE bookings (number int)")
-        async with PostgresProxy(address) as proxy, lending(proxy.address, None) as other:
-            # The policy is declared, which is a commit of its own.
-            assert await bookings.book(other, "before") == 1
-            async with lending(proxy.address, None if is_cancelled else COMMAND_S) as lend:
-                async with standby_away(address) as operator:
-                    called = asyncio.create_task(bookings.book(lend))
-                    pid = await operator.first_waiting()
-                    if is_cancelled:
-                        called.cancel()
-                        await ended(called)
-                    else:  # the time that the connection gives a command, and more
-                        await asyncio.wait([called], timeout=2 * COMMAND_S)
-                    # A request to cancel would have come to the proxy before this session does.
-                    assert await shown(proxy.address) == [(1, 1)]
-                    assert proxy.cancel_requests == 0
-                    assert await operator.waiting() == [pid]
-                outcome = await ended(called)
-                if not is_cancelled:
-                    assert outcome == 2 or isinstance(outcome, StoreUnavailableError)
-            assert await bookings.book(other) == 2
-            assert bookings.runs == 2
-            assert proxy.cancel_requests == 0
-        assert await shown(address) == [(2, 2)]
-
-    run(main())
+    bookings = Bookings()
+    await fetched(address, "CREATE TABLE bookings (number int)")
+    async with PostgresProxy(address) as proxy, lending(proxy.address, None) as other:
+        # This declares the policy, in a separate commit.
+        assert await bookings.book(other, "before") == 1
+        async with lending(proxy.address, None if is_cancelled else COMMAND_S) as lend:
+            async with standby_away(address) as operator:
+                called = asyncio.create_task(bookings.book(lend))
+                pid = await operator.first_waiting()
+                if is_cancelled:
+                    called.cancel()
+                    await ended(called)
+                else:  # longer than the limit of the connection
+                    await asyncio.wait([called], timeout=1.5 * COMMAND_S)
+                # A cancel request would have reached the proxy before this session.
+                assert await shown(proxy.address) == [(1, 1)]
+                assert proxy.cancel_requests == 0
+                assert await operator.waiting() == [pid]
+            outcome = await ended(called)
+            if not is_cancelled:
+                assert outcome == 2 or isinstance(outcome, StoreUnavailableError)
+        assert await bookings.book(other) == 2
+        assert bookings.runs == 2
+        assert proxy.cancel_requests == 0
+    assert await shown(address) == [(2, 2)]
 
 
 async def ended(task: "asyncio.Task[int]") -> int | BaseException:
-    """What came of it."""
+    """Return the result or the exception of a task."""
     async with asyncio.timeout(BOUND_S):
         (outcome,) = await asyncio.gather(task, return_exceptions=True)
     return outcome

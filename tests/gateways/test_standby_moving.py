@@ -1,4 +1,4 @@
-"""A log is moved to a server whose COMMITs wait for a standby: one that was not waited for ends the move."""
+"""A log is moved to a server whose COMMITs wait for a standby: a cancelled wait ends the move."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.sample import make_log
-from gateways.gateway_stores import fetched, run
+from gateways.gateway_stores import fetched
 from gateways.standbys import BOUND_S, standby_away
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.address import shown
@@ -19,7 +19,7 @@ from oncelog.testing.postgres import fresh_schema
 
 
 def silent(_: Any) -> None:
-    """Nobody looks on."""
+    """Ignore progress."""
 
 
 def is_marked(path: Path) -> bool:
@@ -29,13 +29,13 @@ def is_marked(path: Path) -> bool:
 
 @pytest.mark.rule("CO-11")
 @pytest.mark.parametrize("step", ["begin", "replace", "end"])
-def test_a_commit_whose_waiting_was_cancelled_ends_the_move(
+async def test_commit_with_cancelled_wait_ends_the_move(
     standby_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The server says COMMIT, and shows it; that it is on no standby is in a warning."""
+    """The server answers COMMIT and shows the data; only a warning says that no standby has it."""
     path = tmp_path / "log.db"
-    make_log(path, rounds=1)
-    database = str(run(fresh_schema(standby_server)))
+    await asyncio.to_thread(make_log, path, rounds=1)
+    database = str(await fresh_schema(standby_server))
     original = getattr(Target, step)
 
     async def cancelled(target: Target, *arguments: Any) -> None:
@@ -46,11 +46,12 @@ def test_a_commit_whose_waiting_was_cancelled_ends_the_move(
 
     monkeypatch.setattr(Target, step, cancelled)
     with pytest.raises(StoreUnavailableError, match="COMMIT was not waited for") as caught:
-        run(mover._move(str(path), database, silent))
+        await mover._move(str(path), database, silent)
     assert str(caught.value).startswith(shown(database))
-    # Before the database has all of it for sure the file is not given up.
+    # The file is marked as moved only after the database has everything durably.
     assert is_marked(path) == (step == "end")
     monkeypatch.undo()
-    assert move(str(path), database, silent).is_new == (step != "end")
+    moved_again = await asyncio.to_thread(move, str(path), database, silent)
+    assert moved_again.is_new == (step != "end")
     assert is_marked(path)
-    assert run(fetched(database, "SELECT move FROM oncelog_state")) == [(None,)]
+    assert await fetched(database, "SELECT move FROM oncelog_state") == [(None,)]

@@ -1,15 +1,35 @@
-"""What an error of PostgreSQL's means for those who wait."""
+"""How errors of PostgreSQL are translated for callers."""
+
+from typing import Any
 
 import asyncpg
 import pytest
 from asyncpg.exceptions import _base
 
 from oncelog.errors import CorruptError, DiskFullError, StoreUnavailableError
+from oncelog.stores.postgres.connecting import abandoning
 from oncelog.stores.postgres.troubles import is_lost, translated
 
 
-def test_a_parameter_that_cannot_be_sent_is_the_fault_of_its_batch() -> None:
-    """Told as an outage it would be tried again for ever, and all of its batch with it."""
+async def test_connection_terminated_during_a_statement_is_lost(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncpg raises an AttributeError if the connection is terminated between the two round trips of a statement."""
+    connection = await asyncpg.connect(database)
+    prepare = asyncpg.Connection._get_statement
+
+    async def prepare_and_terminate(*arguments: Any, **named: Any) -> Any:
+        prepared = await prepare(*arguments, **named)
+        connection.terminate()
+        return prepared
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_terminate)
+    gone = pytest.raises(asyncpg.ConnectionDoesNotExistError, match="terminated during a statement")
+    with gone as caught, abandoning(connection, 600_000):
+        await connection.fetchval("SELECT 1")
+    assert is_lost(caught.value)
+
+
+def test_parameter_that_cannot_be_encoded_is_not_an_outage() -> None:
+    """Reported as an outage, it would be retried without end, together with its whole batch."""
     error = _base.DataError("invalid input for query argument $1: value out of int64 range")
     assert isinstance(error, asyncpg.InterfaceError)
     assert not is_lost(error)
@@ -31,6 +51,6 @@ def test_a_parameter_that_cannot_be_sent_is_the_fault_of_its_batch() -> None:
         (asyncpg.CharacterNotInRepertoireError("0x00"), asyncpg.CharacterNotInRepertoireError, False),
     ],
 )
-def test_errors_are_told_in_our_words(error: Exception, kind: type[Exception], ends_the_session: bool) -> None:
+def test_postgres_error_is_translated(error: Exception, kind: type[Exception], ends_the_session: bool) -> None:
     assert type(translated(error, "the log")) is kind
     assert is_lost(error) is ends_the_session

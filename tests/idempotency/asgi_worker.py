@@ -1,7 +1,7 @@
-"""A web server of test_asgi.py: python asgi_worker.py LOG KIND LEASE_S
+"""A web server of test_asgi_processes.py: python asgi_worker.py LOG KIND LEASE_S
 
-It says its port, then every request that comes in and every one that it carries out. What it carries out takes until
-the test says that it may end.
+It prints its port, a line for every request that arrives, and a line for every request that it runs. A run lasts until
+the test writes to its standard input.
 """
 
 import asyncio
@@ -21,28 +21,29 @@ from starlette.routing import Route
 
 from oncelog.idempotency.asgi import IdempotencyMiddleware, Receive, Scope, Send
 
-OUT: Final = 1
+STDOUT: Final = 1
+WAIT_S: Final = 600
 
 
-def say(word: str) -> None:
-    os.write(OUT, f"{word}\n".encode())
+def print_line(word: str) -> None:
+    os.write(STDOUT, f"{word}\n".encode())
 
 
-class Saying:
-    """Outside of everything: says that a request has come."""
+class RequestPrinter:
+    """The outermost middleware: prints a line when a request arrives."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            say("request")
+            print_line("request")
         await self._app(scope, receive, send)
 
 
-def application(kind: str, path: str, lease_s: float, may_end: asyncio.Event) -> Saying:
+def application(kind: str, path: str, lease_s: float, may_end: asyncio.Event) -> RequestPrinter:
     async def pay(request: Request) -> Response:
-        say("run")
+        print_line("run")
         await may_end.wait()
         return JSONResponse({"charge": str(uuid.uuid4()), "process": os.getpid()}, 201)
 
@@ -53,9 +54,9 @@ def application(kind: str, path: str, lease_s: float, may_end: asyncio.Event) ->
     else:
         app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
     app.add_middleware(
-        IdempotencyMiddleware, log=path, scope=lambda _: "ann", in_flight="wait", wait_s=60, lease_s=lease_s
+        IdempotencyMiddleware, log=path, scope=lambda _: "ann", in_flight="wait", wait_s=WAIT_S, lease_s=lease_s
     )
-    return Saying(app)
+    return RequestPrinter(app)
 
 
 async def main(path: str, kind: str, lease_s: str) -> None:
@@ -64,7 +65,7 @@ async def main(path: str, kind: str, lease_s: str) -> None:
     app = application(kind, path, float(lease_s), may_end)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
-        say(f"port {listening.getsockname()[1]}")
+        print_line(f"port {listening.getsockname()[1]}")
         await server.serve(sockets=[listening])
 
 

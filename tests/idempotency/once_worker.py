@@ -1,7 +1,7 @@
 """One of the processes of test_once_processes.py: python once_worker.py LOG RAN CALLERS LEASE_S HOLD
 
-It begins when it is told to, calls the function so often at once, and prints what every call gave. Each run of the
-function leaves the number of its process in the file RAN. With HOLD the first run waits for a line before it returns.
+It waits for a line, calls the function CALLERS times concurrently, and prints the outcome of every call. Each run of
+the function appends its process id to the file RAN. With HOLD the first run waits for a line before it returns.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def ran(path: Path) -> int:
-    """Notes a run, and gives how many there have been."""
+def record_run(path: Path) -> int:
+    """Record a run and return the number of runs so far."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(file, f"{os.getpid()}\n".encode())
@@ -32,7 +32,7 @@ async def main(path: str, runs: Path, callers: int, lease_s: float, *, hold: boo
 
     @oncelog.once(log, name="work", lease_s=lease_s)
     async def work(number: int) -> int:
-        if ran(runs) == 1 and hold:
+        if record_run(runs) == 1 and hold:
             say("holding")
             await loop.run_in_executor(None, sys.stdin.readline)
         return os.getpid() + 0 * number

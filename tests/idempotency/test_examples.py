@@ -1,4 +1,4 @@
-"""The examples and the programs of docs/once.md do what they say."""
+"""The examples and the programs of docs/once.md print the documented output."""
 
 import re
 import subprocess
@@ -12,16 +12,16 @@ ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = re.findall(r"```python\n(.*?)```", (ROOT / "docs/once.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-def told(*command: str, cwd: Path) -> str:
+def run_python(*command: str, cwd: Path) -> str:
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, cwd=cwd)  # noqa: S603
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 @pytest.mark.rule("RU-6", "RU-7")
-def test_the_agent(tmp_path: Path) -> None:
-    said = told(str(ROOT / "examples/agent.py"), cwd=tmp_path)
-    assert re.findall(r"(\w+) +(reused|executed)\n", said) == [
+def test_agent_example_reuses_tools_after_a_crash(tmp_path: Path) -> None:
+    output = run_python(str(ROOT / "examples/agent.py"), cwd=tmp_path)
+    assert re.findall(r"(\w+) +(reused|executed)\n", output) == [
         ("search", "reused"),
         ("book", "reused"),
         ("send_mail", "executed"),
@@ -30,29 +30,29 @@ def test_the_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("RU-11")
-def test_the_nightly_job(tmp_path: Path) -> None:
-    assert "20 bills for 20 accounts" in told(str(ROOT / "examples/nightly.py"), cwd=tmp_path)
+def test_nightly_example_bills_each_account_once(tmp_path: Path) -> None:
+    assert "20 bills for 20 accounts" in run_python(str(ROOT / "examples/nightly.py"), cwd=tmp_path)
 
 
 @pytest.mark.rule("RU-11")
-def test_the_payment_endpoint(tmp_path: Path) -> None:
-    said = told(str(ROOT / "examples/payments.py"), cwd=tmp_path)
-    assert "charged: [('ada', 30), ('bob', 30)]" in said
-    assert said.count("replayed=true") == 10
+def test_payment_example_charges_once_and_replays(tmp_path: Path) -> None:
+    output = run_python(str(ROOT / "examples/payments.py"), cwd=tmp_path)
+    assert "charged: [('ada', 30), ('bob', 30)]" in output
+    assert output.count("replayed=true") == 10
 
 
 @pytest.mark.rule("RU-12")
-def test_the_transfer_that_is_killed_at_every_step(tmp_path: Path) -> None:
-    said = told(str(ROOT / "examples/transfer.py"), cwd=tmp_path)
-    deaths = int(re.findall(r"killed before each of its (\d+) statements", said)[0])
-    assert deaths > 20  # BEGIN, what is looked up, the savepoint, three rows, the record, its places, COMMIT
-    assert told("-m", "oncelog", "verify", "transfer.db", cwd=tmp_path)
+def test_transfer_example_survives_a_kill_at_every_statement(tmp_path: Path) -> None:
+    output = run_python(str(ROOT / "examples/transfer.py"), cwd=tmp_path)
+    deaths = int(re.findall(r"killed before each of its (\d+) statements", output)[0])
+    assert deaths > 20  # BEGIN, the lookups, the savepoint, three rows, the record, its indexes, COMMIT
+    assert run_python("-m", "oncelog", "verify", "transfer.db", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("number", range(len(PAGE)))
-def test_the_programs_of_the_page_run(number: int, tmp_path: Path) -> None:
-    said = told("-c", PAGE[number], cwd=tmp_path)
-    assert said == ("this key was used for something else; nothing was done\n" if number == 0 else "")
+def test_programs_of_the_page_run(number: int, tmp_path: Path) -> None:
+    output = run_python("-c", PAGE[number], cwd=tmp_path)
+    assert output == ("this key was used for something else; nothing was done\n" if number == 0 else "")
 
 
 SCRIPT: Final = """
@@ -86,18 +86,18 @@ if __name__ == "__main__":
 """
 
 
-def test_a_function_has_one_name_however_its_module_is_started(tmp_path: Path) -> None:
+def test_function_has_one_name_in_script_module_import_and_spawned_process(tmp_path: Path) -> None:
     package = tmp_path / "jobs"
     package.mkdir()
     (package / "__init__.py").touch()
     (tmp_path / "job.py").write_text(SCRIPT)
-    assert told("job.py", cwd=tmp_path) == "ran\ndeclined\n"
-    assert told("-m", "job", cwd=tmp_path) == ""
-    assert told("-c", "import job; job.main()", cwd=tmp_path) == ""
+    assert run_python("job.py", cwd=tmp_path) == "ran\ndeclined\n"
+    assert run_python("-m", "job", cwd=tmp_path) == ""
+    assert run_python("-c", "import job; job.main()", cwd=tmp_path) == ""
     spawning = "import job, multiprocessing as m\nif __name__ == '__main__':\n"
     spawning += "    worker = m.get_context('spawn').Process(target=job.main); worker.start(); worker.join()\n"
     (tmp_path / "spawning.py").write_text(spawning)
-    assert told("spawning.py", cwd=tmp_path) == ""
+    assert run_python("spawning.py", cwd=tmp_path) == ""
     (package / "__main__.py").write_text(SCRIPT)
-    assert told("-m", "jobs", cwd=tmp_path) == "ran\ndeclined\n"  # another module, another function
-    assert told("-m", "jobs", cwd=tmp_path) == ""
+    assert run_python("-m", "jobs", cwd=tmp_path) == "ran\ndeclined\n"  # another module, another function
+    assert run_python("-m", "jobs", cwd=tmp_path) == ""

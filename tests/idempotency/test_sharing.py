@@ -1,4 +1,4 @@
-"""A function's own rows and the memory of its result are one transaction."""
+"""The rows of a function and its stored result commit in one SQLite transaction."""
 
 import asyncio
 import shutil
@@ -13,7 +13,6 @@ import pytest
 
 import oncelog
 from crash.processes import started
-from engine.watched import run
 from oncelog import (
     FOREVER,
     ConflictError,
@@ -61,7 +60,7 @@ def connection(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def transfer_on(connection: sqlite3.Connection, **options: Any) -> Callable[[str, int], int]:
-    """The function that most tests call."""
+    """Return a function that transfers money once per key; most tests call it."""
     log = share(connection, **({"clock": options.pop("clock")} if "clock" in options else {}))
 
     @once(log, key=lambda key, _: key, name="transfer", remember=[OverdrawnError], **options)
@@ -85,7 +84,9 @@ def balances(path: Path) -> dict[str, int]:
 
 @pytest.mark.rule("RU-12")
 class TestOneTransaction:
-    def test_a_repeated_call_moves_nothing_and_gives_the_same(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_repeated_call_changes_nothing_and_returns_the_same_result(
+        self, path: Path, connection: sqlite3.Connection
+    ) -> None:
         transfer = transfer_on(connection)
         assert [transfer("a", 30), transfer("a", 30), transfer("b", 30)] == [70, 70, 40]
         assert balances(path) == {"ada": 40, "bob": 60}
@@ -93,7 +94,7 @@ class TestOneTransaction:
             assert transfer_on(other)("a", 30) == 70
         assert not connection.in_transaction
 
-    def test_both_or_neither_where_it_raises(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_exception_rolls_back_rows_and_result(self, path: Path, connection: sqlite3.Connection) -> None:
         transfer = transfer_on(connection)
         for _ in range(2):
             with pytest.raises(KeyError):
@@ -101,19 +102,19 @@ class TestOneTransaction:
         assert balances(path) == {"ada": 100, "bob": 0}
         assert not connection.in_transaction
 
-    def test_a_listed_exception_is_kept_without_its_rows(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_listed_exception_is_stored_and_its_rows_are_rolled_back(
+        self, path: Path, connection: sqlite3.Connection
+    ) -> None:
         transfer = transfer_on(connection)
         with pytest.raises(OverdrawnError):
             transfer("a", 1000)
         connection.execute("UPDATE accounts SET cents = 5000 WHERE name = 'ada'")
         connection.commit()
         with pytest.raises(OverdrawnError):
-            transfer("a", 1000)  # kept, though by now there would be enough
+            transfer("a", 1000)  # the stored error, although the balance would suffice now
         assert balances(path) == {"ada": 5000, "bob": 0}
 
-    def test_a_result_that_cannot_be_kept_takes_the_rows_with_it(
-        self, path: Path, connection: sqlite3.Connection
-    ) -> None:
+    def test_invalid_result_rolls_back_the_rows(self, path: Path, connection: sqlite3.Connection) -> None:
         @once(share(connection), name="odd", result=int)
         def odd() -> Any:
             connection.execute("DELETE FROM accounts")
@@ -124,10 +125,10 @@ class TestOneTransaction:
         assert balances(path) == {"ada": 100, "bob": 0}
 
     @pytest.mark.parametrize("how", ["commit", "with", "COMMIT", "ROLLBACK", "swallowed", "script"])
-    def test_the_function_cannot_end_the_transaction(
-        self, path: Path, connection: sqlite3.Connection, how: str
-    ) -> None:
-        connection.execute("COMMIT" if connection.in_transaction else "SELECT 1")  # prepared, and in its cache
+    def test_function_cannot_end_the_transaction(self, path: Path, connection: sqlite3.Connection, how: str) -> None:
+        connection.execute(
+            "COMMIT" if connection.in_transaction else "SELECT 1"
+        )  # puts the statement into the cache of the connection
 
         def end() -> None:
             if how == "commit":
@@ -154,15 +155,13 @@ class TestOneTransaction:
         assert not connection.in_transaction
         assert balances(path) == {"ada": 100, "bob": 0}
         connection.execute("UPDATE accounts SET cents = 7")
-        connection.commit()  # afterwards the connection is its owner's again
+        connection.commit()  # the connection works normally again
         assert balances(path) == {"ada": 7, "bob": 7}
 
     @pytest.mark.parametrize("isolation_level", [None, ""])
     @pytest.mark.parametrize("goes_on", [False, True])
-    def test_where_sqlite_rolls_back_by_itself_nothing_is_kept(
-        self, path: Path, isolation_level: Any, goes_on: bool
-    ) -> None:
-        """No COMMIT or ROLLBACK is asked for by this: the authorizer does not see it."""
+    def test_automatic_rollback_of_sqlite_stores_nothing(self, path: Path, isolation_level: Any, goes_on: bool) -> None:
+        """The authorizer does not see this rollback, because no ROLLBACK statement runs."""
         with closing(sqlite3.connect(path, isolation_level=isolation_level)) as connection:
 
             @once(share(connection), name="rolling", remember=[sqlite3.IntegrityError])
@@ -184,7 +183,7 @@ class TestOneTransaction:
         with closing(sqlite3.connect(path)) as other:
             assert other.execute("SELECT count(*) FROM oncelog_records").fetchone() == (0,)
 
-    def test_savepoints_are_the_functions_own(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_function_may_use_savepoints(self, path: Path, connection: sqlite3.Connection) -> None:
         @once(share(connection), name="careful")
         def careful() -> int:
             connection.execute("UPDATE accounts SET cents = cents + 1")
@@ -197,7 +196,7 @@ class TestOneTransaction:
         assert careful() == careful() == 1
         assert balances(path) == {"ada": 101, "bob": 1}
 
-    def test_a_transaction_must_not_be_open(self, connection: sqlite3.Connection) -> None:
+    def test_open_transaction_is_refused(self, connection: sqlite3.Connection) -> None:
         transfer = transfer_on(connection)
         connection.execute("UPDATE accounts SET cents = 50")
         with pytest.raises(TransactionError, match="open"):
@@ -206,7 +205,7 @@ class TestOneTransaction:
         connection.rollback()
         assert transfer("a", 1) == 99
 
-    def test_a_call_inside_a_call_is_told(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_nested_call_on_one_connection_is_refused(self, path: Path, connection: sqlite3.Connection) -> None:
         transfer = transfer_on(connection)
 
         @once(share(connection), name="outer")
@@ -218,23 +217,22 @@ class TestOneTransaction:
         assert balances(path) == {"ada": 100, "bob": 0}
 
 
-class TestWithTheLogItself:
-    def test_the_log_sees_what_was_committed(self, path: Path, connection: sqlite3.Connection) -> None:
-        async def main() -> None:
-            async with oncelog.open(path) as log:
-                transfer = transfer_on(connection)
-                work = work_of(transfer, "a", 30)
-                assert transfer("a", 30) == 70
-                async with log.follow(stream=work.scope) as records:
-                    record = await anext(aiter(records))
-                    assert (record.key, record.sequence) == (b"a", 1)
-                    transfer("b", 30)
-                    assert (await anext(aiter(records))).key == b"b"
-                assert (await log.lookup(b"a", policy=work.policy, scope=work.scope)).record == record
+class TestSharedFileWithLog:
+    async def test_log_reads_records_committed_by_a_shared_connection(
+        self, path: Path, connection: sqlite3.Connection
+    ) -> None:
+        async with oncelog.open(path) as log:
+            transfer = transfer_on(connection)
+            work = work_of(transfer, "a", 30)
+            assert transfer("a", 30) == 70
+            async with log.follow(stream=work.scope) as records:
+                record = await anext(aiter(records))
+                assert (record.key, record.sequence) == (b"a", 1)
+                transfer("b", 30)
+                assert (await anext(aiter(records))).key == b"b"
+            assert (await log.lookup(b"a", policy=work.policy, scope=work.scope)).record == record
 
-        run(main())
-
-    def test_the_same_function_by_both_ways_runs_once(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_shared_and_leased_calls_of_one_function_run_once(self, path: Path, connection: sqlite3.Connection) -> None:
         times = []
 
         def work(number: int) -> int:
@@ -248,31 +246,32 @@ class TestWithTheLogItself:
                 assert [one(number) for one in pair] == [number, number]
         assert times == list(range(50))
 
-    def test_work_under_a_lease_is_in_the_way(self, path: Path, connection: sqlite3.Connection) -> None:
-        async def main() -> None:
-            async with oncelog.open(path) as log:
-                inside, go_on = asyncio.Event(), asyncio.Event()
+    async def test_leased_call_in_flight_raises_in_flight_error_for_a_shared_call(
+        self, path: Path, connection: sqlite3.Connection
+    ) -> None:
+        async with oncelog.open(path) as log:
+            inside, go_on = asyncio.Event(), asyncio.Event()
 
-                @once(log, name="work")
-                async def leased() -> int:
-                    inside.set()
-                    await go_on.wait()
-                    return 1
+            @once(log, name="work")
+            async def leased() -> int:
+                inside.set()
+                await go_on.wait()
+                return 1
 
-                @once(share(connection), name="work")
-                def shared() -> int:
-                    return 2
+            @once(share(connection), name="work")
+            def shared() -> int:
+                return 2
 
-                first = asyncio.create_task(leased())
-                await inside.wait()
-                with pytest.raises(InFlightError):
-                    shared()
-                go_on.set()
-                assert await first == shared() == 1
+            first = asyncio.create_task(leased())
+            await inside.wait()
+            with pytest.raises(InFlightError):
+                shared()
+            go_on.set()
+            assert await first == shared() == 1
 
-        run(main())
-
-    def test_conflicts_erasures_and_retention(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_shared_calls_honor_conflicts_erasures_and_retention(
+        self, path: Path, connection: sqlite3.Connection
+    ) -> None:
         clock = ManualClock()
         transfer = transfer_on(connection, clock=clock)
         assert transfer("a", 30) == 70
@@ -288,15 +287,15 @@ class TestWithTheLogItself:
                 transfer("a", 30)
             clock.advance(DAY_MS // 2)
             log.confirm_clock()
-        assert transfer("a", 30) == 40  # forgotten
+        assert transfer("a", 30) == 40  # expired
         with pytest.raises(PolicyError):
             transfer_on(connection, retention=FOREVER)("a", 30)
 
     @pytest.mark.parametrize("filtered_keys_max", [writing.FILL_AT_ONCE_KEYS, -1], ids=["filter", "too many for one"])
-    def test_more_keys_than_a_segment_has(
+    def test_key_index_follows_segments_of_other_connections(
         self, path: Path, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, filtered_keys_max: int
     ) -> None:
-        """The key index of a guest follows what others seal and merge, and seals itself."""
+        """The key index of a shared connection follows segments that others seal and merge, and seals its own."""
         monkeypatch.setattr(writing, "FILL_AT_ONCE_KEYS", filtered_keys_max)
         calls = []
         log = share(connection)
@@ -318,7 +317,7 @@ class TestWithTheLogItself:
         index = log._guest._file.writing.index
         assert index is not None
         assert index.has_filter is (filtered_keys_max > 0)
-        assert index._unfiltered == []  # it would only grow
+        assert index._unfiltered == []  # it would grow without limit
         with closing(sqlite3.connect(path)) as other:
             assert other.execute("SELECT count(*) FROM oncelog_key_segments").fetchone()[0] > 0
         with started(str(Path(__file__).with_name("verify_worker.py")), str(path)) as process:
@@ -330,7 +329,7 @@ def _event(number: int) -> oncelog.Submission:
 
 
 class TestConnections:
-    def test_rows_may_be_made_into_anything(self, connection: sqlite3.Connection) -> None:
+    def test_connection_may_have_a_row_factory(self, connection: sqlite3.Connection) -> None:
         connection.row_factory = lambda cursor, row: dict(zip([one[0] for one in cursor.description], row, strict=True))
 
         @once(share(connection), name="work")
@@ -341,13 +340,13 @@ class TestConnections:
         assert work() == work() == 100
 
     @pytest.mark.parametrize("isolation_level", [None, "DEFERRED", "EXCLUSIVE"])
-    def test_any_isolation_level(self, path: Path, isolation_level: Any) -> None:
+    def test_connection_may_have_any_isolation_level(self, path: Path, isolation_level: Any) -> None:
         with closing(sqlite3.connect(path, isolation_level=isolation_level)) as connection:
             transfer = transfer_on(connection)
             assert [transfer("a", 30), transfer("a", 30)] == [70, 70]
         assert balances(path) == {"ada": 70, "bob": 30}
 
-    def test_an_older_file_is_brought_up_to_date(self, path: Path) -> None:
+    def test_older_file_is_upgraded(self, path: Path) -> None:
         make_older(path)
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("BEGIN")
@@ -355,22 +354,22 @@ class TestConnections:
                 share(connection)
             connection.rollback()
             transfer = transfer_on(connection)
-            for number in range(20):  # often enough for everything to be swept
+            for number in range(20):  # often enough to run the whole expiry
                 assert [transfer(f"{number}", 1), transfer(f"{number}", 1)] == [99 - number] * 2
             found = connection.execute("SELECT schema_version FROM oncelog_log").fetchone()
         assert found == (SCHEMA_VERSION,)
         assert balances(path) == {"ada": 80, "bob": 20}
 
-    def test_one_connection_a_thread(self, path: Path) -> None:
+    def test_threads_with_their_own_connections_run_each_key_once(self, path: Path) -> None:
         left: list[int] = []
         errors: list[BaseException] = []
 
         def caller(number: int) -> None:
             try:
-                with closing(sqlite3.connect(path, timeout=60)) as connection:
+                with closing(sqlite3.connect(path, timeout=600)) as connection:
                     transfer = transfer_on(connection)
                     left.extend(transfer(f"{number % 2} {step}", 1) for step in range(10))
-            except BaseException as error:  # noqa: BLE001 - told to the test
+            except BaseException as error:  # noqa: BLE001 - the test reports it
                 errors.append(error)
 
         threads = [threading.Thread(target=caller, args=(number,)) for number in range(6)]
@@ -382,7 +381,7 @@ class TestConnections:
         assert balances(path) == {"ada": 80, "bob": 20}
         assert sorted(set(left)) == list(range(80, 100))
 
-    def test_what_is_no_log_is_told(self, tmp_path: Path) -> None:
+    def test_database_without_log_is_refused(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(NotALogError):
             share(connection)
         with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
@@ -392,26 +391,26 @@ class TestConnections:
         with pytest.raises(TypeError, match="sqlite3"):
             share("app.db")
 
-    def test_a_connection_that_does_not_sync_is_told(self, connection: sqlite3.Connection) -> None:
+    def test_connection_without_full_sync_is_refused(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA synchronous = NORMAL")
         with pytest.raises(SettingsError, match="synchronous"):
             share(connection)
 
-    def test_a_connection_that_stops_to_sync_is_told(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_call_is_refused_after_sync_is_turned_off(self, path: Path, connection: sqlite3.Connection) -> None:
         transfer = transfer_on(connection)
         connection.execute("PRAGMA synchronous = OFF")
         with pytest.raises(SettingsError, match="synchronous"):
             transfer("a", 30)
         assert balances(path) == {"ada": 100, "bob": 0}
 
-    def test_a_file_that_was_moved_away_is_told(self, path: Path, connection: sqlite3.Connection) -> None:
+    def test_call_is_refused_after_the_file_was_moved(self, path: Path, connection: sqlite3.Connection) -> None:
         transfer = transfer_on(connection)
         path.rename(path.with_name("moved.db"))
         with pytest.raises(StoreUnavailableError, match="removed or replaced"):
             transfer("a", 30)
 
-    def test_another_file_in_the_same_place_is_another_memory(self, tmp_path: Path) -> None:
-        """Same name, same inode, same epoch: a template that is copied over it, as tests do."""
+    def test_replaced_file_does_not_use_the_key_index_of_the_old_one(self, tmp_path: Path) -> None:
+        """A template copied over the file keeps its name, inode and epoch, as in test suites of users."""
         template, path = tmp_path / "template.db", tmp_path / "copy.db"
         with oncelog.open_blocking(template):
             pass
@@ -444,7 +443,7 @@ class TestConnections:
             call(key)
         assert "".join(ran) == "abcuvwxyz"
 
-    def test_threads_wait_as_long_as_the_connection_does(self, path: Path) -> None:
+    def test_wait_for_another_thread_ends_with_the_timeout_of_the_connection(self, path: Path) -> None:
         holds, go_on = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -463,7 +462,7 @@ class TestConnections:
             holder.join()
             assert transfer("a", 30) == 70
 
-    def test_interrupted_right_after_it_was_taken_the_lock_is_released(
+    def test_interrupt_right_after_locking_releases_the_lock(
         self, path: Path, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         transfer = transfer_on(connection)
@@ -487,12 +486,12 @@ class TestConnections:
         elsewhere.join()
         assert left == [70]
 
-    def test_a_text_factory_is_told(self, connection: sqlite3.Connection) -> None:
+    def test_connection_with_a_text_factory_is_refused(self, connection: sqlite3.Connection) -> None:
         connection.text_factory = bytes
         with pytest.raises(SettingsError, match="text_factory"):
             share(connection)
 
-    def test_a_lock_that_is_not_given_is_told(self, path: Path) -> None:
+    def test_locked_database_raises_store_unavailable(self, path: Path) -> None:
         with closing(sqlite3.connect(path)) as holder, closing(sqlite3.connect(path, timeout=0)) as connection:
             transfer = transfer_on(connection)
             holder.execute("BEGIN IMMEDIATE")
@@ -501,7 +500,7 @@ class TestConnections:
             holder.rollback()
             assert transfer("a", 30) == 70
 
-    def test_async_functions_need_a_log_of_their_own(self, connection: sqlite3.Connection) -> None:
+    def test_async_function_is_refused(self, connection: sqlite3.Connection) -> None:
         async def work() -> int:
             return 1
 

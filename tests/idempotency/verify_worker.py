@@ -1,4 +1,4 @@
-"""Verifies a log: python verify_worker.py FILE. Its status is that of `oncelog verify`."""
+"""Verify a log: python verify_worker.py FILE. The exit status is that of `oncelog verify`."""
 
 import sys
 

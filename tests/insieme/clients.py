@@ -1,6 +1,6 @@
-"""Clients for the end-to-end tests: the npm package in Node and in Chromium, and the raw first dialect in Python.
+"""Clients for the end-to-end tests: the npm package in Node and in Chromium, and the native dialect in Python.
 
-Each keeps what it was told: the numbers with what they stand for, and their order on each connection.
+Each records the events that it received: their positions and ids, and their order on each connection.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from aiohttp import WSMsgType, web
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 NODE_MODULES: Final = ROOT / ".node/node_modules"
-WAIT_S: Final = 90
-"""Nothing takes that long, on a machine that does other things too. It is here so that what hangs ends as a failure."""
-END_S: Final = 20
-"""For a browser to end in order, before it is made to."""
+WAIT_S: Final = 300
+"""Guards against a hang: a condition that takes longer fails its test."""
+END_S: Final = 60
+"""Time for an orderly end of a browser, before it is killed."""
 PROJECT: Final = "p1"
 
 Json = dict[str, Any]
 
 
 def component(name: str, package: str) -> str:
-    """A program that the tests need. Without it they fail: nothing is proven by tests that were left out."""
+    """Return the path of a required program. Tests fail without it: skipped tests prove nothing."""
     found = shutil.which(name)
     if found is None:
         pytest.fail(f"{name} is missing: `make test` installs it, as does apt-get install {package}")
@@ -38,20 +38,20 @@ def component(name: str, package: str) -> str:
 
 
 def installed() -> Path:
-    """Where the npm packages are."""
+    """Return the directory of the npm packages."""
     if not (NODE_MODULES.parent / ".whole").exists():
         pytest.fail("the npm packages are not there: run `make test`, or `make .node/.whole`")
     return NODE_MODULES
 
 
-class Told:
-    """What a client has been told so far. `until` waits for more."""
+class KnownEvents:
+    """The events that a client has received so far. `until` waits for more."""
 
     def __init__(self) -> None:
         self.runs: list[list[int]] = []
-        """The numbers of each connection, in the order in which they came."""
+        """The positions of each connection, in the order of arrival."""
         self.known: dict[int, Any] = {}
-        """All numbers, and what the client calls what they stand for."""
+        """All positions with the ids of their events."""
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -60,7 +60,7 @@ class Told:
         self.runs[-1].append(number)
 
     def listen(self, listening: Any) -> None:
-        """Keeps a task that receives, in place of the one before, and fails with it."""
+        """Replace the receiving task. If it fails, `until` fails with its error."""
         self.end()
         self._task = asyncio.ensure_future(listening)
         self._task.add_done_callback(lambda _: self._news.set())
@@ -74,12 +74,12 @@ class Told:
                 assert self._task is not None
                 if self._task.done():
                     self._task.result()
-                    raise AssertionError("the client has gone")
+                    raise AssertionError("the client has ended")
                 self._news.clear()
                 await self._news.wait()
 
     async def knows(self, count: int) -> None:
-        """Returns when it has been told of so many events."""
+        """Wait until the client knows this number of events."""
         await self.until(lambda: len(self.known) >= count)
 
     def end(self) -> None:
@@ -87,7 +87,7 @@ class Told:
             self._task.cancel()
 
 
-class Package(Told):
+class Package(KnownEvents):
     """A client of the npm package, wherever it runs."""
 
     def __init__(self, name: str) -> None:
@@ -99,14 +99,14 @@ class Package(Told):
         self._done: dict[int, Json] = {}
 
     def speak(self, send: Callable[[str], Any], lines: AsyncIterator[str]) -> None:
-        """By which way it is spoken to from now on."""
+        """Use this connection from now on."""
         self._send = send
         self.listen(self._receive(lines))
 
     async def _receive(self, lines: AsyncIterator[str]) -> None:
         async for line in lines:
-            told = json.loads(line)
-            self._take(told["type"], told.get("payload") or {})
+            message = json.loads(line)
+            self._take(message["type"], message.get("payload") or {})
             self.wake()
 
     def _take(self, kind: str, payload: Json) -> None:
@@ -124,7 +124,7 @@ class Package(Told):
         self.events.append({"type": kind, "payload": payload})
 
     async def do(self, command: str, **arguments: Any) -> Any:
-        """Gives a command, and returns what came of it when it is done."""
+        """Give a command, wait for its end, and return its result."""
         self._numbers += 1
         number = self._numbers
         sent = self._send(json.dumps({"do": command, "number": number, **arguments}))
@@ -142,14 +142,14 @@ class Package(Told):
         await self.do("open", url=socket_url, clientId=self.name, projectId=PROJECT, **more)
 
     async def happened(self, kind: str, count: int = 1) -> None:
-        """Returns when it has told of so many of a kind."""
+        """Wait until the client has reported this number of events of a kind."""
         await self.until(lambda: len(self.of(kind)) >= count)
 
     def of(self, kind: str) -> list[Json]:
         return [event["payload"] for event in self.events if event["type"] == kind]
 
     async def submit(self, count: int, text: str = "", *, has_ids: bool = False) -> None:
-        """So many new events, under ids of its own or those that the package makes."""
+        """Submit new events, with ids of the test or of the package."""
         events = [card(f"{self.name} {text}{number}") for number in range(count)]
         for number, event in enumerate(events):
             if has_ids:
@@ -158,7 +158,7 @@ class Package(Told):
 
 
 def card(text: str, **more: Any) -> Json:
-    """An event as one hands it to the package."""
+    """An event in the form that the package accepts."""
     return {
         "partition": "boards/7",
         "type": "card.added",
@@ -170,7 +170,7 @@ def card(text: str, **more: Any) -> Json:
 
 @asynccontextmanager
 async def in_node(name: str, directory: Path) -> AsyncIterator[Package]:
-    """A process of Node that runs the package."""
+    """Run the package in a Node process."""
     home = directory / name
     home.mkdir()
     (home / "node_modules").symlink_to(installed(), target_is_directory=True)
@@ -206,18 +206,18 @@ async def in_node(name: str, directory: Path) -> AsyncIterator[Package]:
 
 
 class Page:
-    """Serves a page to a browser, and speaks to the client in it."""
+    """Serves a page to a browser, and controls the client in it."""
 
     def __init__(self, name: str) -> None:
         self.package = Package(name)
         self.origin = ""
-        self._came = asyncio.Event()
+        self._loaded = asyncio.Event()
 
-    async def came(self) -> None:
-        """Returns when the page (the next one, if it was told to load itself again) has been loaded and speaks."""
+    async def loaded(self) -> None:
+        """Wait until the page (after a reload, the next one) is loaded and connected."""
         async with asyncio.timeout(WAIT_S):
-            await self._came.wait()
-        self._came.clear()
+            await self._loaded.wait()
+        self._loaded.clear()
 
     async def control(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=0)
@@ -231,7 +231,7 @@ class Page:
             gone.set()
 
         self.package.speak(socket.send_str, lines())
-        self._came.set()
+        self._loaded.set()
         await gone.wait()
         return socket
 
@@ -261,9 +261,9 @@ def _script(path: Path) -> Callable[[web.Request], Any]:
 
 
 async def _html(_: web.Request) -> web.Response:
-    """What the package's own `exports` name is what is loaded, with no bundler in between.
+    """Load the files that `exports` of the package names, without a bundler.
 
-    Of immer, which it needs, there is a file for browsers too: the other one asks for Node's `process`.
+    Its dependency immer has a separate file for browsers: the other one needs `process` of Node.
     """
     exports = json.loads((installed() / "insieme/package.json").read_text())["exports"]
     names = {
@@ -280,7 +280,7 @@ async def _html(_: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def in_chromium(name: str, directory: Path) -> AsyncIterator[Page]:
-    """A page; the browser comes with `browsing`, when the server knows the page's origin."""
+    """Serve a page. `browsing` starts the browser later, when the server knows the origin of the page."""
     page = Page(name)
     runner = await page.start()
     try:
@@ -292,10 +292,10 @@ async def in_chromium(name: str, directory: Path) -> AsyncIterator[Page]:
 
 @asynccontextmanager
 async def browsing(page: Page, directory: Path) -> AsyncIterator[None]:
-    """A real Chromium that looks at the page, without a window."""
+    """Run a headless Chromium that shows the page."""
     options = [
         "--headless=new",
-        "--enable-logging=stderr",  # what the page says on its console too
+        "--enable-logging=stderr",  # includes the console of the page
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--disable-extensions",
@@ -313,17 +313,17 @@ async def browsing(page: Page, directory: Path) -> AsyncIterator[None]:
         page.origin,
         stdout=said,
         stderr=said,
-        start_new_session=True,  # so that all its processes can be ended, and no others
+        start_new_session=True,  # its process group is killed at the end, and no other process
     )
     try:
         try:
-            await page.came()
+            await page.loaded()
         except TimeoutError:
             raise AssertionError(log.read_text(errors="replace")[-4000:]) from None
         yield
     finally:
         with suppress(ProcessLookupError):
-            process.terminate()  # then it ends its own processes, and waits for them
+            process.terminate()  # the browser then ends its child processes
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), END_S)
         with suppress(ProcessLookupError):
@@ -332,11 +332,11 @@ async def browsing(page: Page, directory: Path) -> AsyncIterator[None]:
         said.close()
 
 
-# --- the first dialect ---------------------------------------------------------------------------------
+# --- the native dialect --------------------------------------------------------------------------------
 
 
-class Python(Told):
-    """A client of the first dialect that follows the project, and keeps its events until they have a result."""
+class Python(KnownEvents):
+    """A client of the native dialect that follows the project, and keeps its events until they have a result."""
 
     def __init__(self, name: str, session: aiohttp.ClientSession) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class Python(Told):
         self._has_caught_up = False
 
     async def connect(self, url: str) -> None:
-        """Comes, or comes back, and sends again what has no result and was not among what it missed."""
+        """Connect or reconnect, catch up, and send again the events that have no result."""
         self._has_caught_up = False
         self._socket = await self._session.ws_connect(url + "/v1/events", max_msg_size=0)
         self.runs.append([])
@@ -372,10 +372,10 @@ class Python(Told):
             await self._send("submit_events", {"events": [item]})
 
     async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        async for message in socket:
-            told = json.loads(message.data)
-            payload = told["payload"]
-            match told["type"]:
+        async for frame in socket:
+            message = json.loads(frame.data)
+            payload = message["payload"]
+            match message["type"]:
                 case "sync_response":
                     for event in payload["events"]:
                         self.waiting.pop(event["id"], None)
@@ -393,9 +393,9 @@ class Python(Told):
                         item = self.waiting.pop(result["id"])
                         self._see({**item, "committed_id": result["committed_id"]})
                 case kind:
-                    assert kind == "connected", told
+                    assert kind == "connected", message
             self.wake()
-        await asyncio.get_running_loop().create_future()  # gone, until it comes back
+        await asyncio.get_running_loop().create_future()  # the connection is lost; `connect` replaces this task
 
     def _see(self, event: Json) -> None:
         number = event["committed_id"]
@@ -406,7 +406,7 @@ class Python(Told):
 
 @asynccontextmanager
 async def in_python(name: str) -> AsyncIterator[Python]:
-    """A client that has not come yet."""
+    """Make a client that is not connected yet."""
     async with aiohttp.ClientSession() as session:
         python = Python(name, session)
         try:

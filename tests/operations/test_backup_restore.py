@@ -1,4 +1,4 @@
-"""The steps of docs/operators.md to back up a log that is in use and to restore it, as an operator runs them."""
+"""Backup and restore of a log in use, by the steps of docs/operators.md."""
 
 import asyncio
 import os
@@ -15,24 +15,27 @@ import aiohttp
 import pytest
 
 from cli.served import Served, oncelog, serving
-from doors.serving import item, run
+from doors.serving import item
 from oncelog.testing.postgres import QUICK, Server, postgres_server
 from oncelog.testing.programs import server_programs
 
 BEFORE = 20
+DURING_MAX = 900
+"""Events written during the backup: all of them fit into one page of 1000."""
 DEVELOPMENT = ("--development", "--quiet")
 
 
 class Writer:
-    """Writes to a server while it is backed up, and knows what was acknowledged."""
+    """Writes to a server during a backup and records the acknowledged events."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
         self.acknowledged: dict[int, int] = {}
         self._session = session
+        self._changed = asyncio.Condition()
 
     async def submit(self, number: int) -> int:
-        """The number that an event has got."""
+        """Submit an event and return its committed id."""
         body = {"events": [item(number)]}
         async with self._session.post(f"{self.url}/v1/events", json=body) as response:
             assert response.status == 200, await response.text()
@@ -41,31 +44,42 @@ class Writer:
 
     async def write(self, first: int, last: int) -> None:
         for number in range(first, last + 1):
-            self.acknowledged[number] = await self.submit(number)
+            committed_id = await self.submit(number)
+            async with self._changed:
+                self.acknowledged[number] = committed_id
+                self._changed.notify_all()
+
+    async def wait_for(self, count: int) -> None:
+        """Wait until that many events are acknowledged."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.acknowledged) >= count)
 
     async def get(self, **query: Any) -> tuple[int, Any]:
         async with self._session.get(f"{self.url}/v1/events", params={"partition": "a", **query}) as response:
             return response.status, await response.json()
 
 
-async def backed_up(url: str, command: list[str]) -> tuple[dict[int, int], str]:
-    """Runs a command while somebody writes: what was acknowledged before it began, and the epoch by then."""
+async def back_up(url: str, command: list[str]) -> tuple[dict[int, int], str]:
+    """Run a command during writes. Returns the events acknowledged before it started, and the epoch at that time."""
     async with aiohttp.ClientSession() as session:
         writer = Writer(url, session)
         await writer.write(1, BEFORE)
         _, page = await writer.get()
-        writing = asyncio.create_task(writer.write(BEFORE + 1, 10_000))
+        writing = asyncio.create_task(writer.write(BEFORE + 1, BEFORE + DURING_MAX))
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        before = len(writer.acknowledged)
+        # The write that is in flight now overlaps with the command.
+        await writer.wait_for(before + 1)
         _, said = await process.communicate()
         assert process.returncode == 0, said.decode()
         writing.cancel()
         await asyncio.wait([writing])
-        assert len(writer.acknowledged) > BEFORE, "somebody wrote meanwhile"
+        assert len(writer.acknowledged) > before >= BEFORE, "events are written during the command"
         return {number: writer.acknowledged[number] for number in range(1, BEFORE + 1)}, page["epoch"]
 
 
-async def demand_restored(url: str, acknowledged: dict[int, int], epoch: str) -> None:
-    """What was acknowledged before the backup is there, readers of before are told, and new writes are taken."""
+async def check_restored(url: str, acknowledged: dict[int, int], epoch: str) -> None:
+    """Acknowledged events are there, cursors of the old epoch are refused, and new writes are accepted."""
     async with aiohttp.ClientSession() as session:
         writer = Writer(url, session)
         status, told = await writer.get(epoch=epoch, since=BEFORE)
@@ -79,21 +93,21 @@ async def demand_restored(url: str, acknowledged: dict[int, int], epoch: str) ->
 
 
 @pytest.mark.rule("CO-40", "CO-12")
-def test_a_file_is_backed_up_while_a_server_writes_to_it_and_restored(tmp_path: Path) -> None:
+async def test_file_is_backed_up_during_writes_and_restored(tmp_path: Path) -> None:
     backup, head = str(tmp_path / "backup.db"), tmp_path / "head.json"
     with serving(tmp_path) as served:
         command = ["oncelog", "backup", served.store, backup]
-        acknowledged, epoch = run(backed_up(served.url, [sys.executable, "-m", *command]))
+        acknowledged, epoch = await back_up(served.url, [sys.executable, "-m", *command])
         assert oncelog("verify", backup).returncode == 0
         head.write_text(oncelog("head", backup).stdout)
-        # The disk is lost: the file is replaced, and what was there is kept beside it.
+        # The disk is lost: restore replaces the file and keeps the old one next to it.
         served.kill()
         restored = oncelog("restore", "--full", "--force", backup, served.store)
         assert restored.returncode == 0, restored.stderr
         told = oncelog("verify", served.store, "--head", str(head))
-        assert (told.returncode, "epoch" in told.stdout + told.stderr) == (1, True), "all else is as it was"
+        assert (told.returncode, "epoch" in told.stdout + told.stderr) == (1, True), "only the epoch differs"
         served.start()
-        run(demand_restored(served.url, acknowledged, epoch))
+        await check_restored(served.url, acknowledged, epoch)
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------
@@ -116,7 +130,7 @@ def server(directory: Path) -> Iterator[Server]:
 
 @pytest.mark.rule("CO-40", "CO-12")
 @pytest.mark.parametrize("how", ["pg_basebackup", "pg_dump"])
-def test_a_database_is_backed_up_while_a_gateway_writes_to_it_and_restored(
+async def test_database_is_backed_up_during_writes_and_restored(
     tmp_path: Path, directory: Path, server: Server, how: str
 ) -> None:
     copy, bin_ = directory / "backup", server_programs(directory)
@@ -136,7 +150,7 @@ def test_a_database_is_backed_up_while_a_gateway_writes_to_it_and_restored(
             ],
             "pg_dump": [f"{bin_}/pg_dump", server.address, "-Fc", "-f", str(copy)],
         }[how]
-        acknowledged, epoch = run(backed_up(served.url, command))
+        acknowledged, epoch = await back_up(served.url, command)
         served.stop()
         if how == "pg_basebackup":
             server.kill()
@@ -144,24 +158,24 @@ def test_a_database_is_backed_up_while_a_gateway_writes_to_it_and_restored(
             server.start()
         else:
             drop = "DROP SCHEMA public CASCADE; CREATE SCHEMA public"
-            done(f"{bin_}/psql", server.address, "-q", "-c", drop)
-            done(f"{bin_}/pg_restore", "-d", server.address, "--exit-on-error", str(copy))
+            run_program(f"{bin_}/psql", server.address, "-q", "-c", drop)
+            run_program(f"{bin_}/pg_restore", "-d", server.address, "--exit-on-error", str(copy))
         renewed = oncelog("epoch", server.address, "--renew")
         assert renewed.returncode == 0, renewed.stderr
         assert oncelog("verify", server.address).returncode == 0
         served.start()
-        run(demand_restored(served.url, acknowledged, epoch))
+        await check_restored(served.url, acknowledged, epoch)
     finally:
         served.end()
 
 
-def done(*command: str) -> None:
+def run_program(*command: str) -> None:
     finished = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     assert finished.returncode == 0, finished.stderr
 
 
 def replace(data: Path, copy: Path) -> None:
-    """Puts a base backup where the server's files were, as the user that it runs as."""
+    """Replace the files of the server by a base backup that belongs to the user of the server."""
     shutil.rmtree(data)
     shutil.move(copy, data)
     data.chmod(0o700)

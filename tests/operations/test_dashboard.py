@@ -1,5 +1,6 @@
-"""The dashboard and the alerts ask for what a real server has: every name, every label and its values, every legend."""
+"""The queries of the dashboard and the alerts use metrics, labels and values that a server exports."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
-from doors.serving import item, run, serving
+from doors.serving import item, serving
 from doors.test_held_back import measured, ways
 from oncelog import codes
 from oncelog.core.tenants import Tenant
@@ -21,18 +22,18 @@ GRAFANA: Final = Path(__file__).parents[2] / "examples/grafana"
 DASHBOARD: Final = json.loads((GRAFANA / "oncelog.json").read_text(encoding="utf-8"))
 ALERTS: Final = yaml.safe_load((GRAFANA / "alerts.yml").read_text(encoding="utf-8"))
 BY_PROMETHEUS: Final = {"job", "instance"}
-"""What it adds to all that it has scraped."""
+"""Labels that Prometheus adds to every sample."""
 VARIABLES: Final = {"$__rate_interval": "5m", "$job": ".*", "$instance": ".*"}
 
 Labels = dict[str, dict[str, set[str]]]
-"""Of each metric its labels, and the values that they have had."""
+"""The labels of each metric, with their values."""
 
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
-    """What a server shows to which everything has happened that a panel asks about."""
+    """Metrics of a server on which everything has happened that a panel shows."""
 
-    async def main() -> str:
+    async def scrape() -> str:
         tenants = (Tenant("acme", bytes_max=10**9, records_max=10**6),)
         disk = DiskSettings(store_bytes_max=2**50)
         async with serving(tmp_path_factory.mktemp("log"), tenants=tenants, disk=disk) as served, ways(served) as doors:
@@ -44,9 +45,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
             assert (await served.submit(item(99))).status == 503
             return await measured(served)
 
-    # What else a request may be answered with: not all of it can be made to happen here.
+    # Outcomes that this test cannot provoke.
     found: Labels = {"oncelog_requests_total": {"outcome": {codes.SERVER_ERROR, codes.SERVER_BUSY}}}
-    for family in text_string_to_metric_families(run(main())):
+    for family in text_string_to_metric_families(asyncio.run(scrape())):
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})
             for name, value in sample.labels.items():
@@ -55,7 +56,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
 
 
 def queries() -> Iterator[tuple[str, str, str]]:
-    """Where it is, the query, and the text that its series are called by."""
+    """Yield the place of each query, the query, and the legend of its series."""
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"], target["legendFormat"]
@@ -73,10 +74,10 @@ def queries() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("where", "query", "legend"), [pytest.param(*one, id=f"{one[0]}-{n}") for n, one in enumerate(queries())]
 )
-def test_every_query_asks_for_what_a_server_has(where: str, query: str, legend: str, scraped: Labels) -> None:
+def test_every_query_names_existing_metrics_and_labels(where: str, query: str, legend: str, scraped: Labels) -> None:
     for variable, value in VARIABLES.items():
         query = query.replace(variable, value)
-    assert "$" not in query, "a variable that the dashboard has not"
+    assert "$" not in query, "unknown dashboard variable"
     parsed = promql.parse(query)
     selectors = [one for one in parts(parsed) if isinstance(one, promql.VectorSelector)]
     assert selectors, where
@@ -94,7 +95,7 @@ def test_every_query_asks_for_what_a_server_has(where: str, query: str, legend: 
     for aggregate in (one for one in parts(parsed) if isinstance(one, promql.AggregateExpr)):
         grouped = set(aggregate.modifier.labels) if aggregate.modifier is not None else set()
         assert grouped <= known, f"{where}: nothing has {grouped - known}"
-    # With `group_right` the other side's labels stay.
+    # `group_right` keeps the labels of the other side.
     kept = (
         None if "group_right" in query else re.search(r"^(?:sum|max|histogram_quantile\(.*?sum) by \(([^)]*)\)", query)
     )
@@ -102,15 +103,15 @@ def test_every_query_asks_for_what_a_server_has(where: str, query: str, legend: 
     assert set(re.findall(r"{{\s*(\w+)\s*}}", legend)) <= shown, f"{where}: {legend} of {shown}"
 
 
-def test_every_metric_of_a_server_is_on_the_dashboard(scraped: Labels) -> None:
-    """But for what is there in another form, and figures that are for a closer look."""
+def test_dashboard_shows_every_metric_of_a_server(scraped: Labels) -> None:
+    """Except metrics that are shown in another form or are for debugging."""
     asked = " ".join(query for _, query, _ in queries())
     left_out = {"oncelog_frames_received_total", "oncelog_sent_bytes_total"}
     ours = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in scraped if name.startswith("oncelog_")}
     assert {name for name in ours if name not in asked} == left_out
 
 
-def test_panels_have_titles_of_their_own_and_lie_beside_each_other() -> None:
+def test_panels_have_unique_titles_and_positions() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["title"] for panel in panels}) == len({panel["id"] for panel in panels}) == len(panels)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
@@ -119,7 +120,7 @@ def test_panels_have_titles_of_their_own_and_lie_beside_each_other() -> None:
 
 
 def parts(expression: Any) -> Iterator[Any]:
-    """All that a query is made of."""
+    """Yield all parts of a query."""
     yield expression
     for name in ("lhs", "rhs", "expr", "vector_selector", "vs", "param"):
         inner = getattr(expression, name, None)
@@ -130,7 +131,7 @@ def parts(expression: Any) -> Iterator[Any]:
 
 
 def matches(matcher: Any, value: str) -> bool:
-    """Whether a series with that value is one of those that are asked for."""
+    """Whether the matcher selects a series with that value."""
     if matcher.op == promql.MatchOp.Equal:
         return bool(matcher.value == value)
     if matcher.op == promql.MatchOp.NotEqual:

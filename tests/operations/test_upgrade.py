@@ -1,4 +1,4 @@
-"""Old and new gateways on one log while it is being upgraded: what works, what does not, and that nothing is lost."""
+"""Servers of two versions on one log during an upgrade."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ import pytest
 
 from core.writes import committed, event, replayed
 from databases import BOTH_STORES, POSTGRES, log_at
-from doors.serving import run
 from oncelog.engine.log import open_log
 from oncelog.errors import NewerSchemaError
 from oncelog.stores.postgres import database
@@ -20,50 +19,46 @@ NEWER = """
 ALTER TABLE oncelog_state ADD COLUMN later text;
 CREATE TABLE oncelog_later (lane integer NOT NULL PRIMARY KEY);
 """
-"""What a later version might add, as most migrations have: columns and tables that the older does not name."""
+"""Migration of a later version: columns and tables that the older version does not use."""
 
 
 @BOTH_STORES
 @pytest.mark.rule("CO-10", "CO-14")
-def test_a_gateway_goes_on_beside_a_newer_one_until_it_needs_a_new_session(
+async def test_server_works_beside_a_newer_one_until_it_needs_a_new_session(
     tmp_path: Path, store_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = log_at(tmp_path / "log.db")
-
-    async def main() -> None:
-        async with open_log(place) as old:
-            first = committed(await old.submit(event(1)))
-            with monkeypatch.context() as newer:
-                be_newer(newer, store_kind)
-                async with open_log(place) as new:
-                    assert replayed(await new.submit(event(1))).receipt == first
-                    second = committed(await new.submit(event(2)))
-                    assert replayed(await old.submit(event(2))).receipt == second
-                    third = committed(await old.submit(event(3)))
-                    assert replayed(await new.submit(event(3))).receipt == third
-                    assert [record.position for record in (await old.read()).records] == [1, 2, 3]
-            # From now on nobody of the older version can begin.
-            with pytest.raises(NewerSchemaError, match="newer Oncelog"):
-                async with open_log(place):
-                    pass
-            if store_kind == POSTGRES:
-                await end_sessions(place)
-                with pytest.raises(NewerSchemaError):
-                    await old.submit(event(4))
-            else:
-                committed(await old.submit(event(4)))
+    async with open_log(place) as old:
+        first = committed(await old.submit(event(1)))
         with monkeypatch.context() as newer:
-            be_newer(newer, store_kind)
+            patch_newer_version(newer, store_kind)
             async with open_log(place) as new:
-                assert len((await new.read()).records) == (3 if store_kind == POSTGRES else 4)
-                for number in (1, 2, 3):
-                    replayed(await new.submit(event(number)))
+                assert replayed(await new.submit(event(1))).receipt == first
+                second = committed(await new.submit(event(2)))
+                assert replayed(await old.submit(event(2))).receipt == second
+                third = committed(await old.submit(event(3)))
+                assert replayed(await new.submit(event(3))).receipt == third
+                assert [record.position for record in (await old.read()).records] == [1, 2, 3]
+        # From now on a server of the older version cannot open the log.
+        with pytest.raises(NewerSchemaError, match="newer Oncelog"):
+            async with open_log(place):
+                pass
+        if store_kind == POSTGRES:
+            await end_sessions(place)
+            with pytest.raises(NewerSchemaError):
+                await old.submit(event(4))
+        else:
+            committed(await old.submit(event(4)))
+    with monkeypatch.context() as newer:
+        patch_newer_version(newer, store_kind)
+        async with open_log(place) as new:
+            assert len((await new.read()).records) == (3 if store_kind == POSTGRES else 4)
+            for number in (1, 2, 3):
+                replayed(await new.submit(event(number)))
 
-    run(main())
 
-
-def be_newer(patch: pytest.MonkeyPatch, kind: str) -> None:
-    """What is opened from now on is of the next version."""
+def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
+    """Make logs that are opened from now on be of the next version."""
     if kind == POSTGRES:
         number = SCHEMA_VERSION + 1
         patch.setattr(database, "MIGRATIONS", [*MIGRATIONS, (number, NEWER)])
@@ -76,7 +71,7 @@ def be_newer(patch: pytest.MonkeyPatch, kind: str) -> None:
 
 
 async def end_sessions(address: str) -> None:
-    """As a restart of the server does, or an hour in which nobody used them."""
+    """End all sessions, as a restart of the database server does."""
     connection: Any = await asyncpg.connect(address)
     try:
         await connection.execute(

@@ -1,13 +1,12 @@
-"""Moves a log in small slices, and kills itself on its way: `move_worker.py FILE ADDRESS POINT NUMBER`.
+"""Stop the process in the middle of a move.
 
-A point is a method of the mover's source or target, with `before` or `after`: the process dies at the call of that
-number. Without a point it goes to the end.
+A point is a method of the mover's source or target, with `before` or `after`: the process gets a signal at the call of
+that number.
 """
 
 import asyncio
 import os
 import signal
-import sys
 from typing import Any
 
 from oncelog.stores.moving import mover, source, target
@@ -47,14 +46,6 @@ def small_slices() -> None:
 
 
 def stop_by(point: str, number: int, how: str = "kill") -> None:
-    """The point as in `target.take.before`."""
+    """Send a signal at a point, for example `target.take.before`."""
     owner, name, when = point.split(".")
     stop_at({"source": source.Source, "target": target.Target}[owner], name, when, number, how)
-
-
-if __name__ == "__main__":
-    small_slices()
-    path, address, *point = sys.argv[1:]
-    if point:
-        stop_by(point[0], int(point[1]))
-    mover.move(path, address, lambda _: None)

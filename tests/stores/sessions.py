@@ -1,4 +1,4 @@
-"""Sessions on one file, as several processes would have them, and a driver whose statements fail."""
+"""Sessions on one file, as several processes would open them, and a driver with failing statements."""
 
 import json
 import sqlite3
@@ -22,7 +22,7 @@ ORDERS = Policy(name="orders", key_bytes=(1, 16), order=Order.STREAM, on_reuse=O
 
 @contextmanager
 def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -> Iterator[Session]:
-    """What one process has of a file; a log that is there is taken as it is."""
+    """Open a file as one process does. An existing log keeps its settings."""
     session = Session(str(path), driver or QuickDriver(), ManualClock(), bytes, 600_000, seal_keys)
     session.open(None if path.exists() and path.stat().st_size else SETTINGS)
     try:
@@ -32,7 +32,7 @@ def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -
 
 
 def write(number: int) -> Submission:
-    """The write of that number: in lane 0, or in one of five streams."""
+    """Return the write of a number: in lane 0, or in one of five streams."""
     key = number.to_bytes(16, "big")
     if number % 6 == 0:
         return Submission(policy=EVENTS, scope="", key=key, fingerprint=b"f")
@@ -40,7 +40,7 @@ def write(number: int) -> Submission:
 
 
 def make_older(path: Path) -> None:
-    """Puts in place of a closed log one that the first schema made, with all that it had room for."""
+    """Replace a closed log by one of the first schema, with the rows that this schema can hold."""
     older = path.with_suffix(".older")
     with closing(sqlite3.connect(older, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS newer", (str(path),))
@@ -60,7 +60,7 @@ def make_older(path: Path) -> None:
 
 
 def _key_rows(connection: sqlite3.Connection) -> Iterator[tuple[int, int, int]]:
-    """The keys of all segments, without those that have been merged into another."""
+    """Return the keys of all segments, without keys that were merged into another segment."""
     jobs = connection.execute("SELECT sources, cursor FROM newer.oncelog_key_jobs").fetchall()
     done = {segment: cursor for sources, cursor in jobs for segment in json.loads(sources)}
     for segment, packed in connection.execute("SELECT segment, keys FROM newer.oncelog_key_runs"):
@@ -70,7 +70,7 @@ def _key_rows(connection: sqlite3.Connection) -> Iterator[tuple[int, int, int]]:
 
 
 def commit(session: Session, *numbers: int) -> list[Verdict]:
-    """Writes of these numbers, as one batch."""
+    """Commit the writes of these numbers as one batch."""
     return session.commit([Request(tuple(write(number) for number in numbers))], None).verdicts[0]
 
 
@@ -83,7 +83,7 @@ def are_known(verdicts: list[Verdict]) -> bool:
 
 
 class QuickConnection(sqlite3.Connection):
-    """Waits for no disk: these tests lose no power, and have much to do."""
+    """Does not sync to disk, for speed."""
 
     def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
         is_sync = statement == "PRAGMA synchronous = FULL"
@@ -93,11 +93,11 @@ class QuickConnection(sqlite3.Connection):
 class QuickDriver(SqliteDriver):
     def connect(self, path: str) -> sqlite3.Connection:
         options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
-        return sqlite3.connect(path, timeout=10, factory=QuickConnection, **options)
+        return sqlite3.connect(path, timeout=60, factory=QuickConnection, **options)
 
 
 class FailingDriver(QuickDriver):
-    """Fails at one statement of those that come after it was armed: before it is run, or when it has been."""
+    """Fails at a chosen statement after it was armed: before or after running it."""
 
     def __init__(self) -> None:
         self._left: int | None = None

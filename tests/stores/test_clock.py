@@ -1,4 +1,4 @@
-"""The clocks: the machine's, the one that tests move by hand, and the mark that tells a jump from time gone by."""
+"""The system clock, the manual clock, and the clock mark that detects jumps."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
 from oncelog.testing.clock import ManualClock
 
 
-def test_the_clocks_of_the_machine_go_forward() -> None:
+def test_system_clock_does_not_go_back() -> None:
     clock = SystemClock()
     before = (clock.wall_ms(), clock.elapsed_ms())
     assert before[0] > 1_700_000_000_000
@@ -15,7 +15,7 @@ def test_the_clocks_of_the_machine_go_forward() -> None:
     assert clock.boot() == SystemClock().boot()
 
 
-def test_a_clock_is_moved_by_hand() -> None:
+def test_manual_clock_moves_only_when_told() -> None:
     clock = ManualClock(1000)
     clock.advance(5)
     assert (clock.wall_ms(), clock.elapsed_ms()) == (1005, 5)
@@ -30,7 +30,7 @@ def test_a_clock_is_moved_by_hand() -> None:
 
 @pytest.mark.rule("CO-17")
 @pytest.mark.parametrize("passed_ms", [0, 1, 10**9])
-def test_a_jump_is_what_the_steady_clock_has_not_counted(passed_ms: int) -> None:
+def test_clock_jump_is_wall_time_without_elapsed_time(passed_ms: int) -> None:
     clock = ManualClock()
     mark = ClockMark().after(clock)
     clock.advance(passed_ms)
@@ -46,7 +46,7 @@ def test_a_jump_is_what_the_steady_clock_has_not_counted(passed_ms: int) -> None
 
 
 @pytest.mark.rule("CO-17")
-def test_many_small_jumps_are_each_believed_and_the_mark_never_goes_back() -> None:
+def test_small_jumps_are_accepted_and_the_clock_mark_never_goes_back() -> None:
     clock = ManualClock()
     mark = ClockMark().after(clock)
     for ms in (1000, -5000, 100, 4000, -1, 0, 3000):

@@ -1,4 +1,4 @@
-"""Every store of ours keeps the contract."""
+"""Every store passes the store contract."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -25,8 +25,8 @@ class TestSqliteStore(StoreContract):
         return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw)
 
 
-class TestSqliteStoreThatSealsAllTheTime(StoreContract):
-    """Its key index is always busy sealing and merging."""
+class TestSqliteStoreWithSmallSegments(StoreContract):
+    """Its key index seals and merges all the time."""
 
     def make_store(self, tmp_path: Path, clock: Clock, settings: Settings | None, draw: Draw) -> Store:
         return SqliteStore(tmp_path / "log.db", settings, clock=clock, draw=draw, seal_keys=8)

@@ -1,6 +1,4 @@
-"""What a push asks of PostgreSQL is found by an index, however large the log is (DE-5). For SQLite: test_key_index."""
-
-import asyncio
+"""Lookups of a push use an index in PostgreSQL (DE-5). For SQLite see test_key_index."""
 
 import pytest
 from msgspec.structs import replace
@@ -29,16 +27,13 @@ def plan_of(address: str, statement: str, *parameters: str) -> str:
 
 
 @pytest.mark.rule("DE-5")
-def test_known_ids_and_pages_of_rows_are_found_by_an_index(database: str) -> None:
-    async def main() -> None:
-        async with open_log(database, settings=Settings(lanes=1)) as log:
-            for start in range(0, 4000, 2000):
-                verdicts = await log.submit_many([delta(start + place) for place in range(2000)], Mode.ALL)
-                assert all(isinstance(verdict, Committed) for verdict in verdicts)
-            again = await log.submit(replace(delta(7), fingerprint=b"DELETE"))
-            assert isinstance(again, Replayed)
-
-    asyncio.run(main())
+async def test_known_ids_and_row_pages_use_an_index(database: str) -> None:
+    async with open_log(database, settings=Settings(lanes=1)) as log:
+        for start in range(0, 4000, 2000):
+            verdicts = await log.submit_many([delta(start + place) for place in range(2000)], Mode.ALL)
+            assert all(isinstance(verdict, Committed) for verdict in verdicts)
+        again = await log.submit(replace(delta(7), fingerprint=b"DELETE"))
+        assert isinstance(again, Replayed)
     query(database, "ANALYZE")
     scope = f"'{SCOPE}'"
     plans = {

@@ -1,7 +1,7 @@
-"""What is erased is in no byte of the file, nor of what lies beside it.
+"""Erased bodies are in no byte of the file or of its write-ahead log.
 
-SQLite moves rows between pages when it must make room, and leaves a copy behind in what is then unused space. So these
-logs have rows of all sizes, in several lanes that grow at the same time, and many are erased while others come.
+SQLite moves rows between pages to make room, and leaves a copy behind in unused space. So these logs have rows of all
+sizes, in several lanes that grow at the same time, and many rows are erased while others are added.
 """
 
 import re
@@ -38,7 +38,7 @@ def commit(session: Session, numbers: Iterable[int], size: int) -> list[Record]:
 
 @pytest.mark.rule("CO-41")
 @pytest.mark.parametrize("size", [12, 200, 3000, 100_000])
-def test_an_erased_body_is_in_no_byte(tmp_path: Path, size: int) -> None:
+def test_erased_body_is_not_on_disk(tmp_path: Path, size: int) -> None:
     path = tmp_path / "log.db"
     with session_on(path, 8) as session:
         records = commit(session, range(12), size)
@@ -53,7 +53,7 @@ def test_an_erased_body_is_in_no_byte(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.rule("CO-41")
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_left_of_what_is_erased_while_the_log_grows(tmp_path: Path, seed: int) -> None:
+def test_bodies_erased_while_the_log_grows_are_not_on_disk(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     path = tmp_path / "log.db"
     kept: dict[int, list[Record]] = {}
@@ -80,7 +80,7 @@ def test_nothing_is_left_of_what_is_erased_while_the_log_grows(tmp_path: Path, s
 
 
 @pytest.mark.rule("CO-41")
-def test_bytes_that_a_reader_holds_on_to_are_not_said_to_be_gone(tmp_path: Path) -> None:
+def test_scrub_reports_bytes_that_a_reader_still_holds(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     with session_on(path, 8) as session, closing(sqlite3.connect(path, isolation_level=None)) as reader:
         (record,) = commit(session, [0], 100)
@@ -88,7 +88,7 @@ def test_bytes_that_a_reader_holds_on_to_are_not_said_to_be_gone(tmp_path: Path)
         reader.execute("SELECT * FROM oncelog_records").fetchone()
         assert session.erase(record.lane, [record.position]) == 1
         assert not session.scrub()
-        with session._transaction(session.connection, "BEGIN IMMEDIATE"):  # which waits for other processes as ever
+        with session._transaction(session.connection, "BEGIN IMMEDIATE"):  # its busy timeout is unchanged
             assert session.connection.execute("PRAGMA busy_timeout").fetchone() == (BUSY_TIMEOUT_MS,)
         assert secrets_on_disk(path) == {b"SECRET000000"}
         reader.execute("COMMIT")

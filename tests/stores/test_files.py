@@ -1,4 +1,4 @@
-"""The file of a log: what is not ours is left as it is, what is damaged is said to be, what is older is updated."""
+"""The file of a log: foreign files are not changed, damage is reported, older files are migrated."""
 
 import asyncio
 import os
@@ -42,17 +42,14 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {entry.name: entry.read_bytes() for entry in directory.iterdir() if entry.is_file()}
 
 
-def open_and_close(path: Path) -> None:
-    async def run() -> None:
-        store = SqliteStore(path, clock=ManualClock())
-        await store.open()
-        await store.close()
-
-    asyncio.run(run())
+async def open_and_close(path: Path) -> None:
+    store = SqliteStore(path, clock=ManualClock())
+    await store.open()
+    await store.close()
 
 
 def make_log(path: Path, writes: int = 300) -> None:
-    """A log of some pages, closed, so that all of it is in the file."""
+    """Write a log of some pages and close it, so that the write-ahead log is empty."""
     with session_on(path, 50) as session:
         for start in range(0, writes, 50):
             assert are_new(commit(session, *range(start, start + 50)))
@@ -65,7 +62,7 @@ def database(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-# --- what is not a log, or not one that can be read ----------------------------------------------------------
+# --- files that are not logs or cannot be read --------------------------------------------------------------
 
 
 def text(path: Path) -> None:
@@ -80,12 +77,12 @@ def magic_alone(path: Path) -> None:
     path.write_bytes(b"SQLite format 3\0")
 
 
-def of_somebody_else(path: Path) -> None:
+def foreign_database(path: Path) -> None:
     with database(path) as connection:
         connection.execute("CREATE TABLE oncelog_log (id INTEGER)")
 
 
-def of_somebody_else_with_write_ahead_log(path: Path) -> None:
+def foreign_database_with_write_ahead_log(path: Path) -> None:
     with database(path) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA application_id = 252006675")
@@ -143,8 +140,8 @@ def garbage_after_the_header(path: Path) -> None:
         (text, NotALogError),
         (short_text, NotALogError),
         (magic_alone, NotALogError),
-        (of_somebody_else, NotALogError),
-        (of_somebody_else_with_write_ahead_log, NotALogError),
+        (foreign_database, NotALogError),
+        (foreign_database_with_write_ahead_log, NotALogError),
         (without_tables, NotALogError),
         (newer, NewerSchemaError),
         (newer_with_another_table, NewerSchemaError),
@@ -155,7 +152,7 @@ def garbage_after_the_header(path: Path) -> None:
         (garbage_after_the_header, CorruptError),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_and_left_as_it_is(
+async def test_unusable_file_is_reported_by_name_and_not_changed(
     tmp_path: Path, make: Callable[[Path], None], error: type[OncelogError]
 ) -> None:
     path = tmp_path / "log.db"
@@ -163,13 +160,13 @@ def test_a_file_that_cannot_be_used_is_named_and_left_as_it_is(
     before = contents(tmp_path)
     for _ in range(2):
         with pytest.raises(error) as raised:
-            open_and_close(path)
+            await open_and_close(path)
         assert str(path) in str(raised.value)
         assert contents(tmp_path) == before
 
 
-def test_a_database_in_use_by_somebody_else_is_not_touched(tmp_path: Path) -> None:
-    """Not even what lies beside it: to open a database in WAL mode could already write there."""
+async def test_foreign_database_in_use_is_not_changed(tmp_path: Path) -> None:
+    """Also not its write-ahead log: opening a database in WAL mode could write there."""
     path = tmp_path / "theirs.db"
     with database(path) as theirs:
         theirs.execute("PRAGMA journal_mode = WAL")
@@ -177,25 +174,25 @@ def test_a_database_in_use_by_somebody_else_is_not_touched(tmp_path: Path) -> No
         before = contents(tmp_path)
         assert sorted(before) == ["theirs.db", "theirs.db-shm", "theirs.db-wal"]
         with pytest.raises(NotALogError):
-            open_and_close(path)
+            await open_and_close(path)
         assert contents(tmp_path) == before
 
 
-def test_a_directory_is_no_log(tmp_path: Path) -> None:
+async def test_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="directory"):
-        open_and_close(tmp_path)
+        await open_and_close(tmp_path)
     assert contents(tmp_path) == {}
 
 
-def test_a_log_in_a_directory_that_is_not_there_cannot_be_made(tmp_path: Path) -> None:
+async def test_log_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError):
-        open_and_close(tmp_path / "nowhere" / "log.db")
+        await open_and_close(tmp_path / "nowhere" / "log.db")
     assert list(tmp_path.iterdir()) == []
 
 
 @contextmanager
-def somebody_without_rights() -> Iterator[Path]:
-    """A directory of its own, and a user whom file modes hold back, which they do not for the superuser."""
+def user_without_rights() -> Iterator[Path]:
+    """Make a directory and drop the rights of the superuser, who ignores file modes."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         is_superuser = os.geteuid() == 0
@@ -210,33 +207,33 @@ def somebody_without_rights() -> Iterator[Path]:
             directory.chmod(0o700)
 
 
-def test_a_file_that_may_only_be_read_is_not_available() -> None:
-    with somebody_without_rights() as directory:
+async def test_read_only_file_is_unavailable() -> None:
+    with user_without_rights() as directory:
         path = directory / "log.db"
         make_log(path, 50)
         path.chmod(0o400)
         directory.chmod(0o500)
         before = contents(directory)
         with pytest.raises(StoreUnavailableError):
-            open_and_close(path)
+            await open_and_close(path)
         assert contents(directory) == before
 
 
-def test_a_directory_that_may_only_be_read_is_not_available() -> None:
-    with somebody_without_rights() as directory:
+async def test_read_only_directory_is_unavailable() -> None:
+    with user_without_rights() as directory:
         directory.chmod(0o500)
         with pytest.raises(StoreUnavailableError):
-            open_and_close(directory / "log.db")
+            await open_and_close(directory / "log.db")
         assert contents(directory) == {}
 
 
-def test_a_file_that_may_not_be_read_is_not_available() -> None:
-    with somebody_without_rights() as directory:
+async def test_unreadable_file_is_unavailable() -> None:
+    with user_without_rights() as directory:
         path = directory / "log.db"
         make_log(path, 50)
         path.chmod(0)
         with pytest.raises(StoreUnavailableError):
-            open_and_close(path)
+            await open_and_close(path)
         path.chmod(0o600)
         assert list(contents(directory)) == ["log.db"]
 
@@ -244,21 +241,21 @@ def test_a_file_that_may_not_be_read_is_not_available() -> None:
 # --- making ----------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_file_becomes_a_log(tmp_path: Path) -> None:
+async def test_empty_file_is_initialized_as_a_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     path.touch()
-    open_and_close(path)
+    await open_and_close(path)
     assert int.from_bytes(path.read_bytes()[68:72], "big") == APPLICATION_ID
 
 
-def test_threads_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
-    """And who wanted it otherwise is told what it was made with."""
+def test_threads_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
+    """A thread that asks for other settings gets an error with the stored ones."""
     for attempt in range(5):
         path = tmp_path / f"{attempt}.db"
         together = Barrier(6)
 
         def epoch_of(number: int, path: Path = path, together: Barrier = together) -> tuple[str, Settings]:
-            async def run() -> tuple[str, Settings]:
+            async def commit_one() -> tuple[str, Settings]:
                 store = SqliteStore(path, Settings(lanes=number), clock=ManualClock())
                 together.wait()
                 try:
@@ -275,7 +272,7 @@ def test_threads_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
                 await store.close()
                 return found
 
-            return asyncio.run(run())
+            return asyncio.run(commit_one())
 
         with ThreadPoolExecutor(6) as pool:
             assert len(set(pool.map(epoch_of, range(1, 7)))) == 1
@@ -284,7 +281,7 @@ def test_threads_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
 
 
 def epoch_made_by_a_process(path: str, numbers: range) -> str:
-    async def run() -> str:
+    async def commit_all() -> str:
         store = SqliteStore(path)
         await store.open()
         for number in numbers:
@@ -292,13 +289,13 @@ def epoch_made_by_a_process(path: str, numbers: range) -> str:
         await store.close()
         return store.epoch
 
-    return asyncio.run(run())
+    return asyncio.run(commit_all())
 
 
 @pytest.mark.rule("CO-14")
-def test_processes_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> None:
+def test_processes_that_create_one_file_concurrently_share_one_log(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    with ProcessPoolExecutor(3, get_context("spawn")) as pool:  # whose map ends when one of them dies
+    with ProcessPoolExecutor(3, get_context("spawn")) as pool:  # its map ends when a process dies
         jobs = (range(60), range(20, 80), range(0, 80, 3))
         assert len(set(pool.map(epoch_made_by_a_process, [str(path)] * 3, jobs))) == 1
     with session_on(path, 8) as session:
@@ -307,7 +304,7 @@ def test_processes_that_make_one_file_at_once_get_one_log(tmp_path: Path) -> Non
         assert heads == (81,)
 
 
-def test_settings_that_a_log_was_not_made_with_are_refused_and_change_nothing(tmp_path: Path) -> None:
+async def test_different_settings_are_refused_without_changing_the_file(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     make_log(path, 50)
     before = contents(tmp_path)
@@ -316,17 +313,17 @@ def test_settings_that_a_log_was_not_made_with_are_refused_and_change_nothing(tm
         (Settings(lanes=3, eviction_interval=7), "cannot be opened with eviction_interval=7. "),
     ):
         with pytest.raises(SettingsError) as raised:
-            asyncio.run(SqliteStore(path, settings, clock=ManualClock()).open())
+            await SqliteStore(path, settings, clock=ManualClock()).open()
         assert words in str(raised.value)
         assert contents(tmp_path) == before
-    open_and_close(path)
+    await open_and_close(path)
 
 
 # --- migrating ---------------------------------------------------------------------------------------------------
 
 NEXT = SCHEMA_VERSION + 1
 ADDED = f"""
--- A column more; and a comment with a semicolon; in it.
+-- One more column; and a comment with a semicolon; in it.
 ALTER TABLE oncelog_records ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue';
 CREATE TABLE oncelog_{NEXT} (id INTEGER PRIMARY KEY) STRICT;
 """
@@ -346,7 +343,7 @@ def version_of(path: Path) -> int:
         return int(connection.execute("SELECT schema_version FROM oncelog_log").fetchone()[0])
 
 
-def test_an_older_file_is_brought_up_to_date_with_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_file_is_migrated_with_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.db"
     make_log(path)
     with_migration(monkeypatch, ADDED, "CREATE TABLE oncelog_more (id INTEGER PRIMARY KEY) STRICT;")
@@ -362,7 +359,7 @@ def test_an_older_file_is_brought_up_to_date_with_its_records(tmp_path: Path, mo
 
 
 def rated(number: int) -> Submission:
-    """One that only two of are taken at once, of the one who writes them."""
+    """Return a write with a rate limit of two at once per actor."""
     key = number.to_bytes(16, "big")
     return Submission(
         policy=EVENTS, scope="", key=key, fingerprint=b"f", actor="user:ann", rate=Rate(1, burst=2), partitions=("p",)
@@ -370,7 +367,7 @@ def rated(number: int) -> Submission:
 
 
 def rate_used_up(session: Session) -> bool:
-    """Three more of them, of which the last is refused."""
+    """Commit three rated writes and return whether the third is refused."""
     start = 10_000 + session.connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0]
     batch = [Request(tuple(rated(start + number) for number in range(3)))]
     verdicts: list[Verdict] = session.commit(batch, None).verdicts[0]
@@ -380,7 +377,7 @@ def rate_used_up(session: Session) -> bool:
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 7, 60_000])
-def test_a_file_of_the_first_schema_is_brought_up_to_date_and_works(
+def test_file_of_the_first_schema_is_migrated_and_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
     monkeypatch.setattr(migrating, "_ROWS_AT_ONCE", rows_at_once)
@@ -392,7 +389,7 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_works(
         session.declare([EVENTS, ORDERS])
         assert are_known(commit(session, *range(300)))
         assert rate_used_up(session)
-        for number in range(300, 340):  # often enough for everything to be swept
+        for number in range(300, 340):  # enough commits for a full expiry pass
             assert are_new(commit(session, number))
     with session_on(path, 50) as session:
         assert are_known(commit(session, *range(340)))
@@ -400,10 +397,10 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date_and_works(
     assert isinstance(last, Passed), last
 
 
-def test_a_process_of_an_older_version_loses_no_key_while_a_file_is_brought_up_to_date(
+def test_process_of_an_older_version_cannot_write_keys_during_a_migration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two steps it may have the file, and write to its index: from the first one on it has none."""
+    """Between two steps it could write to the index, but the first step removes that table."""
     path = tmp_path / "log.db"
     make_log(path)
     make_older(path)
@@ -419,7 +416,7 @@ def test_a_process_of_an_older_version_loses_no_key_while_a_file_is_brought_up_t
     assert version_of(path) == SCHEMA_VERSION
 
 
-def test_a_file_of_the_first_schema_is_read_by_nobody_before(tmp_path: Path) -> None:
+def test_verify_refuses_a_file_that_is_not_migrated(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     make_log(path, 50)
     make_older(path)
@@ -430,7 +427,7 @@ def test_a_file_of_the_first_schema_is_read_by_nobody_before(tmp_path: Path) -> 
     assert version_of(path) == 1
 
 
-def test_processes_that_bring_a_file_up_to_date_together_do_so_once(tmp_path: Path) -> None:
+def test_concurrent_migrations_run_once(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     make_log(path, 50)
     make_older(path)
@@ -446,7 +443,7 @@ def test_processes_that_bring_a_file_up_to_date_together_do_so_once(tmp_path: Pa
     assert version_of(path) == SCHEMA_VERSION
 
 
-def test_a_migration_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.db"
     make_log(path)
     epoch_and_schema = "SELECT epoch, (SELECT group_concat(sql) FROM sqlite_schema) FROM oncelog_log"
@@ -455,7 +452,7 @@ def test_a_migration_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patched:
         with_migration(patched, f"{ADDED} {FAILING}")
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
-            open_and_close(path)
+            await open_and_close(path)
     assert version_of(path) == SCHEMA_VERSION
     with database(path) as connection:
         assert connection.execute(epoch_and_schema).fetchone() == before
@@ -463,7 +460,7 @@ def test_a_migration_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatc
         assert are_known(commit(session, *range(300)))
 
 
-def test_of_two_migrations_the_first_stays_where_the_second_fails(
+async def test_completed_migration_is_kept_when_the_next_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log.db"
@@ -471,21 +468,21 @@ def test_of_two_migrations_the_first_stays_where_the_second_fails(
     with monkeypatch.context() as patched:
         with_migration(patched, ADDED, FAILING)
         with pytest.raises(sqlite3.OperationalError):
-            open_and_close(path)
+            await open_and_close(path)
     assert version_of(path) == SCHEMA_VERSION + 1
 
 
-def test_a_new_file_is_made_with_all_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_file_has_the_newest_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_migration(monkeypatch, ADDED)
     path = tmp_path / "log.db"
-    open_and_close(path)
+    await open_and_close(path)
     assert version_of(path) == SCHEMA_VERSION + 1
 
 
 # --- an application's own tables -----------------------------------------------------------------------------------
 
 
-def test_tables_of_an_application_in_the_file_do_not_disturb(tmp_path: Path) -> None:
+async def test_application_tables_in_the_file_do_not_interfere(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     make_log(path)
     with database(path) as connection, session_on(path, 8) as session:
@@ -495,13 +492,8 @@ def test_tables_of_an_application_in_the_file_do_not_disturb(tmp_path: Path) -> 
             assert are_new(commit(session, number))
             assert are_known(commit(session, number - 1))
         assert connection.execute("SELECT count(*) FROM records").fetchone() == (40,)
-    open_and_close(path)
-
-    async def read() -> int:
-        store = SqliteStore(path)
-        await store.open()
-        page = await store.read(Query(limit=1000))
-        await store.close()
-        return len(page.records)
-
-    assert asyncio.run(read()) == len([number for number in range(340) if number % 6 == 0])
+    store = SqliteStore(path)
+    await store.open()
+    page = await store.read(Query(limit=1000))
+    await store.close()
+    assert len(page.records) == len([number for number in range(340) if number % 6 == 0])

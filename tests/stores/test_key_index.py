@@ -1,4 +1,4 @@
-"""The key index: every committed key is found, whoever committed it, whoever sealed it, and whatever failed."""
+"""The key index: every committed key is found, by every process and after every failure."""
 
 import json
 import re
@@ -42,8 +42,8 @@ EVENTS_HASH = 8299911729424881382
 SEQUENCE_HASH = 2189155921296615790
 
 
-def test_a_hash_does_not_depend_on_what_is_hashed_before_it() -> None:
-    """Hashes stand in files: these are of a log that was made by an earlier version."""
+def test_key_hash_is_stable_and_independent_of_earlier_hashes() -> None:
+    """Hashes are stored in files. These values come from an earlier version."""
     secret = bytes(range(SECRET_BYTES))
     identities: list[Identity] = [
         ("events", "", "", b"k" * 16),
@@ -64,7 +64,7 @@ def test_a_hash_does_not_depend_on_what_is_hashed_before_it() -> None:
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small segments, of which four are merged: so there are several levels, runs and merges, also of few keys."""
+    """Use small segments, so that few keys already need several levels, runs and merges."""
     monkeypatch.setattr(index, "FAN_OUT", 4)
     monkeypatch.setattr(jobs, "CLEARED_RUNS", 2)
     monkeypatch.setattr(runs, "RUN_KEYS", 5)
@@ -72,7 +72,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def rows_of(path: Path) -> Iterator[sqlite3.Connection]:
-    """A look at the tables from beside."""
+    """Open a separate connection to the tables."""
     connection = sqlite3.connect(path)
     try:
         yield connection
@@ -81,7 +81,7 @@ def rows_of(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check_segments(path: Path) -> None:
-    """Every key of a sealed record is in one segment, there are few segments, and none has a key without a record."""
+    """Check that each key of a sealed record is in one segment, that segments are few, and that keys have records."""
     with rows_of(path) as connection:
         done = {
             segment: cursor
@@ -105,9 +105,9 @@ def check_segments(path: Path) -> None:
         assert {place for (place,) in connection.execute(records.format("sealed_position"))} <= set(places)
         beyond = {place for (place,) in connection.execute(records.format("max(sealed_position, sealing_position)"))}
         assert set(places) <= beyond
-        assert len(places) == len(set(places))  # each of them has one key
+        assert len(places) == len(set(places))  # each record has one key
         levels = dict(connection.execute("SELECT level, count(*) FROM oncelog_key_segments GROUP BY level").fetchall())
-        # Four that are being merged, about as many that wait, and one that is being filled.
+        # Four are being merged, about as many wait, and one is being filled.
         assert max(levels.values(), default=0) <= 2 * index.FAN_OUT + 2
 
 
@@ -122,7 +122,7 @@ def check_all_known(session: Session, upto: int) -> None:
 
 
 @pytest.mark.rule("CO-14")
-def test_two_processes_that_take_turns_find_every_key_and_so_does_a_third(tmp_path: Path) -> None:
+def test_three_processes_find_every_key_written_by_two_in_turns(tmp_path: Path) -> None:
     random = Random(5)
     path = tmp_path / "log.db"
     with session_on(path, 16) as first, session_on(path, 16) as second:
@@ -144,10 +144,8 @@ def test_two_processes_that_take_turns_find_every_key_and_so_does_a_third(tmp_pa
 
 @pytest.mark.rule("CO-14")
 @pytest.mark.parametrize("committed_before", [0, 1, 40])
-def test_what_another_process_committed_and_sealed_in_the_meantime_is_known(
-    tmp_path: Path, committed_before: int
-) -> None:
-    """It was never among the keys that this process had in memory, so its filter must be told."""
+def test_keys_sealed_by_another_process_are_found(tmp_path: Path, committed_before: int) -> None:
+    """These keys were never in the memtable of this process, so its filter must be updated."""
     path = tmp_path / "log.db"
     with session_on(path, 8) as idle, session_on(path, 8) as busy:
         for number in range(committed_before):
@@ -160,7 +158,7 @@ def test_what_another_process_committed_and_sealed_in_the_meantime_is_known(
 
 
 @pytest.mark.rule("CO-14")
-def test_sealing_that_one_process_began_is_gone_on_with_by_others(tmp_path: Path) -> None:
+def test_sealing_is_continued_by_other_processes(tmp_path: Path) -> None:
     """Slices of 18 keys from segments of 150: every segment is written by several processes."""
     path = tmp_path / "log.db"
     with ExitStack() as stack:
@@ -183,11 +181,11 @@ def test_sealing_that_one_process_began_is_gone_on_with_by_others(tmp_path: Path
         ([0], 1),
         ([0, 1, HASH_MAX], 1),
         ([5, HASH_MAX // 2, HASH_MAX // 2 + 1, HASH_MAX - 1], 2),
-        # So many that they are sealed in several slices: other keys of the same hash come in between.
+        # Sealed in several slices, with other keys of the same hash in between.
         ([number * (HASH_MAX // 99) for number in range(100)], 70),
     ],
 )
-def test_keys_of_one_hash_are_told_apart(
+def test_keys_with_equal_hashes_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: list[int], seal_keys: int
 ) -> None:
     def hashes_of(_: KeyIndex, identities: Iterable[Identity]) -> dict[Identity, int]:
@@ -212,17 +210,23 @@ def test_keys_of_one_hash_are_told_apart(
 
 @pytest.mark.rule("CO-10", "CO-16")
 @pytest.mark.parametrize("is_run_first", [False, True])
-def test_an_error_at_any_statement_loses_no_key_and_the_work_goes_on(
-    tmp_path: Path, is_run_first: bool, monkeypatch: pytest.MonkeyPatch
+def test_error_at_any_statement_loses_no_key(
+    tmp_path: Path, is_run_first: bool, is_soak: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Segments of two keys: nearly every commit seals, and soon merges on several levels."""
-    monkeypatch.setattr(sweeping, "SWEEP_COMMITS", 1)  # every attempt has the same statements
+    """Segments of two keys: nearly every commit seals, and soon merges on several levels.
+
+    Without --soak only the first commits fail, and the last ones, which begin the second level.
+    """
+    monkeypatch.setattr(sweeping, "SWEEP_COMMITS", 1)  # so that every attempt runs the same statements
     path = tmp_path / "log.db"
     driver = FailingDriver()
-    failures = 0
+    failures, keys = 0, 90 if is_soak else 72
     with session_on(path, 2, driver) as session, session_on(path, 2) as other:
-        for number in range(0, 90, 3):
+        for number in range(0, keys, 3):
             batch = (number, number + 1, number + 2)
+            if 12 <= number < 51 and not is_soak:
+                assert are_new(commit(session, *batch))
+                continue
             statement = 0
             while True:
                 statement += 1
@@ -238,20 +242,19 @@ def test_an_error_at_any_statement_loses_no_key_and_the_work_goes_on(
                     continue
                 driver.disarm()
                 break
-            # A COMMIT that failed after it had been done: the retry is told what became of it.
+            # After a COMMIT that was executed and then failed, the retry is a replay.
             assert are_known(verdicts) if is_run_first else are_new(verdicts)
             check_segments(path)
         with session_on(path, 2) as later:
             for one in (session, other, later):
-                check_all_known(one, 90)
+                check_all_known(one, keys)
+            assert max(segment.level for segment in later.index.segments) == 2
     assert failures > 300
 
 
 @pytest.mark.rule("CO-10", "CO-16")
-def test_an_error_that_is_not_sqlites_leaves_nothing_prepared_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the index had staged must not be confirmed by the next commit that changes nothing."""
+def test_index_changes_of_a_failed_commit_are_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next commit without changes must not confirm the staged changes."""
 
     def fail(*_: object) -> None:
         raise MemoryError
@@ -287,8 +290,8 @@ def check_known_or_not_at_all(path: Path, number: int, batch: tuple[int, ...]) -
         ("key_jobs SET sources = '7'", "work on '7', which are no segments"),
     ],
 )
-def test_an_index_that_cannot_be_is_called_corrupt(tmp_path: Path, change: str, message: str) -> None:
-    """Before memory is made for so many keys: there an allocation that fails ends the process."""
+def test_impossible_index_is_reported_as_corrupt(tmp_path: Path, change: str, message: str) -> None:
+    """Before memory is allocated for the keys, because a failed allocation would end the process."""
     path = tmp_path / "log.db"
     with session_on(path, 8) as session:
         for number in range(60):
@@ -303,9 +306,7 @@ def test_an_index_that_cannot_be_is_called_corrupt(tmp_path: Path, change: str, 
 # --- the filter ----------------------------------------------------------------------------------------------
 
 
-def test_a_filter_that_is_filled_beside_the_commits_knows_every_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filter_filled_during_commits_contains_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.db"
     with session_on(path, 8) as session:
         for start in range(0, 300, 10):
@@ -321,7 +322,7 @@ def test_a_filter_that_is_filled_beside_the_commits_knows_every_key(
         assert isinstance(store, SqliteStore)
         assert not has_filter(store)
         for number in range(300, 400):
-            commit(other, number)  # sealed, while the filter is being filled
+            commit(other, number)  # sealed while the filter is being filled
         assert store._filling is not None
         for number in range(400, 440):
             log(write(number))
@@ -341,7 +342,7 @@ async def wait_for(store: SqliteStore) -> None:
     await store._filling
 
 
-def test_a_filter_grows_by_layers_and_never_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_grows_by_layers_without_false_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "FILTER_KEYS_MIN", 100)
     random = Random(1)
     hashes = [random.randrange(HASH_MAX) for _ in range(5000)]
@@ -358,7 +359,7 @@ def test_a_filter_grows_by_layers_and_never_forgets(monkeypatch: pytest.MonkeyPa
     assert sealed.memory_bytes < 50_000
 
 
-def test_a_key_that_is_new_does_not_look_at_the_segments(tmp_path: Path) -> None:
+def test_new_key_does_not_read_segments(tmp_path: Path) -> None:
     statements: list[str] = []
     with session_on(tmp_path / "log.db", 8) as session:
         for start in range(0, 400, 10):
@@ -367,11 +368,11 @@ def test_a_key_that_is_new_does_not_look_at_the_segments(tmp_path: Path) -> None
         for number in range(400, 500):
             assert are_new(commit(session, number))
     looks = sum("FROM json_each" in statement and "oncelog_key_runs" in statement for statement in statements)
-    assert looks <= 5  # one key in 200 looks known to a layer of a filter
+    assert looks <= 5  # false positives of about 1 in 200
 
 
 def looks_for(session: Session, *numbers: int) -> int:
-    """How many segments are looked at for keys that are known."""
+    """Return the number of segment reads for known keys."""
     statements: list[str] = []
     session.connection.set_trace_callback(statements.append)
     assert are_known(commit(session, *numbers))
@@ -379,8 +380,8 @@ def looks_for(session: Session, *numbers: int) -> int:
     return sum("FROM json_each" in statement and "oncelog_key_runs" in statement for statement in statements)
 
 
-def test_a_key_that_is_known_is_looked_for_where_it_may_be(tmp_path: Path) -> None:
-    """Also by who has found the segments there; by who has not made all of them, everywhere else too."""
+def test_known_key_reads_only_matching_segments(tmp_path: Path) -> None:
+    """Also after opening the file; a process that did not create a segment reads it for every key."""
     path = tmp_path / "log.db"
     with session_on(path, 40) as session:
         for number in range(1500):
@@ -390,7 +391,7 @@ def test_a_key_that_is_known_is_looked_for_where_it_may_be(tmp_path: Path) -> No
         assert sum(looks_for(session, number) for number in range(100)) < 150
         with session_on(path, 40) as later:
             assert are_known(commit(later, 0))
-            # One is being merged, of which it has not seen the beginning.
+            # One merge had started before the session was opened.
             assert sum(looks_for(later, number) for number in range(100)) < 190
             for number in range(1500, 2500):
                 commit(session if number % 2 else later, number)
@@ -402,9 +403,9 @@ def test_a_key_that_is_known_is_looked_for_where_it_may_be(tmp_path: Path) -> No
 
 GROWING = re.compile(r"oncelog_(records|key_runs|partition_records|stream_records|rows)\b")
 LOOKS_AT_ALL = re.compile(r"(all|missing|extra)_\w+")
-"""Statements that are meant to: they verify a log."""
+"""Statements that verify a log read all rows by design."""
 SORTS_A_FEW = {"briefs_at", "records_at"}
-"""A page."""
+"""They sort one page."""
 
 
 def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
@@ -415,7 +416,7 @@ def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
 
 
 @pytest.mark.rule("DE-5")
-def test_no_statement_looks_through_a_table_that_grows(tmp_path: Path) -> None:
+def test_no_statement_scans_a_growing_table(tmp_path: Path) -> None:
     with session_on(tmp_path / "log.db", 8) as session:
         commit(session, *range(100))
         statements = {name: statement for name, statement in SQL.items() if GROWING.search(statement)}
@@ -426,25 +427,25 @@ def test_no_statement_looks_through_a_table_that_grows(tmp_path: Path) -> None:
     for name, steps in (looked_at | side_state).items():
         if LOOKS_AT_ALL.fullmatch(name):
             continue
-        # A subquery has a limit of its own, and what it looks through is among the steps too.
+        # A subquery has its own limit, and its steps are listed too.
         scans = [step for step in steps if re.match(r"SCAN (?!\(subquery)", step) and "VIRTUAL TABLE" not in step]
         assert scans == [], name
         sorts = [step for step in steps if "TEMP B-TREE" in step]
         assert sorts == [] or name in SORTS_A_FEW, name
 
 
-def test_the_work_on_segments_is_in_proportion_to_what_a_commit_adds(tmp_path: Path) -> None:
-    """No commit pays for a large merge: the rows that one commit writes stay within a few slices."""
+def test_index_work_per_commit_is_bounded(tmp_path: Path) -> None:
+    """No commit runs a large merge: each writes the rows of a few slices at most."""
     with session_on(tmp_path / "log.db", 64) as session:
         most = 0
         for number in range(2000):
             before = session.connection.total_changes
             commit(session, number)
             most = max(most, session.connection.total_changes - before)
-    assert most < 60  # with whole merges in one commit more than 400
+    assert most < 60  # a whole merge in one commit would write more than 400
 
 
-def test_what_has_been_merged_is_cleared_before_long(tmp_path: Path) -> None:
+def test_merged_runs_are_cleared_soon(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     left = 0
     with session_on(path, 64) as session, rows_of(path) as connection:
@@ -454,19 +455,19 @@ def test_what_has_been_merged_is_cleared_before_long(tmp_path: Path) -> None:
                 for source in json.loads(sources):
                     below = "SELECT count(*) FROM oncelog_key_runs WHERE segment = ? AND last <= ?"
                     left = max(left, connection.execute(below, (source, cursor)).fetchone()[0])
-    # A slice more than it should be, and hashes are not spread quite evenly; a source has 13 runs and more.
+    # One slice more than intended, and hashes are not spread evenly; a source has at least 13 runs.
     assert 0 < left <= 3 * jobs.CLEARED_RUNS
 
 
-def test_processes_that_commit_once_and_end_do_their_part(tmp_path: Path) -> None:
+def test_short_lived_processes_seal_the_memtable(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    for number in range(300):
+    for number in range(150):
         with session_on(path, 40) as session:
             assert are_new(commit(session, number))
             assert session.index.hot_keys < 2 * 40
 
 
-def test_a_checkpoint_that_finds_no_room_costs_the_index_nothing(tmp_path: Path) -> None:
+def test_index_survives_a_checkpoint_on_a_full_disk(tmp_path: Path) -> None:
     class Full(QuickConnection):
         def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
             if is_full and "wal_checkpoint" in statement:

@@ -1,4 +1,4 @@
-"""Runs of keys: nothing is lost between them, and keys of one hash stay together."""
+"""Runs of keys: no key is lost, and keys with equal hashes stay in one run."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SEEDS = range(20)
 
 @pytest.fixture
 def connection() -> Iterator[sqlite3.Connection]:
-    """With the tables of the key index, as it was and as it is."""
+    """A database with the earlier and the current tables of the key index."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
         scripts = dict(migrations())
         for number in (1, 7):
@@ -28,7 +28,7 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 
 def some_keys(random: Random, count: int, hashes: int = HASH_MAX) -> tuple[list[int], list[int]]:
-    """In their order; of few hashes, several keys have one."""
+    """Return sorted keys. With few hashes several keys have the same one."""
     pairs = sorted({(random.randrange(hashes), random.randrange(1 << 62)) for _ in range(count)})
     return [one for one, _ in pairs], [place for _, place in pairs]
 
@@ -39,13 +39,13 @@ def kept(connection: sqlite3.Connection, segment: int) -> list[tuple[int, int]]:
     for last, packed in rows:
         assert keys_of(packed)[0][-1] == last
     every = [set(keys_of(packed)[0]) for _, packed in rows]
-    assert sum(map(len, every)) == len(set().union(*every))  # no hash in two of them
+    assert sum(map(len, every)) == len(set().union(*every))  # no hash is in two runs
     return [pair for _, packed in rows for pair in zip(*keys_of(packed), strict=True)]
 
 
 @pytest.mark.parametrize("count", [0, 1, RUN_KEYS - 1, RUN_KEYS, RUN_KEYS + 1, 1000])
 @pytest.mark.parametrize("hashes", [1, 3, 50, HASH_MAX])
-def test_what_is_packed_is_there_again_and_no_hash_is_in_two_runs(
+def test_packed_keys_round_trip_and_a_hash_stays_in_one_run(
     connection: sqlite3.Connection, count: int, hashes: int
 ) -> None:
     keys = some_keys(Random(count), count, hashes)
@@ -58,16 +58,16 @@ def test_what_is_packed_is_there_again_and_no_hash_is_in_two_runs(
     assert hashes_in(packed_runs(keys)) == keys[0]
 
 
-def test_a_run_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_encoding_does_not_depend_on_byte_order(monkeypatch: pytest.MonkeyPatch) -> None:
     [(last, packed)] = packed_runs(([1, HASH_MAX], [2, 3]))
     assert last == HASH_MAX
     assert packed.hex() == "0100000000000000ffffffffffffff7f02000000000000000300000000000000"
-    monkeypatch.setattr(runs, "_IS_SWAPPED", True)  # as on a machine of the other order
+    monkeypatch.setattr(runs, "_IS_SWAPPED", True)  # as on a machine with the other byte order
     assert [*map(list, keys_of(bytes.fromhex("00000000000000010000000000000002")))] == [[1], [2]]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_keys_are_found_in_their_segment_alone(connection: sqlite3.Connection, seed: int) -> None:
+def test_keys_are_found_only_in_their_segment(connection: sqlite3.Connection, seed: int) -> None:
     random = Random(seed)
     keys = some_keys(random, 500, random.choice((20, 1000, HASH_MAX)))
     write_runs(connection, 2, keys)
@@ -78,7 +78,7 @@ def test_keys_are_found_in_their_segment_alone(connection: sqlite3.Connection, s
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_merge_has_every_key_once_whoever_goes_on_with_it(connection: sqlite3.Connection, seed: int) -> None:
+def test_merge_continued_by_several_processes_has_every_key_once(connection: sqlite3.Connection, seed: int) -> None:
     random = Random(seed)
     hashes = random.choice((30, 2000, HASH_MAX))
     sources = range(1, random.choice((2, 5, 17)))
@@ -102,12 +102,12 @@ def test_a_merge_has_every_key_once_whoever_goes_on_with_it(connection: sqlite3.
     assert kept(connection, 99) == every
     assert (merge.filter is not None) is is_one
     assert merge.filter is None or all(one in merge.filter for one, _ in every)
-    at_once = 2 * RUNS_AT_ONCE * RUN_KEYS * 16  # those of one hash may be more
+    at_once = 2 * RUNS_AT_ONCE * RUN_KEYS * 16  # more only for keys with equal hashes
     assert hashes < HASH_MAX or 0 < most < len(sources) * (at_once + 400)
 
 
 @pytest.mark.parametrize("packed", [b"", bytes(8), bytes(17), bytes(24)])
-def test_what_cannot_be_a_run_is_called_corrupt(connection: sqlite3.Connection, packed: bytes) -> None:
+def test_run_of_impossible_length_is_reported_as_corrupt(connection: sqlite3.Connection, packed: bytes) -> None:
     connection.execute("INSERT INTO oncelog_key_runs VALUES (1, 5, ?)", (packed,))
     with pytest.raises(CorruptError, match=f"the key index has a run of {len(packed)} bytes"):
         list(find(connection, 1, [3]))
@@ -117,7 +117,7 @@ def test_what_cannot_be_a_run_is_called_corrupt(connection: sqlite3.Connection, 
         hashes_in([(5, packed)])
 
 
-def test_a_run_that_ends_elsewhere_than_it_says_is_called_corrupt(connection: sqlite3.Connection) -> None:
+def test_run_whose_last_hash_does_not_match_its_row_is_reported_as_corrupt(connection: sqlite3.Connection) -> None:
     [(last, packed)] = packed_runs(([3, 5], [1, 2]))
     connection.execute("INSERT INTO oncelog_key_runs VALUES (1, ?, ?)", (last + 4, packed))
     assert list(find(connection, 1, [3])) == [(3, 1)]
@@ -131,7 +131,7 @@ def test_a_run_that_ends_elsewhere_than_it_says_is_called_corrupt(connection: sq
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 10, 1000])
-def test_keys_that_had_a_row_each_are_packed(
+def test_migration_packs_keys_stored_in_rows(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
     monkeypatch.setattr(migrating, "_ROWS_AT_ONCE", rows_at_once)

@@ -1,6 +1,5 @@
-"""The log in memory."""
+"""The store in memory."""
 
-import asyncio
 import sys
 from threading import Barrier, Thread
 from typing import Any
@@ -14,7 +13,7 @@ from oncelog.stores.memory import MemoryLog, MemoryStore
 from oncelog.stores.protocol import Query
 
 
-def test_logs_that_are_fed_alike_are_alike_to_the_last_hash() -> None:
+def test_equal_input_gives_equal_hashes() -> None:
     logs = [MemoryLog(draw=bytes), MemoryLog(draw=bytes)]
     for log in logs:
         log.submit([Request((event(1), event(2)))], 5)
@@ -24,7 +23,7 @@ def test_logs_that_are_fed_alike_are_alike_to_the_last_hash() -> None:
     assert [block.previous for block in logs[0].blocks] == [bytes(32), logs[0].blocks[0].hash]
 
 
-def test_salts_are_drawn_for_each_record() -> None:
+def test_each_record_has_its_own_salt() -> None:
     log = MemoryLog(Settings(lanes=4))
     log.submit([Request((event(1), event(2)))], 5)
     assert len(set(log.salts)) == 2
@@ -65,7 +64,7 @@ def test_threads_that_submit_the_same_writes_commit_each_once() -> None:
 
 
 class CountingList(list[Record]):
-    """Counts how often one of its records is looked at."""
+    """Counts accesses to its records."""
 
     looks = 0
 
@@ -74,7 +73,7 @@ class CountingList(list[Record]):
         return super().__getitem__(place)
 
 
-def test_a_page_looks_at_its_own_records_only() -> None:
+async def test_page_reads_only_its_own_records() -> None:
     async def looks_of(query: Query) -> tuple[int, int]:
         store = MemoryStore(Settings(lanes=1))
         await store.open()
@@ -94,6 +93,6 @@ def test_a_page_looks_at_its_own_records_only() -> None:
         (Query(limit=5, stream="org/1", after=50), 5),
         (Query(limit=5, partitions=("nobody",)), 0),
     ):
-        found, looks = asyncio.run(looks_of(query))
+        found, looks = await looks_of(query)
         assert found == expected
-        assert looks <= expected + 1  # one more tells whether there is more
+        assert looks <= expected + 1  # one more shows whether another page follows

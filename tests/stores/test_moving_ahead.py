@@ -8,20 +8,13 @@ from threading import Event
 
 import pytest
 
+from engine.watched import turns
 from oncelog.stores.moving.mover import _ahead
-
-TURNS = 10
-"""Of the loop: more than anything takes that waits for nobody."""
-
-
-async def turns() -> None:
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_it_is_over_when_the_thread_is_however_often_it_is_cancelled(times: int) -> None:
-    """Whoever comes next closes the file."""
+async def test_cancelled_read_ahead_waits_for_its_thread(times: int) -> None:
+    """The next step closes the file, which the thread must not use any more."""
     may_go_on = Event()
 
     def parts() -> Iterator[int]:
@@ -29,31 +22,28 @@ def test_it_is_over_when_the_thread_is_however_often_it_is_cancelled(times: int)
         may_go_on.wait()
         yield 2
 
-    async def main() -> None:
-        has_begun = asyncio.Event()
+    has_begun = asyncio.Event()
 
-        async def copied() -> None:
-            async with aclosing(_ahead(parts())) as found:
-                async for _ in found:
-                    has_begun.set()
+    async def copied() -> None:
+        async with aclosing(_ahead(parts())) as found:
+            async for _ in found:
+                has_begun.set()
 
-        copying = asyncio.create_task(copied())
-        try:
-            await has_begun.wait()
+    copying = asyncio.create_task(copied())
+    try:
+        await has_begun.wait()
+        await turns()
+        for _ in range(times):
+            copying.cancel()
             await turns()
-            for _ in range(times):
-                copying.cancel()
-                await turns()
-                assert not copying.done()
-        finally:
-            may_go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await copying
-
-    asyncio.run(main())
+            assert not copying.done()
+    finally:
+        may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
 
 
-def test_what_was_wrong_with_a_part_that_nobody_came_to_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_of_an_unused_read_ahead_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     is_read = Event()
 
     def parts() -> Iterator[int]:
@@ -67,9 +57,9 @@ def test_what_was_wrong_with_a_part_that_nobody_came_to_is_not_told(caplog: pyte
                 await asyncio.to_thread(is_read.wait)
                 raise OSError("of the database")
 
-    gc.collect()  # what tests before this one left is not this one's
+    gc.collect()  # errors of earlier tests are logged here
     caplog.clear()
     with pytest.raises(OSError, match="of the database"):
-        asyncio.run(copied())
+        await copied()
     gc.collect()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []

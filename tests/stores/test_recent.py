@@ -1,6 +1,5 @@
-"""What a writer keeps of side state is never older than the file."""
+"""The row cache of a writer is never older than the file."""
 
-import asyncio
 import itertools
 import random
 import sqlite3
@@ -52,58 +51,54 @@ async def commit(store: Store, *items: Item) -> list[Verdict]:
 
 
 @pytest.mark.rule("CO-10", "LG-5")
-def test_what_another_process_wrote_is_seen(tmp_path: Path) -> None:
-    async def main() -> None:
-        one, other = (SqliteStore(tmp_path / "log.db", Settings(1)) for _ in range(2))
-        await one.open()
-        await other.open()
-        absent, there = Condition(Must.NOT_EXIST), Condition(Must.EXIST)
-        assert isinstance((await commit(one, write(1, SetEntity("a", b"1", condition=absent))))[0], Committed)
-        assert isinstance((await commit(other, write(2, SetEntity("a", b"2", condition=there))))[0], Committed)
-        # Each has the client, the stream and the entity in its memory by now, as they were for it.
-        (third,) = await commit(one, write(3, SetEntity("a", b"3", condition=Condition(Must.HAVE_VERSION, version=2))))
-        assert isinstance(third, Committed)
-        assert third.receipt.sequence == 3
-        (gap,) = await commit(other, write(5, DeleteEntity("a")))
-        assert isinstance(gap, Refused)
-        assert gap.current == 3
-        assert isinstance((await commit(other, write(4, DeleteEntity("a"))))[0], Committed)
-        assert isinstance((await commit(one, write(5, SetEntity("a", b"", condition=absent))))[0], Committed)
-        await one.close()
-        await other.close()
-
-    asyncio.run(main())
+async def test_row_cache_sees_rows_of_another_process(tmp_path: Path) -> None:
+    one, other = (SqliteStore(tmp_path / "log.db", Settings(1)) for _ in range(2))
+    await one.open()
+    await other.open()
+    absent, there = Condition(Must.NOT_EXIST), Condition(Must.EXIST)
+    assert isinstance((await commit(one, write(1, SetEntity("a", b"1", condition=absent))))[0], Committed)
+    assert isinstance((await commit(other, write(2, SetEntity("a", b"2", condition=there))))[0], Committed)
+    # Both have cached the client, the stream and the entity by now.
+    (third,) = await commit(one, write(3, SetEntity("a", b"3", condition=Condition(Must.HAVE_VERSION, version=2))))
+    assert isinstance(third, Committed)
+    assert third.receipt.sequence == 3
+    (gap,) = await commit(other, write(5, DeleteEntity("a")))
+    assert isinstance(gap, Refused)
+    assert gap.current == 3
+    assert isinstance((await commit(other, write(4, DeleteEntity("a"))))[0], Committed)
+    assert isinstance((await commit(one, write(5, SetEntity("a", b"", condition=absent))))[0], Committed)
+    await one.close()
+    await other.close()
 
 
-def test_a_transaction_that_came_to_nothing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "log.db", Settings(1))
-        await store.open()
-        await commit(store, write(1, SetEntity("a", b"1")))
-        writing = store._session.writing
-        staged: list[int] = []
+async def test_failed_transaction_leaves_nothing_in_the_row_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(tmp_path / "log.db", Settings(1))
+    await store.open()
+    await commit(store, write(1, SetEntity("a", b"1")))
+    writing = store._session.writing
+    staged: list[int] = []
 
-        def failing(*arguments: Any) -> None:
-            Recent.stage(writing._recent, *arguments)
-            staged.append(1)
-            raise sqlite3.OperationalError("disk I/O error")
+    def failing(*arguments: Any) -> None:
+        Recent.stage(writing._recent, *arguments)
+        staged.append(1)
+        raise sqlite3.OperationalError("disk I/O error")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(writing._recent, "stage", failing)
-            with pytest.raises(Exception, match="disk I/O error"):
-                await commit(store, write(2, SetEntity("a", b"2")))
-        assert staged
-        version = Condition(Must.HAVE_VERSION, version=1)
-        (verdict,) = await commit(store, write(2, SetEntity("a", b"3", condition=version)))
-        assert isinstance(verdict, Committed)
-        await store.close()
-
-    asyncio.run(main())
+    with monkeypatch.context() as patch:
+        patch.setattr(writing._recent, "stage", failing)
+        with pytest.raises(Exception, match="disk I/O error"):
+            await commit(store, write(2, SetEntity("a", b"2")))
+    assert staged
+    version = Condition(Must.HAVE_VERSION, version=1)
+    (verdict,) = await commit(store, write(2, SetEntity("a", b"3", condition=version)))
+    assert isinstance(verdict, Committed)
+    await store.close()
 
 
 @pytest.mark.rule("CO-12")
-def test_a_file_that_was_put_back_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
-    """Its number of commits becomes the same again, on another way."""
+async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) -> None:
+    """Its number of commits becomes the same again, with other content."""
     path = tmp_path / "log.db"
 
     async def commit_alone(*items: Submission) -> None:
@@ -113,44 +108,41 @@ def test_a_file_that_was_put_back_is_not_taken_for_the_one_before(tmp_path: Path
             assert isinstance((await commit(store, item))[0], Committed)
         await store.close()
 
-    async def main() -> None:
-        await commit_alone(write(1, SetEntity("a", b"")))
-        copy = path.read_bytes()
-        connection = connect(SqliteDriver(), str(path))
-        writing = Writing(look(connection, str(path)), ManualClock(), bytes, 600_000)
+    await commit_alone(write(1, SetEntity("a", b"")))
+    copy = path.read_bytes()
+    connection = connect(SqliteDriver(), str(path))
+    writing = Writing(look(connection, str(path)), ManualClock(), bytes, 600_000)
 
-        def shared(item: Submission) -> Verdict:
-            connection.execute("BEGIN IMMEDIATE")
-            (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
-            connection.execute("COMMIT")
-            writing.confirm()
-            return verdict
+    def shared(item: Submission) -> Verdict:
+        connection.execute("BEGIN IMMEDIATE")
+        (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
+        connection.execute("COMMIT")
+        writing.confirm()
+        return verdict
 
-        for sequence in (2, 3):
-            assert isinstance(shared(write(sequence, DeleteEntity("a"))), Committed)
-        commits = writing.state(connection).commits
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.close()
-        path.write_bytes(copy)
-        await commit_alone(write(2, DeleteEntity("b")))
-        connection = connect(SqliteDriver(), str(path))
-        assert writing.state(connection).commits == commits  # opening it counts as one
-        gap = shared(write(4, DeleteEntity("a")))
-        assert isinstance(gap, Refused), gap
-        assert gap.current == 2
-        following = shared(write(3, DeleteEntity("a")))
-        assert isinstance(following, Committed)
-        assert following.receipt.sequence == 3
-        connection.close()
-
-    asyncio.run(main())
+    for sequence in (2, 3):
+        assert isinstance(shared(write(sequence, DeleteEntity("a"))), Committed)
+    commits = writing.state(connection).commits
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    path.write_bytes(copy)
+    await commit_alone(write(2, DeleteEntity("b")))
+    connection = connect(SqliteDriver(), str(path))
+    assert writing.state(connection).commits == commits  # opening it counts as a commit
+    gap = shared(write(4, DeleteEntity("a")))
+    assert isinstance(gap, Refused), gap
+    assert gap.current == 2
+    following = shared(write(3, DeleteEntity("a")))
+    assert isinstance(following, Committed)
+    assert following.receipt.sequence == 3
+    connection.close()
 
 
 @pytest.mark.parametrize("rows_max", [3, recent.ROWS_MAX])
-def test_generated_histories_are_decided_as_without_it(
+async def test_row_cache_does_not_change_decisions(
     tmp_path: Path, rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes in turn on one file, against one store that keeps nothing but its tables."""
+    """Two processes in turns on one file, compared with a store in memory."""
     monkeypatch.setattr(recent, "ROWS_MAX", rows_max)
     chance = random.Random(SEED)
 
@@ -166,58 +158,52 @@ def test_generated_histories_are_decided_as_without_it(
         )
         return chance.choice(kinds)
 
-    async def main() -> None:
-        stores = [SqliteStore(tmp_path / "log.db", Settings(2, 5), clock=clock, draw=bytes) for _ in range(2)]
-        model = MemoryStore(Settings(2, 5), clock=clock, draw=bytes)
-        everyone: list[Store] = [*stores, model]
-        for store in everyone:
-            await store.open()
-        last: dict[tuple[str, str], int] = {}
-        for _ in range(300):
-            clock.advance(chance.choice((0, 1, 40, 3_600_000)))
-            batch = []
-            for _ in range(chance.randrange(1, 6)):
-                who = (chance.choice(("c1", "c2")), chance.choice(("ledger/a", "ledger/b", "ledger/c")))
-                number = last.get(who, 0) + chance.choice((1, 1, 1, 0, 2))
-                batch.append(write(max(1, number), operation(), operation(), client=who[0], scope=who[1]))
-            expected = await commit(model, *batch)
-            assert await commit(chance.choice(stores), *batch) == expected, f"seed {SEED}"
-            for item, verdict in zip(batch, expected, strict=True):
-                if isinstance(verdict, Committed):
-                    last[item.client, item.scope] = item.client_sequence
-                elif isinstance(verdict, Refused) and verdict.reason.value == "sequence_gap":
-                    last[item.client, item.scope] = verdict.current
-        assert await stores[0].heads() == await model.heads()
-        for store in everyone:
-            await store.close()
-
     clock = ManualClock()
-    asyncio.run(main())
+    stores = [SqliteStore(tmp_path / "log.db", Settings(2, 5), clock=clock, draw=bytes) for _ in range(2)]
+    model = MemoryStore(Settings(2, 5), clock=clock, draw=bytes)
+    everyone: list[Store] = [*stores, model]
+    for store in everyone:
+        await store.open()
+    last: dict[tuple[str, str], int] = {}
+    for _ in range(300):
+        clock.advance(chance.choice((0, 1, 40, 3_600_000)))
+        batch = []
+        for _ in range(chance.randrange(1, 6)):
+            who = (chance.choice(("c1", "c2")), chance.choice(("ledger/a", "ledger/b", "ledger/c")))
+            number = last.get(who, 0) + chance.choice((1, 1, 1, 0, 2))
+            batch.append(write(max(1, number), operation(), operation(), client=who[0], scope=who[1]))
+        expected = await commit(model, *batch)
+        assert await commit(chance.choice(stores), *batch) == expected, f"seed {SEED}"
+        for item, verdict in zip(batch, expected, strict=True):
+            if isinstance(verdict, Committed):
+                last[item.client, item.scope] = item.client_sequence
+            elif isinstance(verdict, Refused) and verdict.reason.value == "sequence_gap":
+                last[item.client, item.scope] = verdict.current
+    assert await stores[0].heads() == await model.heads()
+    for store in everyone:
+        await store.close()
 
 
 @pytest.mark.rule("CH-9")
-def test_members_whom_another_process_has_removed_are_gone(tmp_path: Path) -> None:
-    async def main() -> None:
-        one, other = (SqliteStore(tmp_path / "log.db", Settings(1)) for _ in range(2))
-        await one.open()
-        await other.open()
-        await commit(one, OpenStream(CHAT, "user:ann"), SetMember(CHAT, "user:bob"))
-        assert isinstance((await commit(one, said("user:bob")))[0], Committed)
-        assert await commit(other, SetMember(CHAT, "user:bob", present=False)) == [Applied(changed=True)]
-        (refused,) = await commit(one, said("user:bob"))
-        assert isinstance(refused, Refused)
-        assert refused.reason is Reason.NOT_A_MEMBER
-        assert await commit(other, Acknowledge(CHAT, "user:ann", 1)) == [Applied(changed=True)]
-        assert await commit(one, Acknowledge(CHAT, "user:ann", 1)) == [Applied(changed=False)]
-        await one.close()
-        await other.close()
-
-    asyncio.run(main())
+async def test_members_removed_by_another_process_are_refused(tmp_path: Path) -> None:
+    one, other = (SqliteStore(tmp_path / "log.db", Settings(1)) for _ in range(2))
+    await one.open()
+    await other.open()
+    await commit(one, OpenStream(CHAT, "user:ann"), SetMember(CHAT, "user:bob"))
+    assert isinstance((await commit(one, said("user:bob")))[0], Committed)
+    assert await commit(other, SetMember(CHAT, "user:bob", present=False)) == [Applied(changed=True)]
+    (refused,) = await commit(one, said("user:bob"))
+    assert isinstance(refused, Refused)
+    assert refused.reason is Reason.NOT_A_MEMBER
+    assert await commit(other, Acknowledge(CHAT, "user:ann", 1)) == [Applied(changed=True)]
+    assert await commit(one, Acknowledge(CHAT, "user:ann", 1)) == [Applied(changed=False)]
+    await one.close()
+    await other.close()
 
 
 @pytest.mark.rule("CH-9")
-def test_members_of_a_file_that_was_put_back_are_its_own(tmp_path: Path) -> None:
-    """Members are in no hash; its number of commits becomes the same again, on another way."""
+async def test_cached_members_are_dropped_when_the_file_is_restored(tmp_path: Path) -> None:
+    """Members are in no hash, and the number of commits becomes the same again."""
     path, clock = tmp_path / "log.db", ManualClock()
 
     async def alone(*items: Item) -> None:
@@ -226,39 +212,36 @@ def test_members_of_a_file_that_was_put_back_are_its_own(tmp_path: Path) -> None
         await commit(store, *items)
         await store.close()
 
-    async def main() -> None:
-        await alone(OpenStream(CHAT, "user:ann"))
-        copy = path.read_bytes()
-        connection = connect(SqliteDriver(), str(path))
-        writing = Writing(look(connection, str(path)), clock, bytes, 600_000)
+    await alone(OpenStream(CHAT, "user:ann"))
+    copy = path.read_bytes()
+    connection = connect(SqliteDriver(), str(path))
+    writing = Writing(look(connection, str(path)), clock, bytes, 600_000)
 
-        def shared(item: Item) -> Verdict:
-            connection.execute("BEGIN IMMEDIATE")
-            (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
-            connection.execute("COMMIT")
-            writing.confirm()
-            return verdict
+    def shared(item: Item) -> Verdict:
+        connection.execute("BEGIN IMMEDIATE")
+        (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
+        connection.execute("COMMIT")
+        writing.confirm()
+        return verdict
 
-        shared(SetMember(CHAT, "user:cyd"))
-        shared(SetMember(CHAT, "user:bob"))
-        commits = writing.state(connection).commits
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.close()
-        path.write_bytes(copy)
-        clock.advance(1)
-        await alone(SetMember(CHAT, "user:eve"))
-        connection = connect(SqliteDriver(), str(path))
-        assert writing.state(connection).commits == commits
-        refused = shared(said("user:bob"))
-        assert isinstance(refused, Refused), refused
-        assert isinstance(shared(said("user:eve")), Committed)
-        connection.close()
-
-    asyncio.run(main())
+    shared(SetMember(CHAT, "user:cyd"))
+    shared(SetMember(CHAT, "user:bob"))
+    commits = writing.state(connection).commits
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    path.write_bytes(copy)
+    clock.advance(1)
+    await alone(SetMember(CHAT, "user:eve"))
+    connection = connect(SqliteDriver(), str(path))
+    assert writing.state(connection).commits == commits
+    refused = shared(said("user:bob"))
+    assert isinstance(refused, Refused), refused
+    assert isinstance(shared(said("user:eve")), Committed)
+    connection.close()
 
 
 @pytest.mark.parametrize("rows_max", [3, recent.SMALL_ROWS_MAX])
-def test_generated_histories_of_members_are_decided_as_without_it(
+async def test_member_cache_does_not_change_decisions(
     tmp_path: Path, rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recent, "SMALL_ROWS_MAX", rows_max)
@@ -277,31 +260,28 @@ def test_generated_histories_of_members_are_decided_as_without_it(
             )
         )
 
-    async def main() -> None:
-        stores = [SqliteStore(tmp_path / "log.db", Settings(2, 5), clock=clock, draw=bytes) for _ in range(2)]
-        model = MemoryStore(Settings(2, 5), clock=clock, draw=bytes)
-        everyone: list[Store] = [*stores, model]
-        for store in everyone:
-            await store.open()
-        seen: set[type[Verdict]] = set()
-        for _ in range(300):
-            clock.advance(chance.choice((0, 1, 40)))
-            batch = [item() for _ in range(chance.randrange(1, 6))]
-            expected = await commit(model, *batch)
-            assert await commit(chance.choice(stores), *batch) == expected, f"seed {SEED}"
-            seen.update(map(type, expected))
-        assert seen == {Committed, Applied, Refused}
-        assert await stores[0].heads() == await model.heads()
-        for store in everyone:
-            await store.close()
-
-    asyncio.run(main())
+    stores = [SqliteStore(tmp_path / "log.db", Settings(2, 5), clock=clock, draw=bytes) for _ in range(2)]
+    model = MemoryStore(Settings(2, 5), clock=clock, draw=bytes)
+    everyone: list[Store] = [*stores, model]
+    for store in everyone:
+        await store.open()
+    seen: set[type[Verdict]] = set()
+    for _ in range(300):
+        clock.advance(chance.choice((0, 1, 40)))
+        batch = [item() for _ in range(chance.randrange(1, 6))]
+        expected = await commit(model, *batch)
+        assert await commit(chance.choice(stores), *batch) == expected, f"seed {SEED}"
+        seen.update(map(type, expected))
+    assert seen == {Committed, Applied, Refused}
+    assert await stores[0].heads() == await model.heads()
+    for store in everyone:
+        await store.close()
 
 
 @pytest.mark.parametrize(
     ("table", "rows_max"), [("streams", recent.ROWS_MAX), *((name, recent.SMALL_ROWS_MAX) for name in recent.SMALL)]
 )
-def test_memory_is_bounded(table: str, rows_max: int) -> None:
+def test_row_cache_is_bounded(table: str, rows_max: int) -> None:
     kept = Recent()
     kept.begin(0, {})
     for start in range(0, rows_max + 1, 100):

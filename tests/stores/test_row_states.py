@@ -1,6 +1,5 @@
-"""How a merged row lies in a store: as it is now, and as earlier versions kept it."""
+"""Encodings of merged rows: the current one and the one of earlier versions."""
 
-import asyncio
 import sqlite3
 from contextlib import closing
 from hashlib import sha256
@@ -37,7 +36,7 @@ STATES = {
 
 @pytest.mark.rule("DE-7")
 @pytest.mark.parametrize("row", STATES.values(), ids=STATES)
-def test_a_row_is_read_as_it_was_kept_now_and_before(row: Row) -> None:
+def test_current_and_earlier_row_encodings_are_decoded(row: Row) -> None:
     (kept,) = ROWS.columns_of_value(row)
     before = msgspec.msgpack.encode(row)
     assert row_of(kept) == row_of(before) == row
@@ -45,13 +44,13 @@ def test_a_row_is_read_as_it_was_kept_now_and_before(row: Row) -> None:
 
 
 @pytest.mark.parametrize("state", [b"", b"\x00", b"\x83", b"\x93\x80", b"\x80", b"\xc0"])
-def test_a_state_that_is_none_is_damage(state: bytes) -> None:
+def test_malformed_row_state_is_refused(state: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         row_of(state)
 
 
 def kept_as_before(path: Path) -> None:
-    """Puts every row of the log there as earlier versions kept it."""
+    """Rewrite every row of the log in the earlier encoding."""
     if is_postgres():
         for row_id, state in query(log_at(path), "SELECT row_id, state FROM oncelog_rows"):
             before = msgspec.msgpack.encode(row_of(state))
@@ -65,7 +64,7 @@ def kept_as_before(path: Path) -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("DE-7")
-def test_a_log_whose_rows_were_kept_as_before_goes_on(tmp_path: Path) -> None:
+async def test_log_with_rows_in_the_earlier_encoding_is_usable(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     names = [f"r{number}" for number in range(20)]
     expected = {name: Row() for name in names}
@@ -84,7 +83,7 @@ def test_a_log_whose_rows_were_kept_as_before_goes_on(tmp_path: Path) -> None:
             assert {row_id: row for _, row_id, row in page.rows} == expected
             assert await log.books.row(SCOPE, "t", "r7") == expected["r7"]
 
-    asyncio.run(push(*[changed(5, name, a=1, b=2) for name in names]))
+    await push(*[changed(5, name, a=1, b=2) for name in names])
     kept_as_before(path)
-    asyncio.run(push(changed(6, "r7", b=3)))  # one row is kept anew, and the others are not
-    asyncio.run(push(*[changed(hlc, name, a=hlc, c=4) for hlc in (4, 8) for name in names]))
+    await push(changed(6, "r7", b=3))  # only one row is rewritten
+    await push(*[changed(hlc, name, a=hlc, c=4) for hlc in (4, 8) for name in names])

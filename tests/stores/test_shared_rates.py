@@ -1,4 +1,4 @@
-"""A rate holds over all processes of a log: they decide on the same bucket, whoever was there before."""
+"""A rate limit is shared by all processes of a log."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def write(number: int, actor: str, burst: int) -> Submission:
 
 
 def commits(session: Session, *items: Submission) -> int:
-    """How many of them were taken; the others must have been refused."""
+    """Return the number of committed items; the others must be refused."""
     verdicts = session.commit([Request(items)], None).verdicts[0]
     assert {type(verdict) for verdict in verdicts} <= {Committed, Refused}
     return sum(type(verdict) is Committed for verdict in verdicts)
@@ -24,7 +24,7 @@ def commits(session: Session, *items: Submission) -> int:
 
 @pytest.mark.rule("CO-30")
 @pytest.mark.parametrize("burst", [1, 2, 7, 10, 25])
-def test_however_writes_are_spread_over_processes_as_many_are_taken(tmp_path: Path, burst: int) -> None:
+def test_rate_limit_is_shared_by_all_processes(tmp_path: Path, burst: int) -> None:
     path = tmp_path / "log.db"
     with session_on(path, 50) as one, session_on(path, 50) as two, session_on(path, 50) as three:
         taken = 0

@@ -1,4 +1,4 @@
-"""Rows that a batch has read are updated where they are: one that is not there must not be lost in silence."""
+"""Rows that a batch has read are updated in place. A missing row is an error."""
 
 import sqlite3
 from contextlib import closing
@@ -17,7 +17,7 @@ from oncelog.stores.sqlite.files import SqliteDriver, connect, make_or_open
 ROW = ("deltas/shop", "products", "tea")
 
 
-def test_a_row_that_was_read_and_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_update_of_a_missing_row_is_reported_as_corrupt(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
     changes = replace(Desk(Snapshot(), 0).changes(), rows={ROW: Row({"a": (b"2", (2, b"", b""))}, (2, b"", b""))})
     with closing(connect(SqliteDriver(), path)) as connection:

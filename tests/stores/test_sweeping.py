@@ -1,4 +1,4 @@
-"""What log time has made absent goes from the disk, and nothing else does."""
+"""Expiry removes rows that log time has made absent, and no others."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from oncelog.testing.contract.writes import DAY_MS, claim, event, transaction
 from stores.sessions import QuickDriver
 
 ROWS: Final = SWEEP_ROWS + 50
-"""More than one slice."""
+"""More than one slice of an expiry pass."""
 
 
 class Swept:
-    """A log whose commits can be counted on to sweep."""
+    """A log with helpers that run expiry."""
 
     def __init__(self, session: Session, clock: ManualClock) -> None:
         self.session = session
@@ -34,7 +34,7 @@ class Swept:
         return {type(verdict) for verdict in self.session.commit([Request(items)], None).verdicts[0]}
 
     def sweep(self) -> None:
-        """Commits often enough for every slice to be looked at, and then again."""
+        """Commit often enough for two full expiry passes."""
         for _ in range(SWEEP_COMMITS * 2 * (ROWS // SWEEP_ROWS + 2)):
             self.commit(event(next(self._numbers)))
 
@@ -59,11 +59,11 @@ def swept(path: Path) -> Iterator[Swept]:
 
 
 @pytest.mark.rule("CO-17")
-def test_ended_leases_go_when_they_are_forgotten(tmp_path: Path) -> None:
+def test_ended_leases_are_removed_when_they_are_forgotten(tmp_path: Path) -> None:
     with swept(tmp_path / "log.db") as log:
         assert log.commit(*[claim(number, "holder") for number in range(ROWS)]) == {Granted}
         log.later(LEASE_MS_DEFAULT + LEASE_MEMORY_MS)
-        log.commit(claim(ROWS, "holder"))  # brings the lane to this time
+        log.commit(claim(ROWS, "holder"))  # advances the time of the lane
         log.sweep()
         assert log.rows("leases") == ROWS + 1
         log.later(1)
@@ -73,7 +73,7 @@ def test_ended_leases_go_when_they_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-17")
-def test_clients_go_when_they_have_been_evicted(tmp_path: Path) -> None:
+def test_evicted_clients_are_removed(tmp_path: Path) -> None:
     with swept(tmp_path / "log.db") as log:
         assert log.commit(*[transaction(number, 1, client=f"c{number}") for number in range(1, ROWS + 1)]) == {
             Committed
@@ -81,16 +81,16 @@ def test_clients_go_when_they_have_been_evicted(tmp_path: Path) -> None:
         log.later(DAY_MS)
         log.commit(*[transaction(ROWS + number, number, client="busy") for number in range(1, 21)])
         log.sweep()
-        assert log.rows("clients") == ROWS + 1  # exactly a day old at the last eviction is not too old
+        assert log.rows("clients") == ROWS + 1  # exactly a day old is not too old
         log.later(1)
         log.commit(*[transaction(ROWS + 20 + number, 20 + number, client="busy") for number in range(1, 21)])
         log.sweep()
         assert log.rows("clients") == 1
-        assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # it begins anew, as it would have
+        assert log.commit(transaction(9999, 1, client="c1")) == {Committed}  # it starts again at 1
 
 
 @pytest.mark.rule("CO-17")
-def test_entities_go_when_they_have_expired(tmp_path: Path) -> None:
+def test_expired_entities_are_removed(tmp_path: Path) -> None:
     with swept(tmp_path / "log.db") as log:
         end_ms = log.clock.wall_ms() + 1000
         operations = [
@@ -108,14 +108,14 @@ def test_entities_go_when_they_have_expired(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("CO-17")
-def test_rates_go_when_nothing_is_taken_of_them(tmp_path: Path) -> None:
+def test_refilled_rate_buckets_are_removed(tmp_path: Path) -> None:
     rate = Rate(1, burst=2)
     with swept(tmp_path / "log.db") as log:
         everybody = [event(number, actor=f"user {number}", rate=rate) for number in range(ROWS)]
         assert log.commit(*everybody) == {Committed}
         assert log.commit(event(ROWS, actor="user 1", rate=rate)) == {Committed}
         log.later(999)
-        log.sweep()  # whose events bring the lane to this time
+        log.sweep()  # its events advance the time of the lane
         assert log.rows("rates") == ROWS
         assert log.commit(event(ROWS + 1, actor="user 1", rate=rate)) == {Refused}
         log.later(1)
@@ -128,8 +128,8 @@ def test_rates_go_when_nothing_is_taken_of_them(tmp_path: Path) -> None:
         assert log.commit(event(ROWS + 2, actor="user 1", rate=rate)) == {Committed}
 
 
-def test_a_policy_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
-    """Of a newer version, say. Who does not understand it leaves its rows alone."""
+def test_undecodable_policy_does_not_stop_commits(tmp_path: Path) -> None:
+    """For example of a newer version. Its rows are kept."""
     with swept(tmp_path / "log.db") as log:
         log.commit(transaction(1, 1, client="c1"))
         log.session.connection.execute("UPDATE oncelog_policies SET declaration = '{}' WHERE name = 'ledger'")
@@ -139,7 +139,7 @@ def test_a_policy_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
         assert log.rows("clients") == 2
 
 
-def test_it_keeps_up_with_large_batches(tmp_path: Path) -> None:
+def test_expiry_keeps_up_with_large_batches(tmp_path: Path) -> None:
     with swept(tmp_path / "log.db") as log:
         for start in range(0, 40 * ROWS, ROWS):
             log.commit(*[claim(start + number, "holder") for number in range(ROWS)])

@@ -1,15 +1,16 @@
-"""The write-ahead log is moved into the file beside the commits, so that none of them has to wait for it."""
+"""The checkpointer moves the write-ahead log into the file without blocking commits."""
 
 import asyncio
 import logging
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from oncelog.core.values import Request
 from oncelog.stores.sqlite import store as sqlite_store
@@ -17,6 +18,9 @@ from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.store import MOVE_RECORDS, SqliteStore
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import event
+
+HANG_S = 600
+"""Guard against a hang."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +34,21 @@ async def opened(path: Path) -> SqliteStore:
     return store
 
 
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = await opened(tmp_path / "log.db")
+    yield store
+    await store.close()
+
+
 def batch(first: int, count: int) -> list[Request]:
     return [Request(tuple(event(number) for number in range(first, first + count)))]
 
 
 def records_in_file(path: Path) -> int:
-    """Without what is only in the write-ahead log."""
+    """Return the number of records in the file alone, without its write-ahead log."""
     alone = path.with_suffix(".alone")
-    # By another process: who closes a file here takes SQLite's locks on it away.
+    # In another process: closing the file in this one would drop the locks of SQLite.
     subprocess.run(["/bin/cp", path, alone], check=True)  # noqa: S603
     with closing(sqlite3.connect(alone)) as connection:
         return int(connection.execute("SELECT count(*) FROM oncelog_records").fetchone()[0])
@@ -52,59 +63,48 @@ async def until_moved(store: SqliteStore) -> None:
         await asyncio.wait([store._moving])
 
 
-def test_many_records_are_moved_and_few_are_not(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await opened(tmp_path / "log.db")
-        try:
-            await store.commit(batch(1, MOVE_RECORDS - 1))
-            assert not is_moving(store)
-            assert records_in_file(tmp_path / "log.db") == 0
-            await store.commit(batch(MOVE_RECORDS, 1))
-            await until_moved(store)
-            assert records_in_file(tmp_path / "log.db") == MOVE_RECORDS
-            await store.commit(batch(MOVE_RECORDS + 1, 1))
-            assert not is_moving(store)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+async def test_checkpoint_starts_after_a_number_of_records(store: SqliteStore, tmp_path: Path) -> None:
+    await store.commit(batch(1, MOVE_RECORDS - 1))
+    assert not is_moving(store)
+    assert records_in_file(tmp_path / "log.db") == 0
+    await store.commit(batch(MOVE_RECORDS, 1))
+    await until_moved(store)
+    assert records_in_file(tmp_path / "log.db") == MOVE_RECORDS
+    await store.commit(batch(MOVE_RECORDS + 1, 1))
+    assert not is_moving(store)
 
 
-def test_commits_go_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commits_continue_during_a_checkpoint(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, may_end = threading.Event(), threading.Event()
     moved = SqliteStore._moved
 
     def held(store: SqliteStore) -> None:
         begun.set()
-        may_end.wait(60)
+        may_end.wait(HANG_S)
         moved(store)
 
     monkeypatch.setattr(SqliteStore, "_moved", held)
-
-    async def main() -> None:
-        store = await opened(tmp_path / "log.db")
-        try:
-            await store.commit(batch(1, MOVE_RECORDS))
-            assert await asyncio.to_thread(begun.wait, 60)
-            await store.commit(batch(MOVE_RECORDS + 1, 10))
-            may_end.set()
-            await until_moved(store)
-            assert records_in_file(tmp_path / "log.db") == MOVE_RECORDS + 10
-        finally:
-            may_end.set()
-            await store.close()
-
-    asyncio.run(main())
+    try:
+        await store.commit(batch(1, MOVE_RECORDS))
+        assert await asyncio.to_thread(begun.wait, HANG_S)
+        await store.commit(batch(MOVE_RECORDS + 1, 10))
+        may_end.set()
+        await until_moved(store)
+        assert records_in_file(tmp_path / "log.db") == MOVE_RECORDS + 10
+    finally:
+        may_end.set()
 
 
-def test_what_is_erased_is_scrubbed_though_the_mover_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     begun, may_end = threading.Event(), threading.Event()
     scrub = Session.scrub
 
     def held(_: SqliteStore) -> None:
         begun.set()
-        may_end.wait(60)
+        may_end.wait(HANG_S)
         order.append("moved")
 
     def scrubbed(session: Session) -> bool:
@@ -113,77 +113,61 @@ def test_what_is_erased_is_scrubbed_though_the_mover_works(tmp_path: Path, monke
 
     monkeypatch.setattr(SqliteStore, "_moved", held)
     monkeypatch.setattr(Session, "scrub", scrubbed)
-
-    async def main() -> None:
-        store = await opened(tmp_path / "log.db")
-        try:
-            await store.commit(batch(1, MOVE_RECORDS))
-            assert await asyncio.to_thread(begun.wait, 60)
-            scrubbing = asyncio.ensure_future(store.scrub())
-            await asyncio.sleep(0)
-            await store.remembered([])  # the writer's thread would have come to it by now
-            assert order == []
-            may_end.set()
-            assert await scrubbing
-            assert order == ["moved", "scrubbed"]
-        finally:
-            may_end.set()
-            await store.close()
-
-    asyncio.run(main())
+    try:
+        await store.commit(batch(1, MOVE_RECORDS))
+        assert await asyncio.to_thread(begun.wait, HANG_S)
+        scrubbing = asyncio.ensure_future(store.scrub())
+        await asyncio.sleep(0)
+        await store.remembered([])  # the writer thread has run an earlier call
+        assert order == []
+        may_end.set()
+        assert await scrubbing
+        assert order == ["moved", "scrubbed"]
+    finally:
+        may_end.set()
 
 
-def test_a_mover_that_fails_costs_nobody_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_failed_checkpoint_is_logged_and_retried(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: SqliteStore, use: str = "reader") -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    async def main() -> None:
-        store = await opened(tmp_path / "log.db")
-        try:
-            with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
-                patched.setattr(SqliteStore, "_reader_connection", broken)
-                await store.commit(batch(1, MOVE_RECORDS))
-                await until_moved(store)
-            assert "the write-ahead log was not moved into the file" in caplog.text
-            assert "disk I/O error" in caplog.text
-            await store.commit(batch(MOVE_RECORDS + 1, MOVE_RECORDS))
-            await until_moved(store)
-            assert records_in_file(tmp_path / "log.db") == 2 * MOVE_RECORDS
-        finally:
-            await store.close()
-
-    asyncio.run(main())
-
-
-def test_a_store_can_be_closed_while_it_is_moved(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await opened(tmp_path / "log.db")
+    with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="oncelog.sqlite"):
+        patched.setattr(SqliteStore, "_reader_connection", broken)
         await store.commit(batch(1, MOVE_RECORDS))
-        moving = store._moving
-        assert moving is not None
+        await until_moved(store)
+    assert "the write-ahead log was not moved into the file" in caplog.text
+    assert "disk I/O error" in caplog.text
+    await store.commit(batch(MOVE_RECORDS + 1, MOVE_RECORDS))
+    await until_moved(store)
+    assert records_in_file(tmp_path / "log.db") == 2 * MOVE_RECORDS
+
+
+async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
+    store = await opened(tmp_path / "log.db")
+    await store.commit(batch(1, MOVE_RECORDS))
+    moving = store._moving
+    assert moving is not None
+    await store.close()
+    assert moving.done()
+    await store.open()
+    try:
+        await store.commit(batch(MOVE_RECORDS + 1, MOVE_RECORDS))
+        await until_moved(store)  # another checkpoint, although the first never started
+        assert records_in_file(tmp_path / "log.db") == 2 * MOVE_RECORDS
+    finally:
         await store.close()
-        assert moving.done()
-        await store.open()
-        try:
-            await store.commit(batch(MOVE_RECORDS + 1, MOVE_RECORDS))
-            await until_moved(store)  # another one, though that one never began
-            assert records_in_file(tmp_path / "log.db") == 2 * MOVE_RECORDS
-        finally:
-            await store.close()
-        store = await opened(tmp_path / "log.db")
-        try:
-            heads = await store.heads()
-            assert heads[0].position == 2 * MOVE_RECORDS
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+    store = await opened(tmp_path / "log.db")
+    try:
+        heads = await store.heads()
+        assert heads[0].position == 2 * MOVE_RECORDS
+    finally:
+        await store.close()
 
 
-def test_while_somebody_reads_no_commit_begins_the_log_anew(tmp_path: Path) -> None:
-    """Of SQLite: what `SqliteStore._moved` relies on where there is something to move."""
+def test_sqlite_does_not_restart_the_wal_during_a_read(tmp_path: Path) -> None:
+    """`SqliteStore._moved` relies on this while there is something to checkpoint."""
     with three_on(tmp_path / "x.db") as (writer, reader, mover):
         log = filled(writer)
         read(reader)
@@ -196,8 +180,8 @@ def test_while_somebody_reads_no_commit_begins_the_log_anew(tmp_path: Path) -> N
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1] < log
 
 
-def test_where_all_is_moved_a_reader_is_in_the_way_of_the_next_checkpoint(tmp_path: Path) -> None:
-    """The same where there was nothing to move when the reader began."""
+def test_sqlite_reader_blocks_the_checkpoint_after_a_wal_restart(tmp_path: Path) -> None:
+    """The same if there was nothing to checkpoint when the read began."""
     with three_on(tmp_path / "x.db") as (writer, reader, mover):
         log = filled(writer)
         assert mover.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone() == (0, log, log)
@@ -210,13 +194,13 @@ def test_where_all_is_moved_a_reader_is_in_the_way_of_the_next_checkpoint(tmp_pa
 
 @contextmanager
 def three_on(path: Path) -> Iterator[list[sqlite3.Connection]]:
-    """A writer, a reader and a mover."""
+    """Open connections of a writer, a reader and a checkpointer."""
     with ExitStack() as stack:
         yield [stack.enter_context(closing(sqlite3.connect(path, isolation_level=None))) for _ in range(3)]
 
 
 def filled(writer: sqlite3.Connection) -> int:
-    """Pages of the write-ahead log."""
+    """Fill the write-ahead log and return its number of pages."""
     writer.execute("PRAGMA journal_mode = WAL")
     writer.execute("PRAGMA wal_autocheckpoint = 0")
     writer.execute("CREATE TABLE t (b BLOB)")

@@ -1,4 +1,4 @@
-"""The writer's thread: one thing after the other, and what became of each."""
+"""The worker thread: calls run one after the other, and each reports its result."""
 
 import asyncio
 import gc
@@ -6,172 +6,144 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
 from oncelog.stores.sqlite.worker import Worker
 
-
-def test_things_are_done_in_order_by_one_thread() -> None:
-    async def main() -> None:
-        worker = Worker("worker")
-        seen: list[tuple[int, str]] = []
-
-        def do(number: int) -> int:
-            seen.append((number, threading.current_thread().name))
-            return -number
-
-        assert await asyncio.gather(*[worker.start(do, number) for number in range(100)]) == [*range(0, -100, -1)]
-        assert seen == [(number, "worker") for number in range(100)]
-        worker.stop()
-
-    asyncio.run(main())
+HANG_S = 600
+"""Guard against a hang."""
 
 
-def test_it_is_idle_when_all_has_ended_and_not_before() -> None:
-    async def main() -> None:
-        worker = Worker("worker")
-        seen = [worker.is_idle]
-        go_on = threading.Event()
-        first, second = worker.start(go_on.wait, 60), worker.start(go_on.wait, 60)
-        seen.append(worker.is_idle)
-        first.cancel()  # it goes on, whether or not somebody waits for it
-        await asyncio.sleep(0)
-        seen.append(worker.is_idle)
-        go_on.set()
-        await second
-        seen.append(worker.is_idle)
-        assert seen == [True, False, False, True]
-        worker.stop()
-
-    asyncio.run(main())
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker("worker")
+    yield worker
+    worker.stop()
 
 
-def test_what_is_wanted_at_once_has_begun_though_the_loop_goes_on() -> None:
-    async def main() -> None:
-        worker = Worker("worker")
-        began, go_on = threading.Event(), threading.Event()
+async def test_worker_runs_calls_in_order_on_one_thread(worker: Worker) -> None:
+    seen: list[tuple[int, str]] = []
 
-        def do() -> None:
-            began.set()
-            go_on.wait(60)
+    def do(number: int) -> int:
+        seen.append((number, threading.current_thread().name))
+        return -number
 
-        switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(30)  # so that nobody takes the interpreter from the loop's thread
-        try:
-            waiting = worker.start(do, at_once=True)
-            for _ in range(1000):
-                sum(range(100))  # it may not have come to `set` yet, but it has the interpreter whenever we let go
-            assert await asyncio.to_thread(began.wait, 60)
-        finally:
-            sys.setswitchinterval(switch_s)
-        go_on.set()
-        await waiting
-        worker.stop()
-
-    asyncio.run(main())
+    assert await asyncio.gather(*[worker.start(do, number) for number in range(100)]) == [*range(0, -100, -1)]
+    assert seen == [(number, "worker") for number in range(100)]
 
 
-def test_what_is_behind_something_is_not_waited_for() -> None:
-    async def main() -> None:
-        worker = Worker("worker")
-        go_on = threading.Event()
-        first, second = worker.start(go_on.wait, 60), worker.start(int, at_once=True)  # returns all the same
-        go_on.set()
-        assert await first
-        assert await second == 0
-        worker.stop()
+async def test_worker_is_idle_only_when_all_calls_ended(worker: Worker) -> None:
+    seen = [worker.is_idle]
+    go_on = threading.Event()
+    first, second = worker.start(go_on.wait, HANG_S), worker.start(go_on.wait, HANG_S)
+    seen.append(worker.is_idle)
+    first.cancel()  # the call continues without a waiting caller
+    await asyncio.sleep(0)
+    seen.append(worker.is_idle)
+    go_on.set()
+    await second
+    seen.append(worker.is_idle)
+    assert seen == [True, False, False, True]
 
-    asyncio.run(main())
+
+async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the_loop(worker: Worker) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def do() -> None:
+        began.set()
+        go_on.wait(HANG_S)
+
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(30)  # so that no thread takes the interpreter from the event loop
+    try:
+        waiting = worker.start(do, at_once=True)
+        for _ in range(1000):
+            sum(range(100))  # it may not have reached `set` yet, but gets the interpreter when this thread waits
+        assert await asyncio.to_thread(began.wait, HANG_S)
+    finally:
+        sys.setswitchinterval(switch_s)
+    go_on.set()
+    await waiting
+
+
+async def test_call_started_at_once_does_not_wait_behind_another_call(worker: Worker) -> None:
+    go_on = threading.Event()
+    first, second = worker.start(go_on.wait, HANG_S), worker.start(int, at_once=True)  # returns at once
+    go_on.set()
+    assert await first
+    assert await second == 0
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_an_error_is_told_and_the_next_thing_is_done(error: BaseException) -> None:
+async def test_worker_reports_an_error_and_runs_the_next_call(worker: Worker, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    async def main() -> None:
-        worker = Worker("worker")
-        failing, next_one = worker.start(fail), worker.start(int)
-        await asyncio.gather(failing, next_one, return_exceptions=True)
-        assert failing.exception() is error
-        assert next_one.result() == 0
-        worker.stop()
-
-    asyncio.run(main())
+    failing, next_one = worker.start(fail), worker.start(int)
+    await asyncio.gather(failing, next_one, return_exceptions=True)
+    assert failing.exception() is error
+    assert next_one.result() == 0
 
 
-def test_nothing_is_kept_by_an_error_that_was_told() -> None:
+async def test_reported_error_does_not_keep_its_arguments_alive(worker: Worker) -> None:
     class Batch:
         pass
 
     def fail(_: Batch) -> None:
         raise ZeroDivisionError
 
-    async def main() -> None:
-        worker = Worker("worker")
+    gc.disable()
+    try:
         batch = Batch()
         kept = weakref.ref(batch)
         with pytest.raises(ZeroDivisionError):
             await worker.start(fail, batch)
-        await worker.start(int)  # by now it has let go of the one before
+        await worker.start(int)  # the worker has dropped the previous call
         del batch
         assert kept() is None
-        worker.stop()
-
-    gc.disable()
-    try:
-        asyncio.run(main())
     finally:
         gc.enable()
 
 
-def test_what_nobody_waits_for_any_more_is_left_out_if_it_has_not_begun() -> None:
-    async def main() -> None:
-        worker = Worker("worker")
-        go_on = threading.Event()
-        done: list[int] = []
-        first, second, third = worker.start(go_on.wait, 60), worker.start(done.append, 2), worker.start(done.append, 3)
-        second.cancel()
-        go_on.set()
-        await first
-        await third
-        assert done == [3]
-        assert worker.is_idle
-        worker.stop()
-
-    asyncio.run(main())
+async def test_cancelled_call_is_skipped_if_it_has_not_begun(worker: Worker) -> None:
+    go_on = threading.Event()
+    done: list[int] = []
+    first, second, third = worker.start(go_on.wait, HANG_S), worker.start(done.append, 2), worker.start(done.append, 3)
+    second.cancel()
+    go_on.set()
+    await first
+    await third
+    assert done == [3]
+    assert worker.is_idle
 
 
-def test_it_stops_when_all_has_been_done_and_takes_nothing_more() -> None:
-    async def main() -> None:
-        worker = Worker("worker")
-        done: list[int] = []
-        waiting = [worker.start(done.append, number) for number in range(10)]
-        await asyncio.to_thread(worker.stop)
-        assert done == [*range(10)]
-        await asyncio.gather(*waiting)
-        worker.stop()  # as often as one likes
-        with pytest.raises(RuntimeError, match="has been stopped"):
-            worker.start(int)
-
-    asyncio.run(main())
+async def test_worker_finishes_queued_calls_before_it_stops(worker: Worker) -> None:
+    done: list[int] = []
+    waiting = [worker.start(done.append, number) for number in range(10)]
+    await asyncio.to_thread(worker.stop)
+    assert done == [*range(10)]
+    await asyncio.gather(*waiting)
+    worker.stop()  # may be repeated
+    with pytest.raises(RuntimeError, match="has been stopped"):
+        worker.start(int)
 
 
-def test_a_loop_that_is_closed_is_told_nothing() -> None:
+def test_call_that_ends_after_its_loop_is_ignored() -> None:
     go_on = threading.Event()
 
-    async def main() -> Worker:
+    async def started() -> Worker:
         worker = Worker("worker")
-        worker.start(go_on.wait, 60)
+        worker.start(go_on.wait, HANG_S)
         return worker
 
-    worker = asyncio.run(main())
+    worker = asyncio.run(started())
     go_on.set()
     worker.stop()
 
 
-def test_a_program_that_stops_nothing_ends_when_all_has_been_done() -> None:
+def test_program_that_does_not_stop_the_worker_ends_after_all_calls() -> None:
     program = """
 import asyncio
 from oncelog.stores.sqlite.worker import Worker
@@ -184,7 +156,7 @@ async def main():
 asyncio.run(main())
 """
     ended = subprocess.run(  # noqa: S603 - our own
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert ended.stdout.split() == [*map(str, range(1000))]
     assert ended.stderr == ""

@@ -15,7 +15,7 @@ from oncelog.testing.disk_files import Write
 NAME = "log.db"
 SEEDS: tuple[int | None, ...] = (None, *range(20))
 ROWS = 3
-"""Rows of each transaction, each on pages of its own: a part of it would be seen."""
+"""Rows of each transaction, each on separate pages, so that a partial transaction is visible."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def all_or_nothing(found: list[int], committed: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_committed_survives_power_loss_at_every_sync(seed: int | None) -> None:
+def test_committed_transactions_survive_power_loss_at_every_sync(seed: int | None) -> None:
     syncs = how_many(lambda disk: disk.syncs)
     assert syncs > 8
     for number in range(1, syncs + 1):
@@ -98,7 +98,7 @@ def test_what_was_committed_survives_power_loss_at_every_sync(seed: int | None) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_after_the_commit_nothing_is_lost(disk: Disk, seed: int | None) -> None:
+def test_power_loss_after_the_commit_loses_nothing(disk: Disk, seed: int | None) -> None:
     connection = opened(disk)
     write(connection, 1)
     write(connection, 2)
@@ -106,7 +106,7 @@ def test_after_the_commit_nothing_is_lost(disk: Disk, seed: int | None) -> None:
     assert batches(disk) == [1, 2]
 
 
-def test_a_transaction_that_was_not_committed_is_gone(disk: Disk) -> None:
+def test_uncommitted_transaction_is_lost_at_power_loss(disk: Disk) -> None:
     connection = opened(disk)
     write(connection, 1)
     connection.execute("PRAGMA cache_size=1")  # so that pages are written before the commit
@@ -118,7 +118,7 @@ def test_a_transaction_that_was_not_committed_is_gone(disk: Disk) -> None:
     assert batches(disk) == [1]
 
 
-def test_without_syncs_commits_are_lost() -> None:
+def test_commits_without_syncs_are_lost() -> None:
     lost = []
     for seed in SEEDS:
         with Disk() as disk:
@@ -140,7 +140,7 @@ def content(disk: Disk, directory: Path) -> bytes:
 
 
 @pytest.mark.parametrize("at_sync", [False, True])
-def test_a_seed_keeps_some_of_what_is_pending_and_always_the_same(tmp_path: Path, at_sync: bool) -> None:
+def test_seed_selects_the_pending_writes_that_survive(tmp_path: Path, at_sync: bool) -> None:
     contents = []
     for seed in (None, 5, 5, 6, 7, 8):
         with Disk() as disk:
@@ -178,7 +178,7 @@ def test_writes_are_torn_between_sectors() -> None:
     assert small.torn(Random(1)) == small
 
 
-def test_connections_of_before_the_power_loss_are_dead(disk: Disk) -> None:
+def test_connections_from_before_the_power_loss_fail(disk: Disk) -> None:
     connection = opened(disk)
     write(connection, 1)
     rows = connection.execute("SELECT batch FROM entry")
@@ -196,7 +196,7 @@ def test_connections_of_before_the_power_loss_are_dead(disk: Disk) -> None:
     assert batches(disk) == [1, 2]
 
 
-def test_without_power_nothing_opens(disk: Disk) -> None:
+def test_connect_without_power_fails(disk: Disk) -> None:
     connection = opened(disk)
     disk.lose_power_at_sync(1)
     error_of(lambda: write(connection, 1))
@@ -206,7 +206,7 @@ def test_without_power_nothing_opens(disk: Disk) -> None:
     assert batches(disk) == []
 
 
-def test_a_deletion_that_was_not_synced_comes_back() -> None:
+def test_unsynced_deletion_is_undone_at_power_loss() -> None:
     """With a rollback journal, deleting the journal is the commit. Only EXTRA syncs the directory after it."""
     for synchronous, survives in (("FULL", []), ("EXTRA", [1])):
         with Disk() as disk:
@@ -221,7 +221,7 @@ def test_a_deletion_that_was_not_synced_comes_back() -> None:
 
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("sticky", [False, True])
-def test_a_fault_at_any_operation_leaves_all_or_nothing(fault: Fault, sticky: bool) -> None:
+def test_fault_at_any_operation_leaves_whole_transactions(fault: Fault, sticky: bool) -> None:
     operations = how_many(lambda disk: disk.count(fault))
     assert operations > 30
     names = set()
@@ -244,7 +244,7 @@ def test_a_fault_at_any_operation_leaves_all_or_nothing(fault: Fault, sticky: bo
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_fault_and_then_power_loss(seed: int | None) -> None:
+def test_power_loss_after_a_fault_leaves_whole_transactions(seed: int | None) -> None:
     for number in range(1, how_many(lambda disk: disk.operations) + 1, 3):
         committed: list[int] = []
         with Disk() as disk:
@@ -256,7 +256,7 @@ def test_a_fault_and_then_power_loss(seed: int | None) -> None:
             assert all_or_nothing(batches(disk), committed)
 
 
-def test_a_fault_happens_once_or_until_it_is_repaired(disk: Disk) -> None:
+def test_fault_occurs_once_or_until_repair(disk: Disk) -> None:
     connection = opened(disk)
     disk.fail_at(1, Fault.FULL)
     error = error_of(lambda: write(connection, 1))
@@ -276,7 +276,7 @@ def test_a_fault_happens_once_or_until_it_is_repaired(disk: Disk) -> None:
     assert batches(disk) == [1, 2]
 
 
-def test_a_full_disk_can_still_shorten_and_delete(disk: Disk) -> None:
+def test_full_disk_can_truncate_and_delete(disk: Disk) -> None:
     connection = opened(disk)
     write(connection, 1)
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -286,7 +286,7 @@ def test_a_full_disk_can_still_shorten_and_delete(disk: Disk) -> None:
     assert disk.allocations == before
 
 
-def test_numbers_count_from_one(disk: Disk) -> None:
+def test_operation_numbers_start_at_one(disk: Disk) -> None:
     with pytest.raises(ValueError, match="number 1"):
         disk.fail_at(0, Fault.FULL)
     with pytest.raises(ValueError, match="number 1"):
@@ -295,7 +295,7 @@ def test_numbers_count_from_one(disk: Disk) -> None:
         disk.connect("directory/log.db")
 
 
-def test_a_checkpoint_that_fails_after_the_commit_is_not_told_as_in_sqlite(disk: Disk) -> None:
+def test_failed_checkpoint_after_the_commit_is_not_reported(disk: Disk) -> None:
     connection = opened(disk)
     assert connection.execute("PRAGMA wal_autocheckpoint=1").fetchone() == ("1",)
     connection.execute("PRAGMA journal_size_limit=0").fetchall()
@@ -317,7 +317,7 @@ def test_a_checkpoint_that_fails_after_the_commit_is_not_told_as_in_sqlite(disk:
     assert after_commit > 3
 
 
-def test_a_rollback_succeeds_on_a_broken_disk(disk: Disk) -> None:
+def test_rollback_succeeds_on_a_broken_disk(disk: Disk) -> None:
     connection = opened(disk)
     write(connection, 1)
     connection.execute("PRAGMA cache_size=1")
@@ -332,7 +332,7 @@ def test_a_rollback_succeeds_on_a_broken_disk(disk: Disk) -> None:
     assert batches(disk) == [1]
 
 
-def test_copied_out_and_loaded_again(disk: Disk, tmp_path: Path) -> None:
+def test_files_can_be_copied_out_and_loaded(disk: Disk, tmp_path: Path) -> None:
     connection = opened(disk)
     write(connection, 1)
     disk.copy_to(tmp_path)
@@ -346,10 +346,10 @@ def test_copied_out_and_loaded_again(disk: Disk, tmp_path: Path) -> None:
     real.close()
 
 
-def test_disks_know_nothing_of_each_other() -> None:
+def test_disks_are_separate() -> None:
     names = apsw.vfs_names()
     with Disk() as first, Disk() as second:
-        connections = opened(first), opened(second)  # what is still referred to is not tidied away by Python
+        connections = opened(first), opened(second)  # keeps a reference, so that Python does not free it
         write(connections[0], 1)
         write(connections[1], 2)
         assert len(apsw.vfs_names()) == len(names) + 2
@@ -361,7 +361,7 @@ def test_disks_know_nothing_of_each_other() -> None:
     assert apsw.vfs_names() == names
 
 
-def test_a_second_connection_is_kept_out(disk: Disk) -> None:
+def test_second_connection_is_locked_out(disk: Disk) -> None:
     connection = opened(disk)
     write(connection, 1)
     second = disk.connect(NAME)
@@ -397,7 +397,7 @@ def both() -> Iterator[Connection | sqlite3.Connection]:
     real.close()
 
 
-def test_the_connection_behaves_as_that_of_the_standard_library() -> None:
+def test_connection_behaves_like_sqlite3() -> None:
     for connection in both():
         cursor = connection.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c NOT NULL)")
         assert (cursor.rowcount, cursor.fetchone(), cursor.fetchall()) == (-1, None, [])
@@ -431,7 +431,7 @@ def test_the_connection_behaves_as_that_of_the_standard_library() -> None:
         ("SELECT ?", ()),
     ],
 )
-def test_errors_are_those_of_the_standard_library(sql: str, parameters: tuple[int, ...]) -> None:
+def test_errors_are_those_of_sqlite3(sql: str, parameters: tuple[int, ...]) -> None:
     seen = []
     for connection in both():
         connection.execute("CREATE TABLE t (a INTEGER UNIQUE NOT NULL)")
@@ -444,7 +444,7 @@ def test_errors_are_those_of_the_standard_library(sql: str, parameters: tuple[in
     assert seen[0] == seen[1]
 
 
-def test_what_is_no_database_is_told_as_such(disk: Disk, tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_reported(disk: Disk, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"no database at all" * 100)
     disk.load(tmp_path / NAME)
     error = error_of(lambda: disk.connect(NAME).execute("SELECT * FROM sqlite_schema"))
@@ -452,14 +452,14 @@ def test_what_is_no_database_is_told_as_such(disk: Disk, tmp_path: Path) -> None
     assert error.sqlite_errorname == "SQLITE_NOTADB"
 
 
-def test_a_closed_connection_says_so(disk: Disk) -> None:
+def test_closed_connection_raises_programming_error(disk: Disk) -> None:
     connection = opened(disk)
     connection.close()
     connection.close()
     assert type(error_of(lambda: connection.execute("SELECT 1"))) is sqlite3.ProgrammingError
 
 
-def test_a_connection_may_go_to_another_thread(disk: Disk) -> None:
+def test_connection_may_be_used_in_another_thread(disk: Disk) -> None:
     connection = opened(disk)
     thread = Thread(target=write, args=(connection, 1))
     thread.start()
@@ -468,7 +468,7 @@ def test_a_connection_may_go_to_another_thread(disk: Disk) -> None:
     assert batches(disk) == [1]
 
 
-def test_a_killed_process_leaves_what_it_has_written_but_not_what_it_has_not_synced(disk: Disk) -> None:
+def test_killed_process_keeps_written_data_but_not_across_power_loss(disk: Disk) -> None:
     connection = opened(disk)
     write(connection, 1)
     disk.kill_at_sync(1)
@@ -483,7 +483,7 @@ def test_a_killed_process_leaves_what_it_has_written_but_not_what_it_has_not_syn
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_what_a_failed_sync_was_to_write_can_be_read_until_the_power_is_lost(forgets: bool) -> None:
+def test_data_of_a_failed_sync_is_readable_until_power_loss(forgets: bool) -> None:
     with Disk(forgets_failed_syncs=forgets) as disk:
         connection = opened(disk)
         write(connection, 1)
@@ -498,7 +498,7 @@ def test_what_a_failed_sync_was_to_write_can_be_read_until_the_power_is_lost(for
         assert batches(disk) == ([1] if forgets else [1, 2, 3])
 
 
-def test_the_first_bytes_of_a_file_can_be_looked_at(disk: Disk) -> None:
+def test_first_bytes_of_a_file_can_be_read(disk: Disk) -> None:
     assert disk.head(NAME, 6) is None
     opened(disk).close()
     assert disk.head(NAME, 6) == b"SQLite"

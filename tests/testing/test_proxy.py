@@ -1,4 +1,4 @@
-"""The proxy with real sockets: each fault does what it says, is counted, and follows from the seed."""
+"""The proxy with real sockets: each fault has its effect, is counted, and follows from the seed."""
 
 import asyncio
 import gc
@@ -14,25 +14,25 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from doors.serving import run, soon, until
+from doors.serving import soon, until
 from oncelog.testing.proxy import CALM, Faults, FaultyProxy, Incident
 from oncelog.testing.proxy_connection import CHUNK_BYTES
 from oncelog.testing.proxy_faults import Break, Chance, Direction
 from oncelog.testing.proxy_frames import Unit
 
 LONG_MS: Final = 10**7
-"""A test that waits for so long has failed."""
+"""Longer than any test runs."""
 ASKED: Final = (
     b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 CLOSED: Final = (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING, WSMsgType.ERROR)
-FRAMES: Final = 3000
-SETTING_OFF: Final = (aiohttp.ClientError, ConnectionError)
+FRAMES: Final = 1000
+CONNECT_ERRORS: Final = (aiohttp.ClientError, ConnectionError)
 
 
 class Echo:
-    """A server that says everything again, and remembers it."""
+    """A server that echoes and records all messages."""
 
     def __init__(self) -> None:
         self.received: list[str | bytes] = []
@@ -72,7 +72,7 @@ async def echoing() -> AsyncIterator[Echo]:
 
 
 class Place:
-    """An echo, a proxy before it, and a session of clients."""
+    """An echo server, a proxy in front of it, and a client session."""
 
     def __init__(self, echo: Echo, proxy: FaultyProxy, session: aiohttp.ClientSession) -> None:
         self.echo = echo
@@ -101,7 +101,7 @@ async def through(faults: Faults = CALM, seed: int = 0) -> AsyncIterator[Place]:
 
 
 async def ended(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Nothing else may come before the end."""
+    """Check that the next message is the end of the connection."""
     message = await soon(socket.receive())
     assert message.type in CLOSED, message
     await socket.close()
@@ -126,289 +126,244 @@ def seed_where(wanted: Callable[[Break], bool], faults: Faults, direction: Direc
 # --- without faults --------------------------------------------------------------------------------------
 
 
-def test_in_the_calm_it_is_not_there() -> None:
-    async def main() -> None:
-        async with through() as place:
-            socket = await place.socket()
-            for text in ("", "x", "é" * 100, "x" * 70_000, "x" * 2_000_000):
-                await socket.send_str(text)
-                assert await soon(socket.receive_str()) == text
-            await socket.send_bytes(b"\x81\x00" * 50_000)
-            assert await soon(socket.receive_bytes()) == b"\x81\x00" * 50_000
-            assert (place.proxy.accepted_count, place.proxy.open_count) == (1, 1)
-            await socket.close(code=4001)
-            await until(lambda: place.proxy.open_count == 0)
-            assert place.echo.sockets[0].close_code == 4001
-            assert not place.proxy.done
-
-    run(main())
+async def test_calm_proxy_is_transparent() -> None:
+    async with through() as place:
+        socket = await place.socket()
+        for text in ("", "x", "é" * 100, "x" * 70_000, "x" * 2_000_000):
+            await socket.send_str(text)
+            assert await soon(socket.receive_str()) == text
+        await socket.send_bytes(b"\x81\x00" * 50_000)
+        assert await soon(socket.receive_bytes()) == b"\x81\x00" * 50_000
+        assert (place.proxy.accepted_count, place.proxy.open_count) == (1, 1)
+        await socket.close(code=4001)
+        await until(lambda: place.proxy.open_count == 0)
+        assert place.echo.sockets[0].close_code == 4001
+        assert not place.proxy.done
 
 
-def test_what_is_no_websocket_passes_as_it_is() -> None:
-    async def main() -> None:
-        async with through(replace(CALM, duplicate_rate=1)) as place:
-            for path in ("/plain", "/forbidden"):
-                body = masked(b"looks like a frame") * 1000
-                async with place.session.post(place.proxy.url + path, data=body) as response:
-                    assert await response.read() == body
-            with pytest.raises(aiohttp.WSServerHandshakeError):
-                await place.session.ws_connect(place.proxy.url + "/forbidden")
-            assert not place.proxy.done
-
-    run(main())
+async def test_other_traffic_than_websockets_passes_unchanged() -> None:
+    async with through(replace(CALM, duplicate_rate=1)) as place:
+        for path in ("/plain", "/forbidden"):
+            body = masked(b"looks like a frame") * 1000
+            async with place.session.post(place.proxy.url + path, data=body) as response:
+                assert await response.read() == body
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await place.session.ws_connect(place.proxy.url + "/forbidden")
+        assert not place.proxy.done
 
 
-def test_one_end_may_close_and_still_be_answered() -> None:
-    async def main() -> None:
-        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-            writer.write(await reader.read() + b", all of it")
-            writer.close()
+async def test_half_closed_connection_is_still_answered() -> None:
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        writer.write(await reader.read() + b", all of it")
+        writer.close()
 
-        async with (
-            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
-            FaultyProxy(*server.sockets[0].getsockname(), faults=CALM) as proxy,
-        ):
-            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-            writer.write(b"GET nothing")
-            writer.write_eof()
-            assert await soon(reader.read()) == b"GET nothing, all of it"
-            writer.close()
-            await until(lambda: proxy.open_count == 0)
-
-    run(main())
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        FaultyProxy(*server.sockets[0].getsockname(), faults=CALM) as proxy,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"GET nothing")
+        writer.write_eof()
+        assert await soon(reader.read()) == b"GET nothing, all of it"
+        writer.close()
+        await until(lambda: proxy.open_count == 0)
 
 
-def test_a_server_that_does_not_read_makes_the_client_wait() -> None:
+async def test_server_that_does_not_read_applies_backpressure() -> None:
     size = 48 * 2**20
+    may_read = asyncio.Event()
+    received = asyncio.get_running_loop().create_future()
 
-    async def main() -> None:
-        may_read = asyncio.Event()
-        received = asyncio.get_running_loop().create_future()
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await may_read.wait()
+        total = 0
+        while data := await reader.read(2**20):
+            total += len(data)
+        writer.close()
+        received.set_result(total)
 
-        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-            await may_read.wait()
-            total = 0
-            while data := await reader.read(2**20):
-                total += len(data)
-            writer.close()
-            received.set_result(total)
-
-        async with (
-            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
-            FaultyProxy(*server.sockets[0].getsockname(), faults=CALM) as proxy,
-        ):
-            _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-            writer.write(ASKED)
-            writer.write(b"\x82\x7f" + (size - 10).to_bytes(8, "big") + bytes(size - 10))
-            await until(lambda: proxy.open_count == 1)
-            (connection,) = proxy._open
-            incoming = cast("asyncio.Transport", connection._writers[0].transport)
-            await until(lambda: not incoming.is_reading())
-            outgoing = connection._writers[1].transport
-            await until(lambda: outgoing.get_write_buffer_size() > 0)
-            assert outgoing.get_write_buffer_size() <= CHUNK_BYTES
-            assert len(cast("Any", connection._reader)._buffer) <= 8 * CHUNK_BYTES
-            assert not received.done()
-            may_read.set()
-            await soon(writer.drain())
-            writer.close()
-            assert await soon(received) == size + len(ASKED)
-
-    run(main())
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        FaultyProxy(*server.sockets[0].getsockname(), faults=CALM) as proxy,
+    ):
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(ASKED)
+        writer.write(b"\x82\x7f" + (size - 10).to_bytes(8, "big") + bytes(size - 10))
+        await until(lambda: proxy.open_count == 1)
+        (connection,) = proxy._open
+        incoming = cast("asyncio.Transport", connection._writers[0].transport)
+        await until(lambda: not incoming.is_reading())
+        outgoing = connection._writers[1].transport
+        await until(lambda: outgoing.get_write_buffer_size() > 0)
+        assert outgoing.get_write_buffer_size() <= CHUNK_BYTES
+        assert len(cast("Any", connection._reader)._buffer) <= 8 * CHUNK_BYTES
+        assert not received.done()
+        may_read.set()
+        await soon(writer.drain())
+        writer.close()
+        assert await soon(received) == size + len(ASKED)
 
 
 # --- each fault alone ------------------------------------------------------------------------------------
 
 
-def test_a_connection_is_refused() -> None:
-    async def main() -> None:
-        async with through(replace(CALM, refuse_rate=1)) as place:
-            for _ in range(3):
-                with pytest.raises(SETTING_OFF):
-                    await place.socket()
-            assert place.proxy.done == {Incident.REFUSED: place.proxy.accepted_count}
-            assert not place.echo.sockets
-            place.proxy.calm()
-            await (await place.socket()).close()
-
-    run(main())
+async def test_connections_are_refused_at_the_refuse_rate() -> None:
+    async with through(replace(CALM, refuse_rate=1)) as place:
+        for _ in range(3):
+            with pytest.raises(CONNECT_ERRORS):
+                await place.socket()
+        assert place.proxy.done == {Incident.REFUSED: place.proxy.accepted_count}
+        assert not place.echo.sockets
+        place.proxy.calm()
+        await (await place.socket()).close()
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
 @pytest.mark.parametrize("incident", ["cut_in_frame", "cut_after_frame", "cut_at_answer"])
-def test_a_connection_is_cut_at_a_clients_frame(incident: str, is_reset: bool) -> None:
+async def test_connection_is_cut_at_a_client_frame(incident: str, is_reset: bool) -> None:
     cutting = replace(CALM, cut_rate=1, answer_ms_max=LONG_MS)
     seed = seed_where(lambda cut: (cut.incident, cut.is_reset) == (incident, is_reset), cutting)
-
-    async def main() -> None:
-        async with through(seed=seed) as place:
-            reader, writer = await place.raw()
-            place.proxy.faults = cutting
-            writer.write(masked(b"x" * 94))
-            if is_reset:
-                with pytest.raises(ConnectionResetError):
-                    await soon(reader.read())
-            else:
-                assert await soon(reader.read()) == b""
-            writer.close()
-            await until(lambda: place.proxy.open_count == 0)
-            assert place.proxy.done == {incident: 1}
-            await until(lambda: place.echo.sockets[0].closed)
-            assert place.echo.received == ([] if incident == "cut_in_frame" else ["x" * 94])
-
-    run(main())
+    async with through(seed=seed) as place:
+        reader, writer = await place.raw()
+        place.proxy.faults = cutting
+        writer.write(masked(b"x" * 94))
+        if is_reset:
+            with pytest.raises(ConnectionResetError):
+                await soon(reader.read())
+        else:
+            assert await soon(reader.read()) == b""
+        writer.close()
+        await until(lambda: place.proxy.open_count == 0)
+        assert place.proxy.done == {incident: 1}
+        await until(lambda: place.echo.sockets[0].closed)
+        assert place.echo.received == ([] if incident == "cut_in_frame" else ["x" * 94])
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
+async def test_cut_at_answer_waits_for_a_limited_time() -> None:
     cutting = replace(CALM, cut_rate=1, answer_ms_max=1)
     seed = seed_where(lambda cut: cut.incident is Incident.CUT_AT_ANSWER, cutting)
-
-    async def main() -> None:
-        async with through(seed=seed) as place:
-            socket = await place.socket()
-            place.proxy.faults = cutting
-            await socket.pong()
-            await ended(socket)
-            assert place.proxy.done == {Incident.CUT_AFTER_FRAME: 1}
-
-    run(main())
+    async with through(seed=seed) as place:
+        socket = await place.socket()
+        place.proxy.faults = cutting
+        await socket.pong()
+        await ended(socket)
+        assert place.proxy.done == {Incident.CUT_AFTER_FRAME: 1}
 
 
 @pytest.mark.parametrize("incident", ["cut_in_frame", "cut_after_frame"])
-def test_a_connection_is_cut_at_a_servers_frame(incident: str) -> None:
+async def test_connection_is_cut_at_a_server_frame(incident: str) -> None:
     cutting = replace(CALM, cut_rate=1)
     seed = seed_where(lambda cut: cut.incident == incident and cut.at > 50, cutting, Direction.TO_CLIENT)
-
-    async def main() -> None:
-        async with through(seed=seed) as place:
-            reader, writer = await place.raw()
-            place.proxy.faults = cutting
-            await until(lambda: bool(place.echo.sockets))
-            await place.echo.sockets[0].send_str("x" * 98)
-            received = b""
-            try:
-                while data := await soon(reader.read(1)):
-                    received += data
-            except ConnectionResetError:
-                assert incident == "cut_in_frame"
-            assert received == (b"\x81\x62" + b"x" * 98)[: len(received)]
-            assert (len(received) == 100) == (incident == "cut_after_frame")
-            assert place.proxy.done == {incident: 1}
-            writer.close()
-
-    run(main())
+    async with through(seed=seed) as place:
+        reader, writer = await place.raw()
+        place.proxy.faults = cutting
+        await until(lambda: bool(place.echo.sockets))
+        await place.echo.sockets[0].send_str("x" * 98)
+        received = b""
+        try:
+            while data := await soon(reader.read(1)):
+                received += data
+        except ConnectionResetError:
+            assert incident == "cut_in_frame"
+        assert received == (b"\x81\x62" + b"x" * 98)[: len(received)]
+        assert (len(received) == 100) == (incident == "cut_after_frame")
+        assert place.proxy.done == {incident: 1}
+        writer.close()
 
 
-def test_an_upgrade_is_cut_wherever_it_is() -> None:
-    async def main() -> None:
-        done: Counter[str] = Counter()
-        for seed in range(40):
-            cut_rate = 1 if seed % 2 else 0.5  # by half of the chance some requests come through, and answers are cut
-            async with through(replace(CALM, cut_rate=cut_rate), seed) as place:
-                for _ in range(3):
-                    try:
-                        await (await place.socket()).close()
-                    except SETTING_OFF:
-                        continue
-                    else:
-                        assert cut_rate < 1
-                assert cut_rate < 1 or place.proxy.done.total() == place.proxy.accepted_count
-                done += place.proxy.done
-        assert min(done[name] for name in ("cut_in_head", "cut_after_frame", "cut_at_answer")) > 5
-
-    run(main())
+async def test_upgrade_is_cut_at_every_stage() -> None:
+    done: Counter[str] = Counter()
+    for seed in range(40):
+        cut_rate = 1 if seed % 2 else 0.5  # at half the rate some requests pass, and answers are cut
+        async with through(replace(CALM, cut_rate=cut_rate), seed) as place:
+            for _ in range(3):
+                try:
+                    await (await place.socket()).close()
+                except CONNECT_ERRORS:
+                    continue
+                else:
+                    assert cut_rate < 1
+            assert cut_rate < 1 or place.proxy.done.total() == place.proxy.accepted_count
+            done += place.proxy.done
+    assert min(done[name] for name in ("cut_in_head", "cut_after_frame", "cut_at_answer")) > 5
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("direction", list(Direction))
-def test_a_connection_stalls_and_is_cut(direction: Direction, both_ways: bool) -> None:
+async def test_stalled_connection_is_cut(direction: Direction, both_ways: bool) -> None:
     stalling = replace(CALM, stall_rate=1, stall_ms_max=20)
     seed = seed_where(lambda stall: stall.both_ways is both_ways, stalling, direction)
-
-    async def main() -> None:
-        async with through(seed=seed) as place:
-            socket = await place.socket()
-            await until(lambda: bool(place.echo.sockets))
-            place.proxy.faults = stalling
-            if direction is Direction.TO_SERVER:
-                await socket.send_str("x")
-            else:
-                await place.echo.sockets[0].send_str("x")
-            await ended(socket)
-            assert place.proxy.done == {Incident.STALLED: 1}
-            assert place.echo.received == []
-
-    run(main())
+    async with through(seed=seed) as place:
+        socket = await place.socket()
+        await until(lambda: bool(place.echo.sockets))
+        place.proxy.faults = stalling
+        if direction is Direction.TO_SERVER:
+            await socket.send_str("x")
+        else:
+            await place.echo.sockets[0].send_str("x")
+        await ended(socket)
+        assert place.proxy.done == {Incident.STALLED: 1}
+        assert place.echo.received == []
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
-def test_bytes_vanish_until_somebody_closes(both_ways: bool) -> None:
+async def test_stalled_connection_discards_bytes_until_it_is_closed(both_ways: bool) -> None:
     stalling = replace(CALM, stall_rate=1, stall_ms_max=LONG_MS)
     seed = seed_where(lambda stall: stall.both_ways is both_ways, stalling)
-
-    async def main() -> None:
-        async with through(seed=seed) as place:
-            reader, writer = await place.raw()
-            await until(lambda: bool(place.echo.sockets))
-            place.proxy.faults = stalling
-            writer.write(masked(b"lost"))
-            await until(lambda: place.proxy.done[Incident.STALLED] == 1)
-            place.proxy.faults = CALM
-            # More than all buffers on the way could hold: somebody takes it.
-            for _ in range(20):
-                writer.write(masked(b"lost too") * 100_000)
-                await soon(writer.drain())
-            await place.echo.sockets[0].send_str("not awaited")
-            if not both_ways:
-                assert await soon(reader.readexactly(13)) == b"\x81\x0bnot awaited"
-            assert place.proxy.open_count == 1
-            writer.close()
-            await until(lambda: place.proxy.open_count == 0 and place.echo.sockets[0].closed)
-            assert place.echo.received == []
-            if both_ways:
-                assert await soon(reader.read()) == b""
-
-    run(main())
+    async with through(seed=seed) as place:
+        reader, writer = await place.raw()
+        await until(lambda: bool(place.echo.sockets))
+        place.proxy.faults = stalling
+        writer.write(masked(b"lost"))
+        await until(lambda: place.proxy.done[Incident.STALLED] == 1)
+        place.proxy.faults = CALM
+        # More than all buffers on the way can hold, so the proxy must read it.
+        for _ in range(20):
+            writer.write(masked(b"lost too") * 100_000)
+            await soon(writer.drain())
+        await place.echo.sockets[0].send_str("not awaited")
+        if not both_ways:
+            assert await soon(reader.readexactly(13)) == b"\x81\x0bnot awaited"
+        assert place.proxy.open_count == 1
+        writer.close()
+        await until(lambda: place.proxy.open_count == 0 and place.echo.sockets[0].closed)
+        assert place.echo.received == []
+        if both_ways:
+            assert await soon(reader.read()) == b""
 
 
-def test_frames_are_held_back_and_stay_in_order() -> None:
-    async def main() -> None:
-        async with through(replace(CALM, delay_rate=1, delay_ms_max=3)) as place:
-            socket = await place.socket()
-            for number in range(200):
-                await socket.send_str(str(number))
-            assert [await soon(socket.receive_str()) for _ in range(200)] == [str(number) for number in range(200)]
-            assert place.proxy.done == {Incident.DELAYED: 2 * (1 + 200)}
-            await socket.close()
-
-    run(main())
+async def test_delayed_frames_stay_in_order() -> None:
+    async with through(replace(CALM, delay_rate=1, delay_ms_max=3)) as place:
+        socket = await place.socket()
+        for number in range(200):
+            await socket.send_str(str(number))
+        assert [await soon(socket.receive_str()) for _ in range(200)] == [str(number) for number in range(200)]
+        assert place.proxy.done == {Incident.DELAYED: 2 * (1 + 200)}
+        await socket.close()
 
 
-def test_texts_are_sent_twice_in_both_directions_and_nothing_else_is() -> None:
-    async def main() -> None:
-        async with through(replace(CALM, duplicate_rate=1)) as place:
-            socket = await place.socket()
-            for text in ("a", "b" * 70_000):
-                await socket.send_str(text)
-                assert [await soon(socket.receive_str()) for _ in range(4)] == [text] * 4
-            assert place.echo.received == ["a", "a", "b" * 70_000, "b" * 70_000]
-            assert place.proxy.done == {Incident.DUPLICATED: 2 * (1 + 2)}
-            await socket.send_bytes(b"c")
-            assert await soon(socket.receive_bytes()) == b"c"
-            await socket.ping()
-            await socket.close(code=4001)
-            assert place.echo.received[4:] == [b"c"]
-            assert place.proxy.done == {Incident.DUPLICATED: 6}
-
-    run(main())
+async def test_only_text_messages_are_duplicated() -> None:
+    async with through(replace(CALM, duplicate_rate=1)) as place:
+        socket = await place.socket()
+        for text in ("a", "b" * 70_000):
+            await socket.send_str(text)
+            assert [await soon(socket.receive_str()) for _ in range(4)] == [text] * 4
+        assert place.echo.received == ["a", "a", "b" * 70_000, "b" * 70_000]
+        assert place.proxy.done == {Incident.DUPLICATED: 2 * (1 + 2)}
+        await socket.send_bytes(b"c")
+        assert await soon(socket.receive_bytes()) == b"c"
+        await socket.ping()
+        await socket.close(code=4001)
+        assert place.echo.received[4:] == [b"c"]
+        assert place.proxy.done == {Incident.DUPLICATED: 6}
 
 
 # --- all of it -------------------------------------------------------------------------------------------
 
 
-def test_thousands_of_frames_in_order() -> None:
-    async def main() -> tuple[list[str | bytes], Counter[str]]:
-        faults = replace(CALM, delay_rate=0.01, delay_ms_max=2, duplicate_rate=0.2)
+async def test_many_frames_stay_in_order_and_follow_from_the_seed() -> None:
+    async def exchange() -> tuple[list[str | bytes], Counter[str]]:
+        faults = replace(CALM, delay_rate=0.03, delay_ms_max=2, duplicate_rate=0.2)
         async with through(faults, seed=11) as place:
             socket = await place.socket()
             got: list[str] = []
@@ -427,19 +382,19 @@ def test_thousands_of_frames_in_order() -> None:
             await socket.close()
             return place.echo.received, place.proxy.done
 
-    received, done = run(main())
+    received, done = await exchange()
     assert done[Incident.DUPLICATED] > FRAMES * 0.2
     assert done[Incident.DELAYED] > 20
-    again, done_again = run(main())
+    again, done_again = await exchange()
     assert received == again
     assert done == done_again
 
 
-def test_the_same_connection_meets_the_same_faults_whatever_others_do() -> None:
+async def test_faults_of_a_connection_do_not_depend_on_other_connections() -> None:
     faults = replace(CALM, refuse_rate=0.1, cut_rate=0.1, stall_rate=0.05, stall_ms_max=2, duplicate_rate=0.3)
 
     async def fate(place: Place) -> int:
-        """How many of a client's frames were answered before its end. By hand: aiohttp tries an upgrade twice."""
+        """Return the number of answered frames. On a raw socket, because aiohttp tries an upgrade twice."""
         answered = 0
         reader, writer = await soon(asyncio.open_connection("127.0.0.1", place.proxy.port))
         with suppress(ConnectionError, EOFError):
@@ -448,12 +403,12 @@ def test_the_same_connection_meets_the_same_faults_whatever_others_do() -> None:
             for number in range(30):
                 writer.write(masked(b"%02d" % number))
                 while await soon(reader.readexactly(4)) != b"\x81\x02%02d" % number:
-                    pass  # an answer from before, for the second time
+                    pass  # a duplicate of an earlier answer
                 answered += 1
         writer.close()
         return answered
 
-    async def main(others: int) -> list[int]:
+    async def fates_beside(others: int) -> list[int]:
         fates = []
         async with through(faults, seed=5) as place:
             for number in range(0, 2000, 100):
@@ -465,140 +420,120 @@ def test_the_same_connection_meets_the_same_faults_whatever_others_do() -> None:
             assert place.proxy.done.total() > 20
         return fates
 
-    alone = run(main(0))
+    alone = await fates_beside(0)
     assert len(set(alone)) > 5
-    assert alone == run(main(0)) == run(main(4))
+    assert alone == await fates_beside(0) == await fates_beside(4)
 
 
-def test_in_the_end_everything_converges() -> None:
-    async def main() -> None:
-        faults = Faults(cut_rate=0.1, stall_rate=0.05, stall_ms_max=20, answer_ms_max=20, delay_ms_max=2)
-        async with through(faults, seed=3) as place:
-            waiting = [f"{client} {number}" for client in range(8) for number in range(20)]
-            answered: set[str] = set()
+async def test_retrying_clients_get_all_answers_under_all_faults() -> None:
+    faults = Faults(cut_rate=0.1, stall_rate=0.05, stall_ms_max=20, answer_ms_max=20, delay_ms_max=2)
+    async with through(faults, seed=3) as place:
+        waiting = [f"{client} {number}" for client in range(8) for number in range(20)]
+        answered: set[str] = set()
 
-            async def client() -> None:
-                while waiting:
-                    text = waiting.pop()
-                    try:
-                        async with place.session.ws_connect(place.proxy.url + "/ws") as socket:
-                            await socket.send_str(text)
-                            answered.add(await soon(socket.receive_str()))
-                    except (*SETTING_OFF, aiohttp.WSMessageTypeError):
-                        waiting.append(text)
+        async def client() -> None:
+            while waiting:
+                text = waiting.pop()
+                try:
+                    async with place.session.ws_connect(place.proxy.url + "/ws") as socket:
+                        await socket.send_str(text)
+                        answered.add(await soon(socket.receive_str()))
+                except (*CONNECT_ERRORS, aiohttp.WSMessageTypeError):
+                    waiting.append(text)
 
-            await asyncio.gather(*(client() for _ in range(8)))
-            assert answered == set(place.echo.received)
-            assert len(answered) == 160
-            missing = set(Incident) - set(place.proxy.done)
-            assert missing == {Incident.UNREACHABLE}
-
-    run(main())
+        await asyncio.gather(*(client() for _ in range(8)))
+        assert answered == set(place.echo.received)
+        assert len(answered) == 160
+        missing = set(Incident) - set(place.proxy.done)
+        assert missing == {Incident.UNREACHABLE}
 
 
 # --- by hand ---------------------------------------------------------------------------------------------
 
 
-def test_calm_cuts_what_has_lost_bytes_and_leaves_the_rest() -> None:
+async def test_calm_cuts_connections_that_lost_bytes_and_no_others() -> None:
     storm = replace(CALM, stall_rate=1, stall_ms_max=LONG_MS)
-
-    async def main() -> None:
-        async with through() as place:
-            stalled, spared = await place.socket(), await place.socket()
-            place.proxy.faults = storm
-            await stalled.send_str("lost")
-            await until(lambda: place.proxy.done[Incident.STALLED] == 1)
-            place.proxy.calm()
-            assert place.proxy.faults == CALM
-            await ended(stalled)
-            await spared.send_str("x")
-            assert await soon(spared.receive_str()) == "x"
-            assert place.echo.received == ["x"]
-            await spared.close()
-
-    run(main())
+    async with through() as place:
+        stalled, spared = await place.socket(), await place.socket()
+        place.proxy.faults = storm
+        await stalled.send_str("lost")
+        await until(lambda: place.proxy.done[Incident.STALLED] == 1)
+        place.proxy.calm()
+        assert place.proxy.faults == CALM
+        await ended(stalled)
+        await spared.send_str("x")
+        assert await soon(spared.receive_str()) == "x"
+        assert place.echo.received == ["x"]
+        await spared.close()
 
 
-def test_calm_cuts_what_waits_for_an_answer_to_lose() -> None:
+async def test_calm_cuts_connections_that_wait_for_an_answer() -> None:
     cutting = replace(CALM, cut_rate=1, answer_ms_max=LONG_MS)
     seed = seed_where(lambda cut: cut.incident is Incident.CUT_AT_ANSWER, cutting)
+    async with through(seed=seed) as place:
+        socket = await place.socket()
+        place.proxy.faults = cutting
+        await socket.pong()
+        (connection,) = place.proxy._open
+        await until(lambda: connection._is_breaking)
+        place.proxy.calm()
+        await ended(socket)
 
-    async def main() -> None:
-        async with through(seed=seed) as place:
-            socket = await place.socket()
-            place.proxy.faults = cutting
-            await socket.pong()
-            (connection,) = place.proxy._open
-            await until(lambda: connection._is_breaking)
-            place.proxy.calm()
+
+async def test_cut_all_cuts_every_connection() -> None:
+    async with through() as place:
+        sockets = [await place.socket() for _ in range(5)]
+        place.proxy.cut_all()
+        for socket in sockets:
             await ended(socket)
-
-    run(main())
-
-
-def test_all_are_cut() -> None:
-    async def main() -> None:
-        async with through() as place:
-            sockets = [await place.socket() for _ in range(5)]
-            place.proxy.cut_all()
-            for socket in sockets:
-                await ended(socket)
-            await until(lambda: place.proxy.open_count == 0)
-            assert not place.proxy.done
-            await (await place.socket()).close()
-
-    run(main())
+        await until(lambda: place.proxy.open_count == 0)
+        assert not place.proxy.done
+        await (await place.socket()).close()
 
 
-def test_the_server_moves() -> None:
-    async def main() -> None:
-        async with through() as place:
-            async with echoing() as gone:
-                place.proxy.target = ("127.0.0.1", gone.port)
-                socket = await place.socket()
-                assert len(gone.sockets) == 1
-                place.proxy.cut_all()
-                await ended(socket)
-            with pytest.raises(SETTING_OFF):
-                await place.socket()
-            assert place.proxy.done == {Incident.UNREACHABLE: place.proxy.accepted_count - 1}
-            place.proxy.target = ("127.0.0.1", place.echo.port)
+async def test_target_of_the_proxy_can_change() -> None:
+    async with through() as place:
+        async with echoing() as gone:
+            place.proxy.target = ("127.0.0.1", gone.port)
             socket = await place.socket()
-            await socket.send_str("x")
-            assert await soon(socket.receive_str()) == "x"
-            await socket.close()
+            assert len(gone.sockets) == 1
+            place.proxy.cut_all()
+            await ended(socket)
+        with pytest.raises(CONNECT_ERRORS):
+            await place.socket()
+        assert place.proxy.done == {Incident.UNREACHABLE: place.proxy.accepted_count - 1}
+        place.proxy.target = ("127.0.0.1", place.echo.port)
+        socket = await place.socket()
+        await socket.send_str("x")
+        assert await soon(socket.receive_str()) == "x"
+        await socket.close()
 
-    run(main())
 
-
-def test_it_ends_with_all_that_was_open() -> None:
-    async def main() -> None:
-        async with echoing() as echo, aiohttp.ClientSession() as session:
-            proxy = FaultyProxy("127.0.0.1", echo.port, faults=replace(CALM, delay_rate=1, delay_ms_max=LONG_MS))
-            for _ in range(2):
-                with pytest.raises(RuntimeError):
-                    _ = proxy.url
-                before = asyncio.all_tasks()
+async def test_close_ends_all_connections_and_tasks() -> None:
+    async with echoing() as echo, aiohttp.ClientSession() as session:
+        proxy = FaultyProxy("127.0.0.1", echo.port, faults=replace(CALM, delay_rate=1, delay_ms_max=LONG_MS))
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                _ = proxy.url
+            before = asyncio.all_tasks()
+            await proxy.start()
+            with pytest.raises(RuntimeError):
                 await proxy.start()
-                with pytest.raises(RuntimeError):
-                    await proxy.start()
-                attempts = [asyncio.create_task(session.ws_connect(proxy.url + "/ws").__aenter__()) for _ in range(5)]
-                held_back = proxy.done[Incident.DELAYED] + 5
-                await until(lambda wanted=held_back: proxy.done[Incident.DELAYED] == wanted)  # type: ignore[misc]
-                await proxy.close()
-                await proxy.close()
-                for attempt in attempts:
-                    with pytest.raises(SETTING_OFF):
-                        await soon(attempt)
-                assert proxy.open_count == 0
-                left = {task for task in asyncio.all_tasks() - before if "proxy" in repr(task)}
-                assert not left
-        gc.collect()
-
-    run(main())
+            attempts = [asyncio.create_task(session.ws_connect(proxy.url + "/ws").__aenter__()) for _ in range(5)]
+            held_back = proxy.done[Incident.DELAYED] + 5
+            await until(lambda wanted=held_back: proxy.done[Incident.DELAYED] == wanted)  # type: ignore[misc]
+            await proxy.close()
+            await proxy.close()
+            for attempt in attempts:
+                with pytest.raises(CONNECT_ERRORS):
+                    await soon(attempt)
+            assert proxy.open_count == 0
+            left = {task for task in asyncio.all_tasks() - before if "proxy" in repr(task)}
+            assert not left
+    gc.collect()
 
 
-def test_it_says_what_repeats_it() -> None:
+def test_repr_contains_seed_and_faults() -> None:
     proxy = FaultyProxy("localhost", 7171, seed=42, faults=CALM)
     assert proxy.seed == 42
     assert "FaultyProxy('localhost', 7171, seed=42, faults=Faults(refuse_rate=0," in repr(proxy)

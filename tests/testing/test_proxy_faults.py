@@ -39,13 +39,13 @@ def incidents(found: list[Decision]) -> Counter[Incident]:
     return Counter(one.breaks.incident for one in found if one.breaks is not None)
 
 
-def test_the_same_seed_decides_the_same_and_another_does_not() -> None:
+def test_decisions_depend_on_seed_connection_and_direction() -> None:
     assert decisions() == decisions()
     others = [decisions(seed=2), decisions(number=2), decisions(direction=Direction.TO_CLIENT)]
     assert all(decisions() != other for other in others)
 
 
-def test_the_decisions_of_a_seed_stay_what_they_are() -> None:
+def test_decisions_of_a_seed_never_change() -> None:
     """A seed in a report of last year is worth nothing if not."""
     first = [one.breaks for one in decisions(seed=7, count=6)]
     assert [(one.incident.name, one.at) if one else None for one in first] == [
@@ -58,12 +58,12 @@ def test_the_decisions_of_a_seed_stay_what_they_are() -> None:
     ]
 
 
-def test_a_rate_that_is_changed_moves_no_other_fault() -> None:
+def test_changing_one_rate_does_not_move_other_faults() -> None:
     without = decisions(faults=replace(FREQUENT, cut_rate=0, stall_rate=0))
     assert [one.delay_s for one in without] == [one.delay_s for one in decisions()]
 
 
-def test_rates_are_kept() -> None:
+def test_faults_occur_at_their_rates() -> None:
     found = decisions()
     cuts = incidents(found)
     assert cuts.total() == pytest.approx(2000 * (0.3 + 0.7 * 0.3), rel=0.1)
@@ -79,19 +79,19 @@ def test_rates_are_kept() -> None:
     assert all(one.at == 100 for one in breaks if one.incident in (Incident.CUT_AT_ANSWER, Incident.CUT_AFTER_FRAME))
 
 
-def test_nothing_happens_in_the_calm() -> None:
+def test_calm_has_no_faults() -> None:
     assert set(decisions(faults=CALM)) == {NOTHING}
     assert not any(is_refused(1, number, CALM) for number in range(1000))
 
 
-def test_only_clients_wait_for_answers_and_only_heads_are_cut_as_such() -> None:
+def test_cut_at_answer_is_for_clients_and_cut_in_head_for_heads() -> None:
     assert Incident.CUT_AT_ANSWER not in incidents(decisions(direction=Direction.TO_CLIENT))
     heads = incidents(decisions(unit=HEAD))
     assert heads[Incident.CUT_IN_HEAD] > 0
     assert heads[Incident.CUT_IN_FRAME] == 0
 
 
-def test_only_whole_texts_of_a_bounded_size_are_duplicated() -> None:
+def test_only_whole_texts_up_to_a_size_are_duplicated() -> None:
     always = replace(CALM, duplicate_rate=1)
     for unit in (HEAD, Unit(100), Unit(DUPLICATED_BYTES_MAX + 1, is_whole_text=True)):
         assert set(decisions(faults=always, unit=unit)) == {NOTHING}
@@ -99,14 +99,14 @@ def test_only_whole_texts_of_a_bounded_size_are_duplicated() -> None:
         assert set(decisions(faults=always, unit=unit)) == {Decision(is_duplicated=True)}
 
 
-def test_connections_are_refused_by_their_number() -> None:
+def test_refusals_follow_from_the_connection_number() -> None:
     refused = [number for number in range(1000) if is_refused(3, number, replace(CALM, refuse_rate=0.2))]
     assert len(refused) == pytest.approx(200, rel=0.2)
     assert refused == [number for number in range(1000) if is_refused(3, number, replace(CALM, refuse_rate=0.2))]
 
 
 @pytest.mark.parametrize("wrong", [{"cut_rate": 1.1}, {"refuse_rate": -0.1}, {"stall_ms_max": -1}])
-def test_what_cannot_be_a_rate_or_a_time_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_rates_and_times_are_refused(wrong: dict[str, float]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be 0"):
         Faults(**wrong)  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ def messages(draw: st.DrawFn) -> tuple[list[bytes], list[bool]]:
 
 
 @given(messages(), st.data())
-def test_frames_are_found_however_the_bytes_come(made: tuple[list[bytes], list[bool]], data: st.DataObject) -> None:
+def test_frames_are_split_for_any_chunks(made: tuple[list[bytes], list[bool]], data: st.DataObject) -> None:
     frames, whole = made
     opening, head = data.draw(st.sampled_from([(REQUEST, ASKED), (ANSWER, ANSWERED)]))
     stream = head + b"".join(frames)
@@ -101,7 +101,7 @@ def test_frames_are_found_however_the_bytes_come(made: tuple[list[bytes], list[b
     assert [(unit.size, unit.is_whole_text) for unit in found[1:]] == list(zip(map(len, frames), whole, strict=True))
 
 
-def test_byte_by_byte() -> None:
+def test_frames_are_split_byte_by_byte() -> None:
     frames = [frame(b"x" * length, mask=b"mask") for length in (0, 125, 126, 65_536)]
     stream = ASKED + b"".join(frames)
     pieces = split(REQUEST, [stream[at : at + 1] for at in range(len(stream))])
@@ -109,7 +109,7 @@ def test_byte_by_byte() -> None:
     assert [unit.size for unit in units(pieces)[1:]] == [len(one) for one in frames]
 
 
-def test_content_goes_through_as_it_comes() -> None:
+def test_frame_content_is_passed_on_in_parts() -> None:
     splitter = Splitter(ANSWER)
     splitter.feed(ANSWERED)
     begun = frame(b"x" * 100_000)[:20]
@@ -119,14 +119,14 @@ def test_content_goes_through_as_it_comes() -> None:
     assert joined(splitter.feed(b"more")) == b"more"
 
 
-def test_a_text_within_a_message_of_parts_is_no_message() -> None:
+def test_text_frame_within_a_fragmented_message_is_not_whole() -> None:
     stream = frame(b"a", final=False) + frame(b"b") + frame(b"c")
     found = units(split(ANSWER, [ANSWERED + stream]))
     assert [unit.is_whole_text for unit in found[1:]] == [False, False, True]
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))
-def test_no_byte_is_lost_of_what_is_none_of_it(stream: bytes, cut: int) -> None:
+def test_no_byte_of_any_stream_is_lost(stream: bytes, cut: int) -> None:
     for opening in (REQUEST, ANSWER):
         for head in (b"", opening, ASKED, ANSWERED):
             sent = head + stream
@@ -145,20 +145,20 @@ def test_no_byte_is_lost_of_what_is_none_of_it(stream: bytes, cut: int) -> None:
         (REQUEST, b"GET /" + b"x" * HEAD_BYTES_MAX + b"\r\nUpgrade: websocket\r\n\r\n"),
     ],
 )
-def test_what_cannot_be_a_websocket_is_not_held_back(opening: bytes, stream: bytes) -> None:
+def test_other_traffic_than_websockets_is_not_buffered(opening: bytes, stream: bytes) -> None:
     splitter = Splitter(opening)
     assert splitter.feed(stream) == [Piece(stream)]
     assert splitter.is_plain
     assert splitter.feed(frame(b"x")) == [Piece(frame(b"x"))]
 
 
-def test_a_head_is_held_back_until_it_is_whole() -> None:
+def test_head_is_buffered_until_complete() -> None:
     splitter = Splitter(REQUEST)
     assert splitter.feed(ASKED[:-1]) == []
     assert splitter.feed(ASKED[-1:]) == [Piece(ASKED, Unit(len(ASKED), is_head=True))]
 
 
-def test_an_upgrade_that_was_refused_is_given_up() -> None:
+def test_refused_upgrade_makes_the_stream_plain() -> None:
     splitter = Splitter(REQUEST)
     splitter.feed(ASKED)
     assert not splitter.is_plain

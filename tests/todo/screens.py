@@ -1,10 +1,11 @@
-"""Terminals of examples/todo without a terminal: what is on their screens, and keys that are pressed."""
+"""Terminals of examples/todo without a real terminal: the content of their screens, and key presses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
@@ -13,16 +14,18 @@ import model
 from oncelog.client import ClientLimits
 from terminal import TodoApp, terminal
 
-WAIT_S: Final = 60
-"""Nothing takes that long, on a machine that does other things too. It is here so that what hangs ends as a failure."""
+WAIT_S: Final = 300
+"""Guards against a hang: a condition that takes longer fails its test."""
+SETTLE_ROUNDS: Final = 3
+"""A key goes to a widget, which may ask the application for a change, which the widgets then handle."""
 LIMITS: Final = ClientLimits(pause_ms_min=10, pause_ms_max=50)
 
 Line = tuple[str, bool, bool]
-"""Text, whether it is done, whether it waits."""
+"""Text, whether it is done, whether it is pending."""
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: Callable[[], object]) -> None:
-    """Looks again and again, and says what there was instead if it does not come."""
+async def until(condition: Callable[[], bool | Awaitable[bool]], state: Callable[[], object]) -> None:
+    """Poll until the condition is true; on a timeout, fail with the state that was found."""
     try:
         async with asyncio.timeout(WAIT_S):
             while True:
@@ -31,11 +34,11 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: Callable[
                     return
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise AssertionError(what()) from None
+        raise AssertionError(state()) from None
 
 
 class Screen:
-    """A terminal, as its user sees it."""
+    """A terminal, as its user sees and uses it."""
 
     def __init__(self, app: TodoApp, pilot: Pilot[None]) -> None:
         self.app = app
@@ -43,7 +46,7 @@ class Screen:
 
     @property
     def lines(self) -> list[Line]:
-        """Of the list."""
+        """Return the lines of the list."""
         return [(item.text, item.is_done, item.is_pending) for item in self.app.items]
 
     @property
@@ -52,7 +55,7 @@ class Screen:
 
     @property
     def drawn(self) -> list[str]:
-        """What the list has on the screen, rejected ones too."""
+        """Return the list as drawn, with rejected items."""
         return [str(option.prompt) for option in self.app.query_one("#items", OptionList).options]
 
     @property
@@ -60,7 +63,18 @@ class Screen:
         return str(self.app.query_one("#status", Static).content)
 
     async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
+        """Press keys one after the other, and wait after each until all widgets have handled it."""
+        for key in keys:
+            await self.pilot.press(key)
+            for _ in range(SETTLE_ROUNDS):
+                handled = asyncio.Event()
+                self.app.call_later(handled.set)
+                await handled.wait()
+                await self.pilot.pause(0)
+
+    async def quit(self) -> None:
+        """Quit the application, which handles no message afterwards."""
+        await self.pilot.press("q")
 
     async def add(self, *texts: str) -> None:
         for text in texts:
@@ -69,7 +83,7 @@ class Screen:
             )
 
     async def choose(self, text: str) -> None:
-        """Moves to a line, as one does."""
+        """Move to a line by keys."""
         await self.shows_text(text)
         await self.press("home", *["down"] * [one for one, _, _ in self.lines].index(text))
 
@@ -84,27 +98,33 @@ class Screen:
     async def shows_text(self, text: str) -> None:
         await until(lambda: text in [one for one, _, _ in self.lines], lambda: (text, self.lines, self.status))
 
+    async def shows_lines(self, *lines: Line) -> None:
+        """Wait until the list is this one."""
+        await until(lambda: self.lines == list(lines), lambda: (lines, self.lines, self.status))
+
     async def shows(self, *lines: str) -> None:
-        """Returns when the list is this one, all of it committed. `x` before a text says that it is done."""
+        """Wait until the list is this one and committed. `x` before a text means that it is done."""
         wanted = [(line.removeprefix("x "), line.startswith("x "), False) for line in lines]
         await until(lambda: self.lines == wanted, lambda: (wanted, self.lines, self.status))
 
     async def says(self, word: str) -> None:
-        """Returns when the status line has it."""
+        """Wait until the status line contains the word."""
         await until(lambda: word in self.status, lambda: (word, self.status))
 
 
 @asynccontextmanager
 async def screen(url: str, name: str, directory: Path, **options: Any) -> AsyncIterator[Screen]:
-    """A terminal whose file is in the directory; the next one of that name finds it there."""
+    """Run a terminal whose file is in the directory; the next one with this name uses the same file."""
     options.setdefault("limits", LIMITS)
-    async with (
-        terminal(url, name, str(directory / f"{name}.db"), **options) as app,
-        app.run_test(size=(60, 20)) as pilot,
-    ):
-        yield Screen(app, pilot)
+    # Textual waits after each key until the process is idle for a while; `Screen.press` waits for the messages instead.
+    with patch("textual.app.wait_for_idle", asyncio.sleep):
+        async with (
+            terminal(url, name, str(directory / f"{name}.db"), **options) as app,
+            app.run_test(size=(60, 20)) as pilot,
+        ):
+            yield Screen(app, pilot)
 
 
 def places(screens: Iterable[Screen]) -> list[list[tuple[str, int]]]:
-    """The order that each has: items and their numbers in the log."""
+    """Return the order in each terminal: items and their positions in the log."""
     return [[(item.id, item.place) for item in model.visible(one.app.items)] for one in screens]

@@ -1,14 +1,13 @@
-"""Two terminals and a web page of examples/todo, in a real Chromium on the npm client, edit one list together."""
+"""Two terminals and a web page of examples/todo (a real Chromium with the npm client) edit one list."""
 
-import asyncio
 import json
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError
@@ -17,13 +16,14 @@ from urllib.request import urlopen
 
 import pytest
 
-from browser import Tab, browser
+from browser import Tab
 from doors.serving import serving
-from insieme.clients import component, installed
+from insieme.clients import installed
 from serve_page import address, page_server
 from todo.screens import Line, Screen, screen, until
+from web.chromium import Chromium
 
-RUN_S: Final = 200
+PROCESS_S: Final = 600
 PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/serve_page.py"
 PICTURE: Final = Path(__file__).parents[2] / "docs/images/todo.png"
 PICTURE_BYTES_MAX: Final = 200 * 1024
@@ -38,12 +38,8 @@ READ: Final = """
 """
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, RUN_S))
-
-
 class Web:
-    """The page, as its user sees it."""
+    """The page, as its user sees and uses it."""
 
     def __init__(self, tab: Tab) -> None:
         self.tab = tab
@@ -89,7 +85,7 @@ class Web:
         await until(is_there, lambda: text)
 
     async def shows(self, *lines: str, waiting: tuple[str, ...] = ()) -> None:
-        """Returns when the list is this one. `x` before a text says that it is done."""
+        """Wait until the list is this one. `x` before a text means that it is done."""
         wanted = [
             (line.removeprefix("x "), line.startswith("x "), line.removeprefix("x ") in waiting) for line in lines
         ]
@@ -111,9 +107,9 @@ class Web:
         await until(is_so, lambda: (words, seen))
 
 
-@contextmanager
-def pages() -> Iterator[int]:
-    """The program that serves the page, and its port."""
+@pytest.fixture
+def page_port() -> Iterator[int]:
+    """The port of the server of the page."""
     installed()
     server = page_server(0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -127,17 +123,14 @@ def pages() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def web(url: str, port: int, directory: Path, name: str = "eve") -> AsyncIterator[Web]:
-    component("chromium", "chromium")
-    profile = directory / f"{name}-profile"
-    profile.mkdir(exist_ok=True)
-    async with browser(profile) as tab:
-        await tab.open(address(port, server=url, name=name))
+async def web(chromium: Chromium, url: str, port: int) -> AsyncIterator[Web]:
+    async with chromium.tab() as tab:
+        await tab.open(address(port, server=url, name="eve"))
         yield Web(tab)
 
 
 async def all_show(screens: list[Screen], page: Web, *lines: str) -> None:
-    """Everybody shows this list, with the same items from the same events."""
+    """Wait until the page and all terminals show this list; check that it has the same items and positions."""
     await page.shows(*lines)
     for one in screens:
         await one.shows(*lines)
@@ -145,83 +138,79 @@ async def all_show(screens: list[Screen], page: Web, *lines: str) -> None:
 
 
 @pytest.mark.rule("EV-18")
-def test_two_terminals_and_a_page_edit_together_offline_and_back(tmp_path: Path) -> None:
-    async def main(port: int) -> None:
-        async with (
-            serving(tmp_path, origins=(f"http://127.0.0.1:{port}",)) as served,
-            screen(served.url, "ann", tmp_path) as ann,
-            screen(served.url, "bob", tmp_path) as bob,
-            web(served.url, port, tmp_path) as eve,
-        ):
-            await eve.says("● live · event 0")
-            await eve.add("milk")
-            await ann.shows("milk")
-            await ann.add("bread")
-            await bob.toggle("milk")
-            await all_show([ann, bob], eve, "x milk", "bread")
-            await eve.toggle("milk")
-            await eve.toggle("bread")
-            await all_show([ann, bob], eve, "milk", "x bread")
-            assert ann.drawn == ["· milk  eve", "✓ bread  ann"]
-            await eve.says("● live · event 5")
+async def test_two_terminals_and_a_page_converge_after_offline_edits(
+    page_port: int, chromium: Chromium, tmp_path: Path
+) -> None:
+    async with (
+        serving(tmp_path, origins=(f"http://127.0.0.1:{page_port}",)) as served,
+        screen(served.url, "ann", tmp_path) as ann,
+        screen(served.url, "bob", tmp_path) as bob,
+        web(chromium, served.url, page_port) as eve,
+    ):
+        await eve.says("● live · event 0")
+        await eve.add("milk")
+        await ann.shows("milk")
+        await ann.add("bread")
+        await bob.toggle("milk")
+        await all_show([ann, bob], eve, "x milk", "bread")
+        await eve.toggle("milk")
+        await eve.toggle("bread")
+        await all_show([ann, bob], eve, "milk", "x bread")
+        assert ann.drawn == ["· milk  eve", "✓ bread  ann"]
+        await eve.says("● live · event 5")
 
-            # All but Bob are away, and all of them go on.
-            await eve.switch()
-            await ann.press("o")
-            await eve.says("○ switched off")
-            await ann.says("○ switched off")
-            await eve.add("tea")
-            await eve.toggle("milk")
-            await eve.add("salt")
-            await ann.add("rice")
-            await ann.toggle("milk")
-            await ann.toggle("bread")
-            await bob.remove("milk")
-            await bob.add("eggs")
-            await bob.shows("x bread", "eggs")
-            await eve.shows("x milk", "x bread", "tea", "salt", waiting=("milk", "tea", "salt"))
-            await eve.says("· 3 waiting")
-            await ann.says("· 3 waiting")
-            assert ann.lines == [("milk", True, True), ("bread", False, True), ("rice", False, True)]
+        # Ann and Eve are offline, and all three continue to edit.
+        await eve.switch()
+        await ann.press("o")
+        await eve.says("○ switched off")
+        await ann.says("○ switched off")
+        await eve.add("tea")
+        await eve.toggle("milk")
+        await eve.add("salt")
+        await ann.add("rice")
+        await ann.toggle("milk")
+        await ann.toggle("bread")
+        await bob.remove("milk")
+        await bob.add("eggs")
+        await bob.shows("x bread", "eggs")
+        await eve.shows("x milk", "x bread", "tea", "salt", waiting=("milk", "tea", "salt"))
+        await eve.says("· 3 waiting")
+        await ann.says("· 3 waiting")
+        await ann.shows_lines(("milk", True, True), ("bread", False, True), ("rice", False, True))
 
-            # They come back one after the other, and then there is one order.
-            await eve.switch()
-            await eve.shows("x bread", "eggs", "tea", "salt")
-            await ann.press("o")
-            await all_show([ann, bob], eve, "bread", "eggs", "tea", "salt", "rice")
-            for one in (ann, bob):
-                await one.says("● live · event 13")
-            await eve.says("● live · event 13")
-
-    with pages() as port:
-        run(main(port))
+        # They reconnect one after the other, and all agree on one order.
+        await eve.switch()
+        await eve.shows("x bread", "eggs", "tea", "salt")
+        await ann.press("o")
+        await all_show([ann, bob], eve, "bread", "eggs", "tea", "salt", "rice")
+        for one in (ann, bob):
+            await one.says("● live · event 13")
+        await eve.says("● live · event 13")
 
 
 @pytest.mark.rule("EV-18")
-def test_the_page_comes_back_by_itself_and_keeps_what_waits_when_it_is_loaded_again(tmp_path: Path) -> None:
-    async def main(port: int) -> None:
-        origins = (f"http://127.0.0.1:{port}",)
-        async with serving(tmp_path, origins=origins) as served:
-            url = served.url
-            async with screen(url, "ann", tmp_path) as ann, web(url, port, tmp_path) as eve:
-                await eve.add("milk")
-                await all_show([ann], eve, "milk")
-                await served.server.__aexit__(None, None, None)
-                await eve.says("○ offline")
-                await eve.add("bread")
-                await eve.says("○ offline · event 1 · 1 waiting")
-                await eve.tab.open(address(port, server=url, name="eve"))
-                await eve.shows("milk", "bread", waiting=("bread",))
-                async with serving(tmp_path, port=int(url.rpartition(":")[2]), origins=origins):
-                    await all_show([ann], eve, "milk", "bread")
-                    await ann.toggle("bread")
-                    await all_show([ann], eve, "milk", "x bread")
-
-    with pages() as port:
-        run(main(port))
+async def test_page_reconnects_and_keeps_pending_changes_across_a_reload(
+    page_port: int, chromium: Chromium, tmp_path: Path
+) -> None:
+    origins = (f"http://127.0.0.1:{page_port}",)
+    async with serving(tmp_path, origins=origins) as served:
+        url = served.url
+        async with screen(url, "ann", tmp_path) as ann, web(chromium, url, page_port) as eve:
+            await eve.add("milk")
+            await all_show([ann], eve, "milk")
+            await served.server.__aexit__(None, None, None)
+            await eve.says("○ offline")
+            await eve.add("bread")
+            await eve.says("○ offline · event 1 · 1 waiting")
+            await eve.tab.open(address(page_port, server=url, name="eve"))
+            await eve.shows("milk", "bread", waiting=("bread",))
+            async with serving(tmp_path, port=int(url.rpartition(":")[2]), origins=origins):
+                await all_show([ann], eve, "milk", "bread")
+                await ann.toggle("bread")
+                await all_show([ann], eve, "milk", "x bread")
 
 
-def test_the_program_that_serves_the_page(tmp_path: Path) -> None:
+def test_page_server_serves_only_files_of_the_page(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), "--port", "0", "--url", "http://127.0.0.1:9"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)  # noqa: S603
     try:
@@ -229,21 +218,21 @@ def test_the_program_that_serves_the_page(tmp_path: Path) -> None:
         found = re.search(r"The page is on (http://127\.0\.0\.1:\d+/)\?(\S+)", process.stdout.readline())
         assert found is not None
         assert parse_qs(found[2]) == {"server": ["http://127.0.0.1:9"], "name": ["eve"]}
-        with urlopen(found[0].split()[-1], timeout=60) as page:  # noqa: S310
+        with urlopen(found[0].split()[-1], timeout=PROCESS_S) as page:  # noqa: S310
             assert b'src="todo.mjs"' in page.read()
         for path in ("../serve_page.py", "%2e%2e/serve_page.py", "node_modules/../../pyproject.toml", "model.py"):
             with pytest.raises(HTTPError, match="404"):
-                urlopen(found[1] + path, timeout=60)  # noqa: S310
+                urlopen(found[1] + path, timeout=PROCESS_S)  # noqa: S310
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(PROCESS_S) == 0
     finally:
         process.kill()
         process.communicate()
 
 
-def test_the_picture_in_the_readme_can_be_made_anew(tmp_path: Path) -> None:
+def test_picture_of_the_readme_can_be_regenerated(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM.parent / "screenshot.py"), str(tmp_path / "todo.png")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RUN_S, cwd=tmp_path)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROCESS_S, cwd=tmp_path)  # noqa: S603
     assert done.returncode == 0, done.stderr
     for picture in (tmp_path / "todo.png", PICTURE):
         data = picture.read_bytes()
@@ -259,27 +248,25 @@ def check(event):
 
 
 @pytest.mark.rule("EV-18")
-def test_the_page_shows_what_was_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_shows_rejected_changes_until_dismissed(
+    page_port: int, chromium: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "todo_page_rules.py").write_text(RULES)
     monkeypatch.syspath_prepend(tmp_path)
 
-    async def main(port: int) -> None:
-        origins = (f"http://127.0.0.1:{port}",)
-        async with (
-            serving(tmp_path, origins=origins, validate="todo_page_rules:check") as served,
-            web(served.url, port, tmp_path) as eve,
-        ):
-            await eve.add("beer")
-            await eve.add("milk")
-            await eve.shows("milk")
-            rejected = "document.querySelector('#items li.rejected')"
-            assert "no beer" in await eve.tab.run(f"{rejected}.textContent")
-            await eve.tab.run(f"{rejected}.querySelector('.remove').click()")
+    origins = (f"http://127.0.0.1:{page_port}",)
+    async with (
+        serving(tmp_path, origins=origins, validate="todo_page_rules:check") as served,
+        web(chromium, served.url, page_port) as eve,
+    ):
+        await eve.add("beer")
+        await eve.add("milk")
+        await eve.shows("milk")
+        rejected = "document.querySelector('#items li.rejected')"
+        assert "no beer" in await eve.tab.run(f"{rejected}.textContent")
+        await eve.tab.run(f"{rejected}.querySelector('.remove').click()")
 
-            async def is_gone() -> bool:
-                return await eve.tab.run(f"{rejected} === null") is True
+        async def is_gone() -> bool:
+            return await eve.tab.run(f"{rejected} === null") is True
 
-            await until(is_gone, lambda: "it is still there")
-
-    with pages() as port:
-        run(main(port))
+        await until(is_gone, lambda: "the rejected item is still shown")

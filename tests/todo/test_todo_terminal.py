@@ -1,4 +1,4 @@
-"""Terminals of examples/todo against a real server: they see each other, work offline, and agree on one order."""
+"""Terminals of examples/todo against a real server: shared edits, offline work, and one order."""
 
 import asyncio
 import json
@@ -9,10 +9,10 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -24,112 +24,96 @@ from oncelog.client import Client
 from oncelog.errors import StoreInUseError
 from todo.screens import WAIT_S, Screen, places, screen
 
-RUN_S: Final = 120
+PROCESS_S: Final = 600
 LIST: Final = "project/home"
 PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/terminal.py"
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, RUN_S))
-
-
 async def all_show(screens: list[Screen], *lines: str) -> None:
-    """Each shows this list, and they have it from the same events."""
+    """Wait until all terminals show this list; check that it has the same items and positions."""
     for one in screens:
         await one.shows(*lines)
     assert all(order == places(screens)[0] for order in places(screens))
 
 
 @pytest.mark.rule("EV-17")
-def test_what_one_adds_the_other_sees(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            serving(tmp_path) as served,
-            screen(served.url, "ann", tmp_path) as ann,
-            screen(served.url, "bob", tmp_path) as bob,
-        ):
-            await ann.says("● live")
-            await bob.says("● live")
-            await ann.add("milk", "q and o")
-            await all_show([ann, bob], "milk", "q and o")
-            await bob.toggle("milk")
-            await all_show([ann, bob], "x milk", "q and o")
-            await bob.add("bread")
-            await ann.toggle("milk")
-            await ann.remove("q and o")
-            await all_show([ann, bob], "milk", "bread")
-            await ann.says("● live · event 6")
-            assert ann.drawn == ["· milk  ann", "· bread  bob"]
-
-    run(main())
+async def test_terminals_see_each_others_changes(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as served,
+        screen(served.url, "ann", tmp_path) as ann,
+        screen(served.url, "bob", tmp_path) as bob,
+    ):
+        await ann.says("● live")
+        await bob.says("● live")
+        await ann.add("milk", "q and o")
+        await all_show([ann, bob], "milk", "q and o")
+        await bob.toggle("milk")
+        await all_show([ann, bob], "x milk", "q and o")
+        await bob.add("bread")
+        await ann.toggle("milk")
+        await ann.remove("q and o")
+        await all_show([ann, bob], "milk", "bread")
+        await ann.says("● live · event 6")
+        assert ann.drawn == ["· milk  ann", "· bread  bob"]
 
 
 @BOTH_STORES
 @pytest.mark.rule("EV-17")
-def test_both_work_offline_and_come_back_to_one_order(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            serving(tmp_path) as served,
-            screen(served.url, "ann", tmp_path) as ann,
-            screen(served.url, "bob", tmp_path) as bob,
-        ):
-            await ann.add("milk", "eggs")
-            await all_show([ann, bob], "milk", "eggs")
-            await ann.press("o")
-            await bob.press("o")
-            await ann.says("○ switched off")
-            await ann.add("tea")
-            await ann.toggle("milk")
-            await bob.add("salt", "rice")
-            await bob.toggle("rice")
-            await bob.remove("milk")
-            await ann.says("· 2 waiting")
-            assert ann.lines == [("milk", True, True), ("eggs", False, False), ("tea", False, True)]
-            assert bob.lines == [("eggs", False, False), ("salt", False, True), ("rice", True, True)]
-            assert "not sent yet" in ann.drawn[0]
+async def test_terminals_agree_on_one_order_after_offline_edits(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as served,
+        screen(served.url, "ann", tmp_path) as ann,
+        screen(served.url, "bob", tmp_path) as bob,
+    ):
+        await ann.add("milk", "eggs")
+        await all_show([ann, bob], "milk", "eggs")
+        await ann.press("o")
+        await bob.press("o")
+        await ann.says("○ switched off")
+        await ann.add("tea")
+        await ann.toggle("milk")
+        await bob.add("salt", "rice")
+        await bob.toggle("rice")
+        await bob.remove("milk")
+        await ann.says("· 2 waiting")
+        await ann.shows_lines(("milk", True, True), ("eggs", False, False), ("tea", False, True))
+        await bob.shows_lines(("eggs", False, False), ("salt", False, True), ("rice", True, True))
+        assert "not sent yet" in ann.drawn[0]
 
-            await bob.press("o")
-            await all_show([bob], "eggs", "salt", "x rice")
-            await ann.press("o")  # what Ann said of the milk comes after it was removed
-            await all_show([ann, bob], "eggs", "salt", "x rice", "tea")
-            await ann.says("● live · event 8")
-            await bob.says("● live · event 8")
-
-    run(main())
+        await bob.press("o")
+        await all_show([bob], "eggs", "salt", "x rice")
+        await ann.press("o")  # Ann's change of the milk is after its removal, and has no effect
+        await all_show([ann, bob], "eggs", "salt", "x rice", "tea")
+        await ann.says("● live · event 8")
+        await bob.says("● live · event 8")
 
 
 @pytest.mark.rule("EV-17")
-def test_what_waits_survives_the_terminal_and_the_server(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as served:
-            port = int(served.url.rpartition(":")[2])
-            async with screen(served.url, "ann", tmp_path) as ann:
-                await ann.add("milk")
-                await ann.shows("milk")
-                await ann.press("o")
-                await ann.toggle("milk")
-                await ann.add("bread")
-                await ann.press("q")
-        url = f"http://127.0.0.1:{port}"
-        async with screen(url, "ann", tmp_path) as ann:  # there is no server
-            assert ann.lines == [("milk", True, True), ("bread", False, True)]
-            await ann.says("○ offline · event 1 · 2 waiting")
-            async with serving(tmp_path, port=port):
-                await ann.shows("x milk", "bread")
-                async with screen(url, "bob", tmp_path) as bob:
-                    await all_show([ann, bob], "x milk", "bread")
-
-    run(main())
-
-
-def test_a_terminal_that_is_not_let_in_says_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, tokens=True) as served, screen(served.url, "ann", tmp_path) as ann:
+async def test_pending_changes_survive_restarts_of_terminal_and_server(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        port = int(served.url.rpartition(":")[2])
+        async with screen(served.url, "ann", tmp_path) as ann:
             await ann.add("milk")
-            await ann.says("✗ refused · event 0 · 1 waiting · ")
-            assert ann.lines == [("milk", False, True)]
+            await ann.shows("milk")
+            await ann.press("o")
+            await ann.toggle("milk")
+            await ann.add("bread")
+            await ann.quit()
+    url = f"http://127.0.0.1:{port}"
+    async with screen(url, "ann", tmp_path) as ann:  # without a server
+        await ann.shows_lines(("milk", True, True), ("bread", False, True))
+        await ann.says("○ offline · event 1 · 2 waiting")
+        async with serving(tmp_path, port=port):
+            await ann.shows("x milk", "bread")
+            async with screen(url, "bob", tmp_path) as bob:
+                await all_show([ann, bob], "x milk", "bread")
 
-    run(main())
+
+async def test_terminal_without_access_shows_the_refusal(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True) as served, screen(served.url, "ann", tmp_path) as ann:
+        await ann.add("milk")
+        await ann.says("✗ refused · event 0 · 1 waiting · ")
+        assert ann.lines == [("milk", False, True)]
 
 
 RULES: Final = """
@@ -139,94 +123,84 @@ def check(event):
 """
 
 
-def test_what_the_server_rejects_is_shown_until_it_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_shows_rejected_changes_until_dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "todo_test_rules.py").write_text(RULES)
     monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        serving(tmp_path, validate="todo_test_rules:check") as served,
+        screen(served.url, "ann", tmp_path) as ann,
+    ):
+        await ann.add("milk", "beer")
+        await ann.says("· 1 rejected")
+        await ann.shows("milk")
+        assert ann.drawn[0] == "· milk  ann"
+        assert ann.drawn[1].startswith("✗ beer  validation_failed")
+        assert "no beer" in ann.drawn[1]
+        await ann.press("end", "space", "d")
+        await ann.says("● live · event 1")
+        assert ann.drawn == ["· milk  ann"]
 
-    async def main() -> None:
-        async with (
-            serving(tmp_path, validate="todo_test_rules:check") as served,
-            screen(served.url, "ann", tmp_path) as ann,
-        ):
-            await ann.add("milk", "beer")
-            await ann.says("· 1 rejected")
+
+async def test_new_log_resets_the_list_and_keeps_pending_changes(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        port = int(served.url.rpartition(":")[2])
+        async with screen(served.url, "ann", tmp_path) as ann:
+            await ann.add("milk")
             await ann.shows("milk")
-            assert ann.drawn[0] == "· milk  ann"
-            assert ann.drawn[1].startswith("✗ beer  validation_failed")
-            assert "no beer" in ann.drawn[1]
-            await ann.press("end", "space", "d")
-            await ann.says("● live · event 1")
-            assert ann.drawn == ["· milk  ann"]
-
-    run(main())
+            await ann.press("o")
+            await ann.add("bread")
+    async with screen(f"http://127.0.0.1:{port}", "ann", tmp_path) as ann:
+        await ann.says("○ offline")
+        async with serving(tmp_path, port=port, store=str(tmp_path / "other.db")):
+            await ann.shows("bread")
 
 
-def test_with_another_log_the_list_begins_anew(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as served:
-            port = int(served.url.rpartition(":")[2])
-            async with screen(served.url, "ann", tmp_path) as ann:
-                await ann.add("milk")
-                await ann.shows("milk")
-                await ann.press("o")
-                await ann.add("bread")
-        async with screen(f"http://127.0.0.1:{port}", "ann", tmp_path) as ann:
-            await ann.says("○ offline")
-            async with serving(tmp_path, port=port, store=str(tmp_path / "other.db")):
-                await ann.shows("bread")
-
-    run(main())
+async def test_foreign_events_and_control_characters_are_shown_safely(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as served,
+        screen(served.url, "ann", tmp_path) as ann,
+        Client(served.url, store=":memory:", partitions=[LIST]) as other,
+    ):
+        await other.submit({"type": "todo.added", "text": "of another kind"})
+        evil = {"item": "e", "text": "\x1b[2J[red]\n\0", "by": "[/]"}
+        await other.submit({"type": "todo.added", "schemaVersion": 1, "payload": evil, "meta": {}})
+        await ann.add("[b]milk[/b")
+        await ann.shows("\x1b[2J[red]\n\0", "[b]milk[/b")
+        assert ann.drawn == ["· �[2J[red]��  [/]", "· [b]milk[/b  ann"]
 
 
-def test_what_others_write_into_the_partition_does_no_harm(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            serving(tmp_path) as served,
-            screen(served.url, "ann", tmp_path) as ann,
-            Client(served.url, store=":memory:", partitions=[LIST]) as other,
-        ):
-            await other.submit({"type": "todo.added", "text": "of another kind"})
-            evil = {"item": "e", "text": "\x1b[2J[red]\n\0", "by": "[/]"}
-            await other.submit({"type": "todo.added", "schemaVersion": 1, "payload": evil, "meta": {}})
-            await ann.add("[b]milk[/b")
-            await ann.shows("\x1b[2J[red]\n\0", "[b]milk[/b")
-            assert ann.drawn == ["· �[2J[red]��  [/]", "· [b]milk[/b  ann"]
-
-    run(main())
-
-
-def test_it_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> None:
+def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> None:
     with processes.serving(tmp_path) as served:
         milk = json.dumps(model.event_of(model.ADDED, "1", "bob", "milk"))
         assert processes.oncelog("submit", "--url", served.url, "--partition", LIST, milk).returncode == 0
         command = [sys.executable, str(PROGRAM), "--name", "ann", "--url", served.url]
-        with in_a_terminal(command, tmp_path) as (process, said):
-            said.until("● live · event 1")
-            assert "milk" in said.text
-            said.type("q")
-            said.until("\x1b[?1049l")  # the screen is as it was before
-            assert process.wait(60) == 0
+        with in_terminal(command, tmp_path) as (process, output):
+            output.until("● live · event 1")
+            assert "milk" in output.text
+            output.type("q")
+            output.until("\x1b[?1049l")  # leaves the alternate screen
+            assert process.wait(PROCESS_S) == 0
     table = model.Table(str(tmp_path / "todo-ann.db"))
     assert [(item.text, item.by) for item in table.items()] == [("milk", "bob")]
     table.close()
 
 
-class Said:
-    """What a program in a terminal has written, and its keyboard."""
+class TerminalOutput:
+    """The output of a program in a terminal, and its keyboard."""
 
     def __init__(self, terminal: int) -> None:
         self._terminal = terminal
         self.text = ""
 
     def until(self, words: str) -> None:
-        """Returns when the program has written it."""
+        """Wait until the program has written the words."""
         deadline = time.monotonic() + WAIT_S
         while words not in self.text:
             ready, _, _ = select.select([self._terminal], [], [], max(0, deadline - time.monotonic()))
             assert ready, self.text[-1000:]
             try:
                 self.text += os.read(self._terminal, 65536).decode(errors="replace")
-            except OSError:  # the program has gone
+            except OSError:  # the program has ended
                 raise AssertionError(self.text[-1000:]) from None
 
     def type(self, keys: str) -> None:
@@ -234,7 +208,7 @@ class Said:
 
 
 @contextmanager
-def in_a_terminal(command: list[str], directory: Path) -> Iterator[tuple["subprocess.Popen[bytes]", Said]]:
+def in_terminal(command: list[str], directory: Path) -> Iterator[tuple["subprocess.Popen[bytes]", TerminalOutput]]:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     environment = {**processes.ENVIRONMENT, "TERM": "xterm-256color", "COLUMNS": "80"}
@@ -243,31 +217,28 @@ def in_a_terminal(command: list[str], directory: Path) -> Iterator[tuple["subpro
     )
     os.close(theirs)
     try:
-        yield process, Said(ours)
+        yield process, TerminalOutput(ours)
     finally:
         process.kill()
         process.wait()
         os.close(ours)
 
 
-def test_two_terminals_need_two_files(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with screen("http://127.0.0.1:9", "ann", tmp_path):
-            with pytest.raises(StoreInUseError):
-                async with screen("http://127.0.0.1:9", "ann", tmp_path):
-                    pass
-            command = [sys.executable, str(PROGRAM), "--name", "ann", "--store", str(tmp_path / "ann.db")]
-            done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, check=False, timeout=60
-            )
-            assert done.returncode == 1
-            assert "another client has" in done.stderr
-
-    run(main())
+async def test_second_terminal_on_the_same_file_is_refused(tmp_path: Path) -> None:
+    async with screen("http://127.0.0.1:9", "ann", tmp_path):
+        with pytest.raises(StoreInUseError):
+            async with screen("http://127.0.0.1:9", "ann", tmp_path):
+                pass
+        command = [sys.executable, str(PROGRAM), "--name", "ann", "--store", str(tmp_path / "ann.db")]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, check=False, timeout=PROCESS_S
+        )
+        assert done.returncode == 1
+        assert "another client has" in done.stderr
 
 
-def test_a_list_has_a_name_that_is_one_everywhere() -> None:
+def test_invalid_list_name_is_refused() -> None:
     command = [sys.executable, str(PROGRAM), "--name", "ann", "--list", "a/b"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROCESS_S)  # noqa: S603
     assert done.returncode == 2
     assert "small letters" in done.stderr

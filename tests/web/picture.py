@@ -1,6 +1,6 @@
-"""Makes the picture in the README from the real thing: python tests/web/picture.py docs/images/chat.png
+"""Make the picture of the README: python tests/web/picture.py docs/images/chat.png
 
-A server and two browsers, one light and one dark. Bob is on a bad network, and has something that waits.
+A server and two windows, one light and one dark. Bob is on a bad network and has a pending message.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples/todo")]  # as pytest has it
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples/todo")]  # as in the configuration of pytest
 
-from browser import browser  # noqa: E402
 from cli.served import Served  # noqa: E402
+from web.chromium import Chromium, running_chromium  # noqa: E402
 from web.windows import Window, chat_server, two_windows  # noqa: E402
 
 WINDOW: Final = (940, 700)
@@ -32,28 +32,28 @@ WAITING: Final = ("Now it drops every frame", "So this waits")
 DARK: Final = [{"name": "prefers-color-scheme", "value": "dark"}]
 
 
-async def dressed(one: Window, name: str) -> None:
-    """A window with its panel, at the size of the picture."""
+async def arrive_with_panel(one: Window, name: str) -> None:
+    """Open the page with its panel, in the size of the picture."""
     await one.arrive(name, None, *WINDOW)
     await one.tab.run("document.getElementById('panel').hidden && document.getElementById('panel-toggle').click()")
 
 
-async def pictures(directory: Path, served: Served) -> list[bytes]:
-    """Both windows, at the end of a short story."""
-    async with two_windows(directory, served.url) as (ann, bob):
+async def pictures(chromium: Chromium, served: Served) -> list[bytes]:
+    """Play a short conversation and take a picture of both windows."""
+    async with two_windows(chromium, served.url) as (ann, bob):
         both = (ann, bob)
         await bob.tab.call("Emulation.setEmulatedMedia", features=DARK)
         for one, name in ((ann, "ann"), (bob, "bob")):
-            await dressed(one, name)
-        await _told(both, BEFORE, 0)
+            await arrive_with_panel(one, name)
+        await _play(both, BEFORE, 0)
         served.kill()
         await bob.says("offline")
         await bob.write(AWAY)
         served.start()
-        await _agreed(both, len(BEFORE) + 1)
-        await _told(both, AFTER[:2], len(BEFORE) + 1)
+        await _until_delivered(both, len(BEFORE) + 1)
+        await _play(both, AFTER[:2], len(BEFORE) + 1)
         await bob.network("bad", delayMs=80)
-        await _told(both, AFTER[2:], len(BEFORE) + 3)
+        await _play(both, AFTER[2:], len(BEFORE) + 3)
         await bob.network("bad", drop=1)
         await bob.write(*WAITING)
         await bob.shows(lambda lines: sum(line["mark"] == "pending" for line in lines) == len(WAITING))
@@ -62,14 +62,14 @@ async def pictures(directory: Path, served: Served) -> list[bytes]:
         return [await _shot(one) for one in both]
 
 
-async def _told(both: tuple[Window, Window], story: tuple[tuple[int, str], ...], count: int) -> None:
-    for number, (who, text) in enumerate(story, count + 1):
-        await both[who].write(text)
-        await _agreed(both, number)
+async def _play(both: tuple[Window, Window], story: tuple[tuple[int, str], ...], count: int) -> None:
+    for number, (writer, text) in enumerate(story, count + 1):
+        await both[writer].write(text)
+        await _until_delivered(both, number)
 
 
-async def _agreed(both: tuple[Window, Window], count: int) -> None:
-    """Both have so many messages, and know that the other has them."""
+async def _until_delivered(both: tuple[Window, Window], count: int) -> None:
+    """Wait until both show this number of messages, all delivered."""
     for one in both:
         await one.shows(lambda lines: len(lines) == count and all(line["mark"] in ("", "delivered") for line in lines))
 
@@ -84,7 +84,7 @@ async def _shot(one: Window) -> bytes:
 
 
 def side_by_side(images: list[bytes]) -> str:
-    """A page with both."""
+    """Return a page that shows both pictures."""
     sources = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in images]
     return f"""<!doctype html><meta charset="utf-8"><style>
       body {{ margin: 0; padding: 28px; display: flex; gap: 24px; background: #dfe2ec; }}
@@ -92,16 +92,16 @@ def side_by_side(images: list[bytes]) -> str:
       <img src="{sources[0]}"><img src="{sources[1]}">"""
 
 
-async def picture() -> bytes:
-    """All of it, as one PNG."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, chat_server(Path(name)) as served:
-        directory = Path(name)
-        (directory / "both.html").write_text(side_by_side(await pictures(directory, served)), encoding="utf-8")
-        (directory / "last").mkdir()
-        async with browser(directory / "last") as tab:
-            await tab.open((directory / "both.html").as_uri(), *PICTURE)
+async def picture(chromium: Chromium, directory: Path) -> bytes:
+    """Make the picture, as PNG."""
+    with chat_server(directory) as served:
+        page = directory / "both.html"
+        page.write_text(side_by_side(await pictures(chromium, served)), encoding="utf-8")
+        async with chromium.tab() as tab:
+            await tab.open(page.as_uri(), *PICTURE)
             return await tab.picture()
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_bytes(asyncio.run(picture()))
+    with running_chromium() as running, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        Path(sys.argv[1]).write_bytes(asyncio.run(picture(running, Path(name))))

@@ -1,4 +1,4 @@
-"""The web chat's protocol in Node, against a model of the server: case by case, and stories by chance."""
+"""The protocol of the web chat in Node, against a model of the server: fixed cases and random histories."""
 
 import os
 import subprocess
@@ -31,13 +31,13 @@ def node_test(name: str, **environment: str) -> None:
 
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
-def test_what_the_protocol_does_case_by_case() -> None:
+def test_protocol_cases() -> None:
     node_test("protocol.test.mjs")
 
 
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
-def test_pages_on_bad_networks_come_to_one_order(request: pytest.FixtureRequest) -> None:
+def test_simulated_pages_on_bad_networks_agree_on_one_order(request: pytest.FixtureRequest) -> None:
     is_soak = request.config.getoption("--soak")
     first = int(request.config.getoption("--hypothesis-seed") or 0) % 10**6 if is_soak else 1
     stories = SOAK_STORIES if is_soak else STORIES

@@ -1,19 +1,19 @@
-"""Windows of the web chat in real Chromium, as their visitors see and use them."""
+"""Windows of the web chat in a real Chromium, as their users see and use them."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from browser import Tab, browser
+from browser import Tab
 from cli.served import Served, serving
-from insieme.clients import component
+from web.chromium import Chromium
 
-WAIT_S: Final = 60
-"""Nothing takes that long, on a machine that does other things too. It is here so that what hangs ends as a failure."""
+WAIT_S: Final = 300
+"""Guards against a hang: a condition that takes longer fails its test."""
 READ: Final = """
 [...document.querySelectorAll("#messages > li")].map((li) => ({
   id: li.dataset.id,
@@ -28,33 +28,33 @@ document.getElementById("state").dataset.state === "live" && !document.getElemen
 """
 KEYS: Final = {"Enter": "\r", " ": " "}
 SHIFT: Final = 8
-KEEPER: Final = "doorkeeper"
+WELCOME_BOT: Final = "doorkeeper"
 
 Line = dict[str, Any]
 
 
 class Window:
-    """One window of one visitor."""
+    """One window of one user."""
 
     def __init__(self, tab: Tab, url: str) -> None:
         self.tab = tab
         self.url = url
 
     async def come(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
-        """Opens the page, whether there is a server or not."""
+        """Open the page, also when no server is running."""
         asked = {"name": name} if chat is None else {"name": name, "chat": chat}
         await self.tab.open(f"{self.url}/chat?{urlencode(asked)}", width, height)
         await self.until("document.getElementById('app').hidden === false")
 
     async def arrive(self, name: str, chat: str | None = None, width: int = 1200, height: int = 800) -> None:
-        """Opens the page, and returns when its chat has caught up."""
+        """Open the page and wait until its chat has caught up."""
         await self.come(name, chat, width, height)
         await self.until(READY)
 
-    # --- what is seen
+    # --- reading
 
     async def until(self, script: str, wanted: Any = True) -> None:
-        """Returns when an expression comes to that in the page."""
+        """Wait until an expression has this value in the page."""
         seen = [None]
 
         async def is_so() -> bool:
@@ -64,12 +64,12 @@ class Window:
         await until(is_so, lambda: (script, wanted, seen[0]))
 
     async def lines(self) -> list[Line]:
-        """The open chat, without what its keeper said."""
+        """Return the lines of the open chat, without those of the welcome bot."""
         found: list[Line] = await self.tab.run(READ)
-        return [one for one in found if one["sender"] != KEEPER]
+        return [one for one in found if one["sender"] != WELCOME_BOT]
 
     async def shows(self, condition: Callable[[list[Line]], bool]) -> list[Line]:
-        """Returns when the lines are so."""
+        """Wait until the lines meet the condition."""
         seen: list[Line] = []
 
         async def is_so() -> bool:
@@ -80,24 +80,24 @@ class Window:
         return seen
 
     async def shows_texts(self, *texts: str) -> list[Line]:
-        """Returns when the lines are these, in this order, whatever their marks."""
+        """Wait until the lines have these texts, in this order."""
         return await self.shows(lambda lines: [one["text"] for one in lines] == list(texts))
 
     async def shows_marks(self, *marks: str) -> list[Line]:
-        """The marks of one's own messages, oldest first."""
+        """Wait until the user's own messages have these marks, oldest first."""
         return await self.shows(lambda lines: [one["mark"] for one in lines if one["mark"]] == list(marks))
 
     async def says(self, word: str) -> None:
-        """Returns when the state in the bar has that word."""
+        """Wait until the connection state contains the word."""
         await self.until(f"document.getElementById('state').textContent.includes({json.dumps(word)})")
 
     async def text_of(self, selector: str) -> str:
         return str(await self.tab.run(f"document.querySelector({json.dumps(selector)}).textContent"))
 
-    # --- what is done
+    # --- actions
 
     async def type(self, text: str) -> None:
-        """Where the focus is."""
+        """Insert text at the focus."""
         await self.tab.call("Input.insertText", text=text)
 
     async def press(self, key: str, modifiers: int = 0) -> None:
@@ -117,7 +117,7 @@ class Window:
         await self.tab.run(f"document.querySelector({json.dumps(selector)}).click()")
 
     async def network(self, mode: str, **rates: float) -> None:
-        """The switch: good, bad or off; rates as the sliders have them."""
+        """Set the network switch to good, bad or off, and the sliders to these rates."""
         await self.click(f"#network [value={mode}]")
         for name, value in rates.items():
             slider = f"document.querySelector('#rates [name={name}]')"
@@ -139,37 +139,32 @@ _CODES: Final = {
 }
 
 
-async def until(condition: Callable[[], Any], what: Callable[[], object]) -> None:
-    """Looks again and again, and says what there was instead if it does not come."""
+async def until(condition: Callable[[], Any], found: Callable[[], object]) -> None:
+    """Poll until the condition is true; on a timeout, fail with the state that was found."""
     try:
         async with asyncio.timeout(WAIT_S):
-            while not await condition():  # noqa: ASYNC110 - it is in another process
+            while not await condition():  # noqa: ASYNC110 - the page is in another process
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(what()) from None
+        raise AssertionError(found()) from None
 
 
 def chat_server(directory: Path) -> AbstractContextManager[Served]:
-    """A server that can be killed and started again. Without gRPC, whose port nobody holds meanwhile."""
+    """Run a server that can be killed and started again. Without gRPC: its port is not reserved while it is down."""
     return serving(directory, "--development", "--quiet", "--set", "grpc=false")
 
 
 @asynccontextmanager
-async def window(directory: Path, url: str, name: str) -> AsyncIterator[Window]:
-    """A browser of its own, with what an earlier one of that name has kept; no page is open yet."""
-    component("chromium", "chromium")
-    profile = directory / f"{name}-profile"
-    profile.mkdir(exist_ok=True)
-    async with browser(profile) as tab:
+async def window(chromium: Chromium, url: str) -> AsyncIterator[Window]:
+    """Open a window with separate storage; no page is open yet."""
+    async with chromium.tab() as tab:
         yield Window(tab, url)
 
 
 @asynccontextmanager
-async def two_windows(directory: Path, url: str) -> AsyncIterator[tuple[Window, Window]]:
-    """Two browsers, Ann's and Bob's, which start at the same time."""
-    async with AsyncExitStack() as stack:
-        started = [stack.enter_async_context(window(directory, url, name)) for name in ("ann", "bob")]
-        ann, bob = await asyncio.gather(*started)
+async def two_windows(chromium: Chromium, url: str) -> AsyncIterator[tuple[Window, Window]]:
+    """Open windows for Ann and Bob, with separate storage."""
+    async with window(chromium, url) as ann, window(chromium, url) as bob:
         yield ann, bob
 
 
@@ -177,8 +172,8 @@ async def both_arrive(ann: Window, bob: Window) -> None:
     await asyncio.gather(ann.arrive("ann"), bob.arrive("bob"))
 
 
-def same(*windows: list[Line]) -> None:
-    """All show the same messages in the same order, each once, with numbers that have no gap."""
+def check_same(*windows: list[Line]) -> None:
+    """Check that all windows show the same messages in the same order, each once, with sequences that have no gap."""
     first = [(one["sequence"], one["id"], one["text"]) for one in windows[0]]
     for lines in windows:
         assert [(one["sequence"], one["id"], one["text"]) for one in lines] == first

@@ -21,8 +21,17 @@ from msgspec import Struct
 from oncelog.testing.programs import as_nobody, give_away, held_port, kill_family, server_programs
 
 VARIABLE: Final = "ONCELOG_TEST_POSTGRES"
-QUICK: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
-"""Nobody pulls the plug in most tests. What a killed server had written, the machine still has."""
+QUICK: Final = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "on",
+    "autovacuum": "off",
+    "jit": "off",
+}
+"""For tests that do not cut the power: the writes of a killed server survive in the cache of the operating system.
+
+Each test has few rows in many tables, so neither autovacuum nor compiled queries pay.
+"""
 DURABLE: Final = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 """As PostgreSQL has them by default, for measuring."""
 _SETTINGS: Final = {"listen_addresses": "127.0.0.1", "max_connections": "300"}

@@ -1,8 +1,8 @@
-"""A client that sends and is killed: python chat_client_worker.py URL FILE MOMENT COUNT
+"""Send messages and kill the process: python chat_client_worker.py URL FILE MOMENT COUNT
 
-Ann sends `0` to COUNT - 1 to the chat `tea`. It is killed by itself when its first message comes to the moment:
-`unsent` (all are on the disk, nothing is sent) or `unanswered` (sent, and answered by the server, but nobody has looked
-at the answer).
+Ann sends `0` to COUNT - 1 to the chat `tea`. The process kills itself when its first message reaches the moment:
+`unsent` (all are on disk, nothing is sent) or `unanswered` (sent and answered by the server, but the client has not
+processed the answer).
 """
 
 import asyncio
@@ -35,14 +35,14 @@ def receiving(self: Protocol, data: str | bytes, now_ms: int) -> None:
 
 
 async def main() -> None:
-    global is_all_sent  # noqa: PLW0603 - the patches above look at it
+    global is_all_sent  # noqa: PLW0603 - the patches above read it
     async with ChatClient(URL, path=FILE, token="ann") as client:  # noqa: S106
         for number in range(int(COUNT) - 1):
             await client.send("tea", str(number))
         is_all_sent = MOMENT != "unsent"
         await client.send("tea", str(int(COUNT) - 1))
         if MOMENT == "unsent":
-            die()  # now that the last one is on the disk too
+            die()  # the last message is on disk too
         await asyncio.Event().wait()
 
 

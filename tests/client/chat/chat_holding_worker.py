@@ -1,4 +1,4 @@
-"""Has a chat client's file open until its input ends: python chat_holding_worker.py FILE"""
+"""Keep the store of a chat client open until the input ends: python chat_holding_worker.py FILE"""
 
 import sys
 

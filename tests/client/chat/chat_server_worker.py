@@ -1,4 +1,4 @@
-"""A server until it is killed: python chat_server_worker.py STORE PORT. Says where it is."""
+"""Run a server until it is killed: python chat_server_worker.py STORE PORT. Prints its URL."""
 
 import asyncio
 import sys

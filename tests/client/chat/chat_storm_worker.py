@@ -1,6 +1,6 @@
-"""A client that sends until it is killed: python chat_storm_worker.py URL FILE USER ROUND
+"""Send messages until the process is killed: python chat_storm_worker.py URL FILE USER ROUND
 
-Says each message when it is on the disk, and reads all that comes meanwhile.
+Prints each message when it is on disk, and reads the received messages concurrently.
 """
 
 import asyncio

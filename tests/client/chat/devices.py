@@ -1,4 +1,4 @@
-"""A client of chats without tasks and sockets: its file, its decisions, and a network that a test moves by hand."""
+"""Chat client without tasks and sockets: its store, its protocol, and a network that the test moves step by step."""
 
 import json
 from collections import Counter, deque
@@ -18,7 +18,7 @@ from oncelog.client.chat.values import Entry, HistoryChange, Listed, Message, Ou
 from oncelog.errors import LostError, ServerRefusedError
 
 LIVE = ("message", "delivery", "membership")
-"""What may be lost, doubled or out of order on its way; answers may not."""
+"""Frames that may be lost, duplicated or reordered; answers may not."""
 
 
 class Device:
@@ -39,7 +39,7 @@ class Device:
         self.outcomes: dict[str, Outcome] = {}
         self.seen: Counter[str] = Counter()
         self.histories: dict[str, list[Message]] = {}
-        """What the application has received, in order, of the history that there is."""
+        """Messages of the current history that the application has received, in order."""
         self.store = ChatStore(":memory:" if path is None else str(path))
         self._open(self.store.open(name))
 
@@ -48,13 +48,13 @@ class Device:
         self.protocol.offer(kept.outbox, self.now_ms, was_tried=True)
         self.generations: dict[str, int] = {}
         self.places = {chat.chat_id: chat.received_to for chat in kept.chats}
-        """Where the application goes on in each chat."""
+        """Position of the application in each chat."""
         self.connection: ModelConnection | None = None
         self.out: deque[bytes] = deque()
         self.list_answer: list[Listed] | None = None
 
     def crash(self) -> None:
-        """At any point between two transactions; what is under way is lost to it, not to the server."""
+        """Crash between two transactions. Frames in flight still reach the server."""
         self.cut()
         if self.path is not None:
             self.store.close()
@@ -62,7 +62,7 @@ class Device:
             self._open(self.store.open(self.name))
         else:
             self._open(self.store._kept(self.store._file.connection, self.name))
-        # What it had received after what its file says comes again.
+        # Messages after the stored position are received again.
         for chat_id, received in self.histories.items():
             self.histories[chat_id] = [one for one in received if one.sequence <= self.places.get(chat_id, 0)]
 
@@ -80,7 +80,7 @@ class Device:
         self.protocol.offer([entry], self.now_ms)
 
     def read(self) -> None:
-        """The application takes what there is to be shown in one chat, or some of it."""
+        """Let the application read some of the messages of each chat."""
         for chat_id, complete_to in self.shown().items():
             place = self.places.get(chat_id, 0)
             page = self.store.messages_after(chat_id, place, complete_to, self.chance.randint(1, 5))
@@ -93,11 +93,11 @@ class Device:
 
     def _take(self, message: Message) -> None:
         received = self.histories.setdefault(message.chat_id, [])
-        assert not received or received[-1].sequence < message.sequence, "out of order, or twice"
+        assert not received or received[-1].sequence < message.sequence, "out of order or repeated"
         received.append(message)
         if self.is_of_this_history:
             log = [one for one in self.server.chats[message.chat_id].log if one["sequence"] <= message.sequence]
-            assert [one["sequence"] for one in log] == [one.sequence for one in received], "something was left out"
+            assert [one["sequence"] for one in log] == [one.sequence for one in received], "a message is missing"
             assert msgspec.to_builtins(message) == log[-1]
 
     @property
@@ -106,11 +106,11 @@ class Device:
         return bool(epoch == self.server.epoch)
 
     def shown(self) -> dict[str, int]:
-        """As it lies in the file."""
+        """Return the stored `complete_to` of each chat."""
         return dict(self.store._file.connection.execute("SELECT chat_id, complete_to FROM chats ORDER BY chat_id"))
 
     def keep(self) -> None:
-        """What has come is saved, and told."""
+        """Save the received changes and report them."""
         changes = self.protocol.take_changes()
         if not changes:
             return
@@ -161,7 +161,7 @@ class Device:
             self._flush()
 
     def speak(self) -> None:
-        """One frame comes to the server."""
+        """Deliver one frame to the server."""
         if self.connection is None:
             return
         self._flush()
@@ -171,7 +171,7 @@ class Device:
             self.connection.receive(self.out.popleft())
 
     def hear(self, *, is_bad: bool) -> None:
-        """One frame comes to the client; of those that nobody waits for, in any order, twice or not at all."""
+        """Deliver one frame to the client. If `is_bad`, live frames are reordered, duplicated or lost."""
         if self.connection is None:
             return
         waiting = self.connection.out
@@ -189,7 +189,7 @@ class Device:
             frame = waiting[0]
             is_live = json.loads(frame)["type"] in LIVE
         what = self.chance.random() if is_bad and is_live else 1
-        if what >= 0.1:  # else it comes again
+        if what >= 0.1:  # else it is delivered again
             del waiting[place]
         if 0.1 <= what < 0.2:
             self.seen["lost"] += 1
@@ -218,7 +218,7 @@ class Device:
         return is_live and is_quiet and not self.protocol.pending and not self.protocol.has_changes
 
     def settle(self) -> None:
-        """Everything goes well from here on."""
+        """Run without faults until the device is idle."""
         for _ in range(5000):
             if self.is_settled and self.list_answer is None and self._is_read:
                 return
@@ -230,7 +230,7 @@ class Device:
             self.keep()
             self.read()
             self.pass_time(1)
-        raise AssertionError(f"{self.name} does not come to an end")
+        raise AssertionError(f"{self.name} does not become idle")
 
     @property
     def _is_read(self) -> bool:

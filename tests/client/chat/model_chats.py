@@ -1,6 +1,6 @@
-"""A chat server in a few lines, as docs/chat.md says it, for clients without a network. Nothing of `oncelog` is used.
+"""Small model of a chat server, as specified in docs/chat.md, for clients without a network. Does not use `oncelog`.
 
-Whether it is a true model `test_chat_client_model.py` says: it asks the same of it and of a real server.
+`test_chat_client_model.py` compares it with a real server.
 """
 
 import json
@@ -18,7 +18,7 @@ class ModelChat:
         self.last = 0
         self.members: dict[str, int] = {}
         self.gone: dict[str, int] = {}
-        """How far those had come who have been members."""
+        """Acknowledged sequences of former members."""
 
     def copy(self) -> "ModelChat":
         copied = ModelChat()
@@ -36,15 +36,15 @@ class ModelServer:
         self.epoch = "epoch 1"
         self.connections: list[ModelConnection] = []
         self.refusals: list[str] = []
-        """What it answers to the next messages that would be new."""
+        """Error codes for the next new messages."""
         self.skip = 0
-        """So many numbers are left out before the next message."""
+        """Number of sequences to skip before the next message."""
         self.lost: set[str] = set()
-        """What restored backups did not have."""
+        """Ids of messages that were lost by restoring a backup."""
         self._backup: dict[str, ModelChat] = {}
         self._epochs = 1
 
-    # --- over HTTP
+    # --- HTTP
 
     def create(self, user: str, chat_id: str, members: list[str]) -> None:
         chat = self.chats.setdefault(chat_id, ModelChat())
@@ -71,13 +71,13 @@ class ModelServer:
             if user in chat.members
         ]
 
-    # --- what happens to servers
+    # --- operations
 
     def back_up(self) -> None:
         self._backup = {name: chat.copy() for name, chat in self.chats.items()}
 
     def restore(self) -> None:
-        """Whoever is connected is cut off."""
+        """Restore the backup and close all connections."""
         before = {one["client_message_id"] for chat in self.chats.values() for one in chat.log}
         self.chats = {name: chat.copy() for name, chat in self._backup.items()}
         self.lost |= before - {one["client_message_id"] for chat in self.chats.values() for one in chat.log}
@@ -96,7 +96,7 @@ class ModelServer:
 
 
 class ModelConnection:
-    """Frames in by `receive`, frames out in `out`."""
+    """Connection to the model: `receive` takes frames, `out` holds the answers."""
 
     def __init__(self, server: ModelServer) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""The blocking twin: the same methods, from threads."""
+"""The blocking chat client, used from threads."""
 
 import inspect
 import threading
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from client.chat.chatting import LIMITS, NOWHERE, server_process
+from client.chat.chat_clients import LIMITS, NOWHERE, server_process
+from client.waiting import WAIT_S
 from oncelog.client.chat import BlockingChatClient, ChatClient, Mark, Sent, State
 from oncelog.errors import ClosedError
 
@@ -14,7 +15,7 @@ ANN, BOB = "ann", "bob"
 
 
 @pytest.mark.rule("CH-12")
-def test_two_who_do_not_wait_in_a_loop(tmp_path: Path) -> None:
+def test_two_blocking_clients_exchange_messages(tmp_path: Path) -> None:
     with (
         server_process(str(tmp_path / "events.db")) as (_, url),
         BlockingChatClient(url, path=tmp_path / "ann.db", token=ANN, limits=LIMITS) as ann,
@@ -28,9 +29,9 @@ def test_two_who_do_not_wait_in_a_loop(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        ann.until_settled(30)
+        ann.until_settled(WAIT_S)
         pending = ann.send("tea", "hello")
-        outcome = pending.sent(timeout_s=30)
+        outcome = pending.sent(timeout_s=WAIT_S)
         assert isinstance(outcome, Sent)
         assert (pending.chat_id, pending.content, pending.content_type) == ("tea", "hello", "text/plain")
         assert pending.result == outcome
@@ -42,7 +43,7 @@ def test_two_who_do_not_wait_in_a_loop(tmp_path: Path) -> None:
         assert [one.sequence for one in received] == [1, 2, 3, 4, 5]
         assert next(told) is not None
         bob.received("tea", 5)
-        assert pending.delivered(timeout_s=30) == outcome
+        assert pending.delivered(timeout_s=WAIT_S) == outcome
         assert ann.watermarks("tea")["user:bob"] == 5
         assert [one.mark for one in ann.lines("tea")] == [Mark.DELIVERED] * 5
         assert len(ann.history("tea", limit=2)) == 2
@@ -51,13 +52,13 @@ def test_two_who_do_not_wait_in_a_loop(tmp_path: Path) -> None:
         bob.forget_messages("tea", 3)
         assert len(bob.lines("tea")) == 2
         stranger = bob.send("other", "hello")
-        refused = stranger.sent(30)
+        refused = stranger.sent(WAIT_S)
         assert refused == bob.refused()[0].outcome
         again = bob.send_again(stranger.client_message_id)
-        again.sent(30)
+        again.sent(WAIT_S)
         bob.forget_refused(stranger.client_message_id)
         assert (bob.refused(), bob.pending()) == ([], [])
-        ann.until_live(30)
+        ann.until_live(WAIT_S)
         assert ann.until_status(lambda status: status.state is State.LIVE).user_id == "user:ann"
         assert [one.chat_id for one in ann.chats()] == ["tea"]
         ann.reconnect_now()
@@ -66,7 +67,7 @@ def test_two_who_do_not_wait_in_a_loop(tmp_path: Path) -> None:
         ann.send("tea", "late")
 
 
-def test_a_wait_has_an_end() -> None:
+def test_waits_raise_timeout_error() -> None:
     with BlockingChatClient(NOWHERE, path=":memory:", limits=LIMITS) as ann:
         pending = ann.send("tea", "hello")
         with pytest.raises(TimeoutError):
@@ -75,7 +76,7 @@ def test_a_wait_has_an_end() -> None:
             ann.until_live(timeout_s=0.01)
 
 
-def test_it_has_all_that_the_other_one_has() -> None:
+def test_blocking_client_has_the_methods_of_the_async_client() -> None:
     def methods(kind: type) -> set[str]:
         return {name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")}
 

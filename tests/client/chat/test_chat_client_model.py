@@ -1,6 +1,6 @@
-"""The model of a server that simulations use says the same as a real server does.
+"""The model of the chat server that the simulations use answers like a real server.
 
-Both are asked the same, and what they say is compared, but for what no two servers have in common: ids, times, epochs.
+Both get the same requests. Their answers are compared without ids, times and epochs, which differ between servers.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 
 from client.chat.model_chats import ModelConnection, ModelServer
-from client.waiting import run, soon
+from client.waiting import soon
 from doors.serving import serving
 
 IDS: Final = [f"0d6d3b8e-3c43-4d3c-9d3c-6a5c1a2b3c4{digit}" for digit in range(10)]
@@ -20,7 +20,7 @@ Frame = dict[str, Any]
 
 
 def compared(frame: Frame) -> Frame:
-    """What is the same in every server. An error's other members are for people."""
+    """Return the members that are equal on every server. The other members of an error are for people."""
     if frame["type"] == "error":
         return {name: frame[name] for name in ("type", "code", "request_id") if name in frame}
     kept = {name: value for name, value in frame.items() if name not in OF_ITS_OWN}
@@ -30,7 +30,7 @@ def compared(frame: Frame) -> Frame:
 
 
 class Model:
-    """The model, behind the same names as the real one."""
+    """The model, with the same methods as `Real`."""
 
     def __init__(self) -> None:
         self.server = ModelServer()
@@ -55,7 +55,7 @@ class Model:
 
 
 class Real:
-    """A server with sockets."""
+    """A real server with sockets."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
@@ -87,8 +87,8 @@ class Real:
         return compared(json.loads((await soon(self.sockets[device].receive())).data))
 
 
-async def told(server: Model | Real) -> list[Any]:
-    """One story, and all that is heard in it."""
+async def play(server: Model | Real) -> list[Any]:
+    """Send one fixed series of requests, and return all answers."""
     heard: list[Any] = []
 
     async def ask(device: str, kind: str, answers: int = 1, **members: Any) -> None:
@@ -136,14 +136,11 @@ async def told(server: Model | Real) -> list[Any]:
     return heard
 
 
-def test_the_model_says_what_a_server_says(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path) as served, aiohttp.ClientSession() as session:
-            real = Real(served.url, session)
-            try:
-                expected = await told(real)
-            finally:
-                await asyncio.gather(*(one.close() for one in real.sockets.values()))
-        assert await told(Model()) == expected
-
-    run(main())
+async def test_model_answers_like_a_real_server(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, aiohttp.ClientSession() as session:
+        real = Real(served.url, session)
+        try:
+            expected = await play(real)
+        finally:
+            await asyncio.gather(*(one.close() for one in real.sockets.values()))
+    assert await play(Model()) == expected

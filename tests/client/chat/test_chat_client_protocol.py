@@ -1,4 +1,4 @@
-"""What the client of chats decides, frame by frame."""
+"""Decisions of the chat client, frame by frame."""
 
 import json
 from random import Random
@@ -35,7 +35,7 @@ def entry(number: int, chat_id: str = "tea", accepted_at_ms: int = 0) -> Entry:
 
 
 class Talk:
-    """A protocol, and a server that says what a test says."""
+    """A protocol, and a server that sends the frames of the test."""
 
     def __init__(self, *chats: Chat, user_id: str = ME, epoch: str = EPOCH, **limits: Any) -> None:
         self.limits = ChatLimits(**{"check_ms": NEVER, **limits})
@@ -114,11 +114,11 @@ def at(complete_to: int, received_to: int = 0, chat_id: str = "tea") -> Chat:
     return Chat(chat_id, complete_to=complete_to, fetched_to=complete_to, received_to=received_to)
 
 
-# --- catching up
+# --- sync
 
 
 @pytest.mark.rule("CH-12")
-def test_a_catch_up_comes_before_what_is_sent_and_is_not_shown_half_done() -> None:
+def test_sync_precedes_sends_and_partial_pages_are_not_shown() -> None:
     talk = Talk(at(2), page_messages=2)
     talk.protocol.offer([entry(1)], 0, was_tried=True)
     talk.begin(Listed("tea", 5))
@@ -132,7 +132,7 @@ def test_a_catch_up_comes_before_what_is_sent_and_is_not_shown_half_done() -> No
     talk.batch(first, 3, 4, has_more=True)
     (second,) = talk.said()
     assert (second["type"], second["last_acked_sequence"]) == ("sync_request", 4)
-    talk.live(3)  # late, and doubled
+    talk.live(3)  # late and repeated
     assert talk.chat().complete_to == 2
     kept = talk.changes
     assert [one.sequence for one in kept.messages if one.sequence != 3] == [4]
@@ -145,7 +145,7 @@ def test_a_catch_up_comes_before_what_is_sent_and_is_not_shown_half_done() -> No
 
 
 @pytest.mark.rule("CH-12")
-def test_a_catch_up_that_was_cut_goes_on_where_it_was() -> None:
+def test_interrupted_sync_continues_at_its_position() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 9))
     talk.batch(talk.said()[0], 1, 2, has_more=True)
     talk.protocol.lost()
@@ -154,7 +154,7 @@ def test_a_catch_up_that_was_cut_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.rule("CH-12")
-def test_what_an_earlier_attempt_has_brought_there_is_not_sent_again() -> None:
+def test_message_found_by_the_sync_is_not_sent_again() -> None:
     talk = Talk(at(0))
     talk.protocol.offer([entry(1), entry(2)], 0, was_tried=True)
     talk.begin(Listed("tea", 1))
@@ -169,7 +169,7 @@ def test_what_an_earlier_attempt_has_brought_there_is_not_sent_again() -> None:
     assert settled.outcome == Sent("msg_1", 1, "2026-01-30T14:30:00.000Z", duplicate=True)
 
 
-def test_a_chat_in_which_nothing_is_new_needs_no_sync() -> None:
+def test_chat_without_new_messages_needs_no_sync() -> None:
     talk = Talk(at(5))
     talk.protocol.offer([entry(1)], 0)
     talk.begin(Listed("tea", 5))
@@ -177,7 +177,7 @@ def test_a_chat_in_which_nothing_is_new_needs_no_sync() -> None:
     assert talk.protocol.is_live
 
 
-def test_so_many_chats_are_caught_up_with_at_a_time() -> None:
+def test_at_most_syncs_max_chats_are_synced_concurrently() -> None:
     talk = Talk(syncs_max=2).begin(*(Listed(f"chat {number}", 1) for number in range(5)))
     asked = talk.said()
     assert len(asked) == 2
@@ -190,7 +190,7 @@ def test_so_many_chats_are_caught_up_with_at_a_time() -> None:
 
 
 @pytest.mark.rule("CH-7")
-def test_messages_in_any_order_are_put_in_order_and_repeats_dropped() -> None:
+def test_live_messages_are_ordered_and_repeats_dropped() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 0))
     talk.live(2, 2, 3, 1, 1, 3)
     assert talk.chat().complete_to == 3
@@ -200,7 +200,7 @@ def test_messages_in_any_order_are_put_in_order_and_repeats_dropped() -> None:
 
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
-def test_what_is_missing_is_asked_for_and_what_does_not_exist_holds_nothing_back() -> None:
+def test_gap_is_requested_and_missing_sequences_block_nothing() -> None:
     talk = Talk(at(4), gap_wait_ms=100).begin(Listed("tea", 4))
     talk.live(7)
     assert talk.protocol.next_at_ms == 100
@@ -209,13 +209,13 @@ def test_what_is_missing_is_asked_for_and_what_does_not_exist_holds_nothing_back
     (request,) = talk.wait(1)
     assert request["last_acked_sequence"] == 4
     talk.live(8)
-    talk.batch(request, 6, 7)  # there is no 5
+    talk.batch(request, 6, 7)  # sequence 5 does not exist
     assert talk.chat().complete_to == 8
     assert talk.wait(1000) == []
 
 
 @pytest.mark.rule("CH-7")
-def test_what_comes_late_is_not_asked_for() -> None:
+def test_gap_filled_by_a_late_message_is_not_requested() -> None:
     talk = Talk(at(4), gap_wait_ms=100).begin(Listed("tea", 4))
     talk.live(6)
     talk.now_ms = 50
@@ -224,7 +224,7 @@ def test_what_comes_late_is_not_asked_for() -> None:
     assert talk.wait(1000) == []
 
 
-def test_more_than_may_wait_comes_again_with_the_sync() -> None:
+def test_messages_above_ahead_max_are_read_again_by_the_sync() -> None:
     talk = Talk(at(0), ahead_max=2).begin(Listed("tea", 0))
     talk.live(3, 4, 5, 6)
     assert [one.sequence for one in talk.changes.messages] == [3, 4]
@@ -237,7 +237,7 @@ def test_more_than_may_wait_comes_again_with_the_sync() -> None:
 
 
 @pytest.mark.rule("CH-7")
-def test_a_message_that_was_never_delivered_is_found_by_the_check() -> None:
+def test_undelivered_message_is_found_by_the_periodic_check() -> None:
     talk = Talk(at(4), check_ms=1000).begin(Listed("tea", 4))
     assert talk.wait(999) == []
     wanted = [talk.protocol.wants_list]
@@ -247,18 +247,18 @@ def test_a_message_that_was_never_delivered_is_found_by_the_check() -> None:
     assert talk.said()[0]["last_acked_sequence"] == 4
 
 
-def test_a_message_of_a_chat_that_nobody_told_us_of() -> None:
+def test_message_of_an_unknown_chat_starts_a_sync() -> None:
     talk = Talk().begin()
     talk.live(3)
     (request,) = talk.wait(1000)
     assert (request["chat_id"], request["last_acked_sequence"]) == ("tea", 0)
 
 
-# --- sending
+# --- sends
 
 
 @pytest.mark.rule("CH-12")
-def test_an_own_message_is_there_with_its_ack_though_others_are_missing_before_it() -> None:
+def test_own_message_is_stored_with_its_ack_despite_a_gap() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1)], 0)
     (request,) = talk.said()
@@ -271,12 +271,12 @@ def test_an_own_message_is_there_with_its_ack_though_others_are_missing_before_i
     assert talk.wait(100)[0]["type"] == "sync_request"
 
 
-def test_one_at_a_time_and_in_order_or_more_if_that_is_wanted() -> None:
+def test_messages_are_sent_in_order_up_to_in_flight_max() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1), entry(2), entry(3)], 0)
     (request,) = talk.said()
     talk.ack(request, 1)
-    talk.ack(request, 1)  # doubled
+    talk.ack(request, 1)  # repeated
     (request,) = talk.said()
     assert request["client_message_id"] == "id-2"
     talk = Talk(at(0), in_flight_max=2).begin(Listed("tea", 0))
@@ -286,7 +286,7 @@ def test_one_at_a_time_and_in_order_or_more_if_that_is_wanted() -> None:
 
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("code", ["RATE_LIMITED", "BUSY", "UNAVAILABLE", "READ_ONLY", "QUOTA_EXCEEDED"])
-def test_who_is_sent_away_waits_as_long_as_the_server_says_and_longer_each_time(code: str) -> None:
+def test_temporary_refusal_is_retried_with_growing_pauses(code: str) -> None:
     talk = Talk(at(0), pause_ms_min=100, pause_ms_max=1000).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1), entry(2)], 0)
     pauses = []
@@ -303,7 +303,7 @@ def test_who_is_sent_away_waits_as_long_as_the_server_says_and_longer_each_time(
 
 
 @pytest.mark.parametrize("code", ["NOT_A_MEMBER", "INVALID_MESSAGE", "MESSAGE_TOO_LARGE", "SOMETHING_NEW"])
-def test_what_is_refused_for_good_does_not_hold_back_the_next(code: str) -> None:
+def test_permanent_refusal_does_not_block_the_next_message(code: str) -> None:
     talk = Talk(at(0)).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1), entry(2)], 0)
     (request,) = talk.said()
@@ -312,7 +312,7 @@ def test_what_is_refused_for_good_does_not_hold_back_the_next(code: str) -> None
     assert [one["client_message_id"] for one in talk.said()] == ["id-2"]
 
 
-def test_what_was_sent_before_may_be_there_though_it_is_refused_now() -> None:
+def test_refusal_after_an_earlier_attempt_is_marked_as_tried() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1)], 0)
     talk.protocol.lost()
@@ -324,7 +324,7 @@ def test_what_was_sent_before_may_be_there_though_it_is_refused_now() -> None:
 
 
 @pytest.mark.rule("CH-12")
-def test_what_is_older_than_ids_are_remembered_is_looked_for_and_then_told() -> None:
+def test_expired_message_is_searched_and_then_refused() -> None:
     talk = Talk(at(0), remembered_ms=1000)
     talk.now_ms = 1000
     talk.protocol.offer([entry(1), entry(2), entry(3, accepted_at_ms=1)], 0, was_tried=True)
@@ -342,7 +342,7 @@ def test_what_is_older_than_ids_are_remembered_is_looked_for_and_then_told() -> 
     assert (second.entry.number, second.outcome.code, second.outcome.was_tried) == (2, EXPIRED, True)
 
 
-def test_an_id_that_was_used_for_something_else_brings_what_is_there() -> None:
+def test_id_of_another_message_reads_the_stored_message() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1)], 0)
     (request,) = talk.said()
@@ -353,18 +353,18 @@ def test_an_id_that_was_used_for_something_else_brings_what_is_there() -> None:
     assert talk.changes.messages[0].content == "text 1"
 
 
-def test_what_was_erased_is_not_shown_by_who_has_sent_it() -> None:
+def test_erased_message_is_not_shown_by_its_sender() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 0))
     talk.protocol.offer([entry(1)], 0)
     talk.ack(talk.said()[0], 1, duplicate=True, erased=True)
     assert talk.changes.messages[0].content is None
 
 
-# --- acknowledging
+# --- acks
 
 
 @pytest.mark.rule("CH-12")
-def test_what_is_received_is_acknowledged_together_and_again_where_it_may_be_lost() -> None:
+def test_acks_are_batched_and_repeated_after_a_lost_connection() -> None:
     talk = Talk(at(5), ack_wait_ms=50).begin(Listed("tea", 5))
     for sequence in (1, 2, 3):
         talk.protocol.received("tea", sequence, 0, talk.now_ms)
@@ -378,20 +378,20 @@ def test_what_is_received_is_acknowledged_together_and_again_where_it_may_be_los
     talk.begin(Listed("tea", 5, 1))
     assert talk.wait(50)[0]["last_acked_sequence"] == 3
     talk.protocol.lost()
-    talk.begin(Listed("tea", 5, 4))  # another device was further
+    talk.begin(Listed("tea", 5, 4))  # another device has acknowledged more
     assert talk.wait(50) == []
     talk.protocol.received("tea", 5, 0, talk.now_ms)
     talk.protocol.flush()
     assert talk.said()[0]["last_acked_sequence"] == 5
 
 
-def test_what_was_received_of_another_history_does_not_count() -> None:
+def test_position_of_another_history_is_ignored() -> None:
     talk = Talk(at(5), epoch="e0").begin(Listed("tea", 0))
     talk.protocol.received("tea", 5, 0, 0)
     assert talk.chat().received_to == 0
 
 
-def test_an_acknowledgement_that_is_refused_has_the_list_looked_at() -> None:
+def test_refused_ack_requests_the_chat_list() -> None:
     talk = Talk(at(5), ack_wait_ms=1).begin(Listed("tea", 5))
     talk.protocol.received("tea", 5, 0, 0)
     (ack,) = talk.wait(1)
@@ -412,7 +412,7 @@ def test_an_acknowledgement_that_is_refused_has_the_list_looked_at() -> None:
 # --- chats and members
 
 
-def test_chats_come_and_go() -> None:
+def test_chats_and_members_are_added_and_removed() -> None:
     talk = Talk(at(1), at(1, chat_id="old")).begin(Listed("tea", 1))
     assert talk.changes.updates == [Membership("old", ME, present=False)]
     talk.said()
@@ -433,7 +433,7 @@ def test_chats_come_and_go() -> None:
 
 
 @pytest.mark.rule("CH-8")
-def test_whoever_comes_back_has_received_what_he_had() -> None:
+def test_returning_member_keeps_the_acknowledged_sequence() -> None:
     talk = Talk(at(3)).begin(Listed("tea", 3))
     talk.hear("membership", chat_id="tea", user_id="user:bob", present=False)
     talk.hear("membership", chat_id="tea", user_id="user:bob", present=True, last_acked_sequence=2)
@@ -442,7 +442,7 @@ def test_whoever_comes_back_has_received_what_he_had() -> None:
     assert talk.changes.members == {"tea": (Member(ME, 3),)}
 
 
-def test_a_chat_that_was_joined_while_the_list_was_on_its_way_is_not_left() -> None:
+def test_membership_change_during_a_list_request_is_kept() -> None:
     talk = Talk().begin()
     talk.protocol.list_asked()
     talk.hear("membership", chat_id="new", user_id=ME, present=True)
@@ -454,7 +454,7 @@ def test_a_chat_that_was_joined_while_the_list_was_on_its_way_is_not_left() -> N
     assert not talk.chat("new").is_member
 
 
-def test_messages_of_a_chat_that_we_are_not_in_are_refused_by_the_server_itself() -> None:
+def test_message_to_a_chat_without_membership_is_refused_by_the_server() -> None:
     talk = Talk().begin()
     talk.protocol.offer([entry(1)], 0)
     (request,) = talk.said()
@@ -468,11 +468,11 @@ def test_messages_of_a_chat_that_we_are_not_in_are_refused_by_the_server_itself(
     talk.hear("membership", chat_id="tea", user_id=ME, present=False)
 
 
-# --- what ends a connection
+# --- end of a connection
 
 
 @pytest.mark.rule("CH-12")
-def test_another_epoch_begins_again() -> None:
+def test_changed_epoch_resets_the_chats() -> None:
     talk = Talk(at(5, 3), epoch="e0")
     talk.protocol.offer([entry(1)], 0, was_tried=True)
     talk.begin(Listed("tea", 2))
@@ -485,7 +485,7 @@ def test_another_epoch_begins_again() -> None:
     assert talk.protocol.pending == 1
 
 
-def test_the_file_of_another_user_is_not_used() -> None:
+def test_store_of_another_user_is_refused() -> None:
     talk = Talk(user_id="user:bob")
     talk.protocol.begin("ann", 0)
     with pytest.raises(ServerRefusedError, match="WRONG_USER"):
@@ -493,7 +493,7 @@ def test_the_file_of_another_user_is_not_used() -> None:
     assert talk.protocol.phase is Phase.CONNECTING
 
 
-def test_a_server_that_closes_says_when_to_come_back() -> None:
+def test_connection_closing_sets_the_reconnect_delay() -> None:
     talk = Talk().begin()
     with pytest.raises(LostError, match="stopping"):
         talk.hear("connection_closing", reason="stopping", reconnect_delay_ms=700)
@@ -504,7 +504,7 @@ def test_a_server_that_closes_says_when_to_come_back() -> None:
 
 
 @pytest.mark.parametrize("code", ["AUTH_FAILED", "SLOW_CONSUMER", "SERVER_STOPPING", "HISTORY_CHANGED"])
-def test_errors_that_end_a_connection(code: str) -> None:
+def test_fatal_errors_end_the_connection(code: str) -> None:
     talk = Talk().begin()
     with pytest.raises(ServerRefusedError, match=code):
         talk.hear("error", code=code, message="")
@@ -517,17 +517,17 @@ def test_errors_that_end_a_connection(code: str) -> None:
         talk.hear("error", code="INVALID_REQUEST", message="")
 
 
-def test_a_sync_that_is_sent_away_is_made_again() -> None:
+def test_temporarily_refused_sync_is_retried() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 2))
     (request,) = talk.said()
     talk.hear("error", request_id=request["request_id"], code="BUSY", message="", retry_after_ms=70)
-    talk.live(3)  # does not make it forgotten
+    talk.live(3)  # does not cancel the retry
     assert talk.wait(60) == []
     assert not talk.protocol.is_live
     assert talk.wait(200)[0]["type"] == "sync_request"
 
 
-def test_what_comes_twice_or_is_of_another_time_does_no_harm() -> None:
+def test_repeated_and_outdated_frames_are_ignored() -> None:
     talk = Talk(at(0)).begin(Listed("tea", 1))
     (request,) = talk.said()
     talk.batch(request, 1)
@@ -549,7 +549,7 @@ def test_what_comes_twice_or_is_of_another_time_does_no_harm() -> None:
 @pytest.mark.parametrize(
     "data", ["", "x", "[]", '{"type": 1}', '{"type":"message"}', b"\xff", '{"type":"message_batch"}', "[" * 9999]
 )
-def test_what_no_server_says(data: str | bytes) -> None:
+def test_malformed_frame_is_a_protocol_error(data: str | bytes) -> None:
     talk = Talk().begin()
     with pytest.raises(ProtocolError):
         talk.protocol.receive(data, 0)
@@ -559,14 +559,14 @@ def test_what_no_server_says(data: str | bytes) -> None:
     ("sequences", "has_more", "following"),
     [((2, 1), False, 2), ((1, 1), False, 1), ((1, 2), False, 1), ((), True, 0), ((0,), False, 1)],
 )
-def test_pages_that_no_server_gives(sequences: tuple[int, ...], has_more: bool, following: int) -> None:
+def test_malformed_page_is_a_protocol_error(sequences: tuple[int, ...], has_more: bool, following: int) -> None:
     talk = Talk(at(0)).begin(Listed("tea", 1))
     (request,) = talk.said()
     with pytest.raises(ProtocolError):
         talk.batch(request, *sequences, has_more=has_more, following=following)
 
 
-def test_limits_are_looked_at() -> None:
+def test_invalid_limits_are_refused() -> None:
     for wrong in ({"page_messages": 501}, {"pause_ms_min": 2, "pause_ms_max": 1}, {"check_ms": 0}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             ChatLimits(**wrong)

@@ -1,11 +1,11 @@
-"""The file of a client of chats: what lies in it after a crash, and whose it is."""
+"""The store of the chat client: durability and ownership, and settings of the client."""
 
 from pathlib import Path
 
 import pytest
 
-from client.chat.chatting import NOWHERE, client_of, started
-from client.waiting import line_of, run
+from client.chat.chat_clients import NOWHERE, client_of, started
+from client.waiting import line_of
 from oncelog.client.chat.changes import Changes, Settled
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import Entry, Member, Message, Refused, Sent
@@ -28,7 +28,7 @@ def entry(number: int) -> Entry:
     return Entry(number, f"own-{number}", "tea", "hello", "text/plain", 5)
 
 
-def test_what_is_written_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_written_state_is_loaded_when_the_store_is_reopened(tmp_path: Path) -> None:
     store = ChatStore(str(tmp_path / "ann.db"))
     kept = store.open("phone")
     assert (kept.user_id, kept.device_id, kept.epoch, kept.chats, kept.outbox) == ("", "phone", "", [], [])
@@ -75,7 +75,7 @@ def _rest(one: Entry) -> tuple[str, str, str, int]:
 
 
 @pytest.mark.rule("CH-12")
-def test_own_messages_are_shown_in_their_place_before_what_is_missing_has_come() -> None:
+def test_own_messages_are_shown_before_missing_ones_arrive() -> None:
     store = ChatStore(":memory:")
     store.open(None)
     store.write([], [], Changes(messages=[message(1), message(3), message(4, "user:ann")]))
@@ -85,11 +85,11 @@ def test_own_messages_are_shown_in_their_place_before_what_is_missing_has_come()
     assert [one.sequence for one in shown] == [3]
 
 
-def test_another_history_takes_the_place_of_the_old_one() -> None:
+def test_reset_replaces_the_messages_of_the_old_history() -> None:
     store = ChatStore(":memory:")
     store.open(None)
     store.write([], [], Changes(messages=[message(1), message(2)], watermarks=[("tea", "user:bob", 2)]))
-    assert store.watermarks("tea") == {}, "some members are not all"
+    assert store.watermarks("tea") == {}, "unknown until all members are listed"
     store.write([], [], Changes(members={"tea": (Member("user:ann", 1),)}, watermarks=[("tea", "user:bob", 2)]))
     assert store.watermarks("tea") == {"user:ann": 1, "user:bob": 2}
     store.write([], [], Changes(is_reset=True, messages=[message(7)]))
@@ -101,7 +101,7 @@ def test_another_history_takes_the_place_of_the_old_one() -> None:
     assert store.messages_after("tea", 0, 10, 10) == []
 
 
-def test_a_file_belongs_to_one_device_and_one_process(tmp_path: Path) -> None:
+def test_store_is_used_by_one_device_and_one_process(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
     with started("chat_holding_worker.py", str(path)) as worker:
         assert line_of(worker) == "open"
@@ -116,7 +116,7 @@ def test_a_file_belongs_to_one_device_and_one_process(tmp_path: Path) -> None:
         store.watermarks("tea")
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_files_of_other_applications_and_newer_schemas_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     other.write_text("no database, and long enough to be read as one " * 30)
     with pytest.raises(NotALogError):
@@ -149,34 +149,30 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
         ("tea", "x", {"client_message_id": "d9b2d63d-a233-11e9-8a2e-7f1a0f3b5c2d"}, "version 4"),
     ],
 )
-def test_what_no_server_takes_is_not_taken(chat_id: str, content: str, options: dict[str, str], match: str) -> None:
-    async def main() -> None:
-        async with client_of(NOWHERE) as ann:
-            with pytest.raises(CanonicalError, match=match):
-                await ann.send(chat_id, content, **options)
-            assert ann.pending() == []
-
-    run(main())
-
-
-def test_a_client_is_opened_once_and_closed_once() -> None:
-    async def main() -> None:
-        client = client_of(NOWHERE)
-        with pytest.raises(ClosedError, match="not open"):
-            await client.send("tea", "hello")
-        await client.close()
-        async with client:
-            pending = await client.send("tea", "hello")
-            with pytest.raises(ClosedError, match="opened once"):
-                await client.__aenter__()
-        await client.close()
-        with pytest.raises(ClosedError):
-            await pending.sent()
-
-    run(main())
+async def test_invalid_message_is_refused_before_it_is_stored(
+    chat_id: str, content: str, options: dict[str, str], match: str
+) -> None:
+    async with client_of(NOWHERE) as ann:
+        with pytest.raises(CanonicalError, match=match):
+            await ann.send(chat_id, content, **options)
+        assert ann.pending() == []
 
 
-def test_settings_are_looked_at() -> None:
+async def test_client_can_be_opened_once() -> None:
+    client = client_of(NOWHERE)
+    with pytest.raises(ClosedError, match="not open"):
+        await client.send("tea", "hello")
+    await client.close()
+    async with client:
+        pending = await client.send("tea", "hello")
+        with pytest.raises(ClosedError, match="opened once"):
+            await client.__aenter__()
+    await client.close()
+    with pytest.raises(ClosedError):
+        await pending.sent()
+
+
+def test_invalid_settings_are_refused() -> None:
     for wrong in ({"device_id": ""}, {"limits": 7}, {"token": 7}, {"url": "nowhere"}, {"path": ""}):
         given = {"url": NOWHERE, "path": ":memory:", **wrong}
         with pytest.raises(SettingsError, match=next(iter(wrong)) if "path" not in wrong else "store"):

@@ -1,7 +1,7 @@
-"""A client that edits and is killed: python deltas_client_worker.py URL FILE MOMENT COUNT
+"""Edit rows and kill the process: python deltas_client_worker.py URL FILE MOMENT COUNT
 
-It puts the rows `0` to COUNT - 1. It is killed by itself when its first push comes to the moment: `unsent` (all are on
-the disk, nothing is sent) or `unanswered` (sent, and answered by the gateway, but nobody has looked at the answer).
+It puts the rows `0` to COUNT - 1. It kills itself when its first push reaches the moment: `unsent` (all edits are on
+disk, nothing is sent) or `unanswered` (sent and answered by the gateway, but the client has not processed the answer).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Clients of rows for tests: with short pauses, and waits that end; and in processes of their own, with servers."""
+"""Deltas clients for tests, with short pauses, and clients and servers in separate processes."""
 
 import signal
 import subprocess
@@ -18,17 +18,17 @@ SHORT: Final = {
 }  # fmt: skip
 LIMITS: Final = DeltasLimits(**SHORT)
 NOWHERE: Final = "http://127.0.0.1:9"
-"""Nobody listens there."""
+"""No server listens there."""
 GATEWAY: Final = "shop"
 
 
 def client_of(url: str, path: Path | str = ":memory:", client_id: str = "till-1", **options: Any) -> DeltasClient:
-    """A client that waits for nothing long."""
+    """Return a client with short pauses."""
     return DeltasClient(url, GATEWAY, path=path, client_id=client_id, **{"limits": LIMITS, **options})
 
 
 async def rows_of(client: DeltasClient, *tables: str) -> dict[tuple[str, str], Any]:
-    """All rows of the tables, of `products` if none are named."""
+    """Return all rows of the tables, of `products` by default."""
     return {
         (table, row.row_id): row.columns for table in tables or ("products",) async for row in client.each_row(table)
     }
@@ -36,14 +36,14 @@ async def rows_of(client: DeltasClient, *tables: str) -> dict[tuple[str, str], A
 
 @contextmanager
 def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A script that is beside this file. It has ended when the block is left."""
+    """Run a script of this directory in a separate process."""
     with waiting.started(HERE / script, *arguments) as process:
         yield process
 
 
 @contextmanager
 def server_process(store: str, port: int = 0, schemas: str = "") -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A server, and where it is."""
+    """Run a server in a separate process; yield the process and its URL."""
     with started("deltas_server_worker.py", store, str(port), schemas) as process:
         url = line_of(process)
         assert url.startswith("http://127.0.0.1:")
@@ -51,7 +51,7 @@ def server_process(store: str, port: int = 0, schemas: str = "") -> Iterator[tup
 
 
 def killed_client(url: str, path: Path, moment: str, count: int) -> None:
-    """A client's process that is killed at a moment of its first push."""
+    """Run a client that kills itself at the given moment of its first push."""
     with started("deltas_client_worker.py", url, str(path), moment, str(count)) as process:
         process.wait(WAIT_S)
         assert process.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Has a deltas client's file open until its input ends: python deltas_holding_worker.py FILE"""
+"""Keep the store of a deltas client open until the input ends: python deltas_holding_worker.py FILE"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A server until it is killed: python deltas_server_worker.py STORE PORT SCHEMAS. Says where it is."""
+"""Run a server until it is killed: python deltas_server_worker.py STORE PORT SCHEMAS. Prints its URL."""
 
 import asyncio
 import sys

@@ -1,6 +1,7 @@
-"""A client that edits until it is killed: python deltas_storm_worker.py URL FILE CLIENT ROUND
+"""Edit rows until the process is killed: python deltas_storm_worker.py URL FILE CLIENT ROUND
 
-Puts rows `CLIENT:ROUND:NUMBER`, and its name into the one row that all share. Says each when it is on the disk.
+Puts rows `CLIENT:ROUND:NUMBER`, and the name of each into a row that all clients share. Prints each name when it is on
+disk.
 """
 
 import asyncio

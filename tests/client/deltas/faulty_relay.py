@@ -1,7 +1,7 @@
-"""Stands between clients and a gateway and does to requests what networks do, by a seed.
+"""HTTP relay between clients and a gateway that injects network faults, from a seed.
 
-A request is lost, or its answer, or a copy of it arrives as well: at once, or later, behind others. A WebSocket is cut
-after some messages.
+A request or its answer is lost, or a copy of the request arrives too: at once, or after later requests. A WebSocket is
+cut after some messages.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""A gateway in a few lines, as docs/deltas.md says it, for clients without a network.
+"""Small model of a gateway, as specified in docs/deltas.md, for clients without a network.
 
-It keeps every delta that it was ever given, and makes rows of them in the simplest way there is: it sorts the deltas of
-a row by their stamps and plays them from the first to the last. Nothing of `oncelog.core` is used.
+It keeps every delta that was pushed, and computes rows in the simplest way: it sorts the deltas of a row by stamp
+and replays them in order. It does not use `oncelog.core`.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any
 
 DRIFT_MS = 5000
 BAD = "bad"
-"""A value that the gateway's schema does not allow."""
+"""Value that the schema of the gateway refuses."""
 
 Delta = dict[str, Any]
 Row = dict[str, Any]
@@ -22,7 +22,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def id_of(delta: Delta) -> str:
-    """For values whose JSON needs no care."""
+    """Return the id of a delta whose values are canonical as `json` writes them."""
     fields = {name: delta[name] for name in ("clientId", "hlc", "table", "rowId", "columns")}
     return hashlib.sha256(json_bytes(fields)).hexdigest()
 
@@ -31,11 +31,11 @@ def stamp_of(delta: Delta) -> tuple[int, bytes, str]:
     return int(delta["hlc"]), delta["clientId"].encode("utf-16-be"), delta["deltaId"]
 
 
-class Refusal(Exception):  # noqa: N818 - an answer that is no success
+class Refusal(Exception):  # noqa: N818 - an error answer
     def __init__(self, status: int, code: str, **members: Any) -> None:
         super().__init__(code)
         self.status = status
-        self.body = json_bytes({"error": f"as the model says: {code}", "code": code, **members})
+        self.body = json_bytes({"error": f"refused by the model: {code}", "code": code, **members})
 
 
 class ModelGateway:
@@ -47,7 +47,7 @@ class ModelGateway:
         self.now_ms = 1_700_000_000_000
         self.busy = False
         self.lost: set[str] = set()
-        """What restored backups did not have."""
+        """Ids of deltas that were lost by restoring a backup."""
         self._backup: list[Delta] = []
         self._epochs = 1
 
@@ -86,7 +86,7 @@ class ModelGateway:
         return json_bytes({"deltas": page, "cursor": cursor, "hasMore": cursor < len(self.log), "epoch": self.epoch})
 
     def live(self, since: int, epoch: str, limit: int) -> bytes:
-        """The next message of somebody who follows."""
+        """Return the next message of a live connection."""
         try:
             page = json.loads(self.pull(since, epoch, limit))
         except Refusal as refusal:
@@ -98,7 +98,7 @@ class ModelGateway:
     def snapshot(self, page: str, limit: int) -> bytes:
         cursor, after = (len(self.log), ["", ""]) if not page else json.loads(page)
         if cursor > len(self.log):
-            raise Refusal(400, "BAD_REQUEST")  # of another history
+            raise Refusal(400, "BAD_REQUEST")  # page token of another history
         rows = sorted(self._played().items())
         chosen = [(list(name), row) for name, row in rows if list(name) > after][:limit]
         is_last = not chosen or chosen[-1][0] == list(rows[-1][0])
@@ -110,7 +110,7 @@ class ModelGateway:
         if epoch not in ("", self.epoch) or since > len(self.log):
             raise Refusal(409, "HISTORY_CHANGED", epoch=self.epoch, newest=len(self.log))
 
-    # --- what happens to gateways
+    # --- operations
 
     def compact(self, keep: int) -> None:
         self.compacted = max(self.compacted, len(self.log) - keep)
@@ -147,7 +147,7 @@ class ModelGateway:
         return {"columns": list(columns.values()), "written": written, "deleted": deleted}
 
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Those that exist."""
+        """Return the rows that are not deleted."""
         shown = {}
         for name, row in self._played().items():
             is_newer = row["deleted"] is None or (

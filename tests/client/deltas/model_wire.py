@@ -1,4 +1,4 @@
-"""The model of a gateway behind a client's wire: no sockets, and a test can hold, lose or change what is asked."""
+"""Wire of a client to the model of a gateway, without sockets; a test can hold, lose or change requests and answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +24,7 @@ from oncelog.client.deltas.wire import Live
 from oncelog.core.deltas import deltas_body
 
 Hook = Callable[[str], Awaitable[Any]]
-"""Called with the name of a request. What it returns is the answer, unless it is None."""
+"""Called with the name of a request. Its result replaces the answer, except None."""
 
 
 async def nothing(_name: str) -> None:
@@ -37,11 +37,11 @@ class ModelWire:
         self.asked: list[str] = []
         self.before: Hook = nothing
         self.after: Hook = nothing
-        """An answer that is lost, or another one."""
+        """Called after the request was processed; can replace the answer."""
         self.moved = asyncio.Event()
 
     def move(self) -> None:
-        """Whoever follows looks again."""
+        """Wake the live connections."""
         self.moved.set()
         self.moved = asyncio.Event()
 

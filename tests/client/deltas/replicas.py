@@ -1,4 +1,4 @@
-"""A client of rows without tasks and sockets: its file, its decisions, and a network that a test moves by hand."""
+"""Deltas client without tasks and sockets: its store, its protocol, and a network that the test moves step by step."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class Replica:
         self.pull_answer: Any = None
 
     def crash(self) -> None:
-        """At any point between two transactions; what is under way is lost to it, not to the gateway."""
+        """Crash between two transactions. Requests in flight still reach the gateway."""
         if self.path is not None:
             self.store.close()
             self.store = self._opened()
@@ -87,18 +87,18 @@ class Replica:
             self.made[made] = read_delta(self.store.pending(None, ALL, ALL)[-1].body)
 
     def discard(self) -> None:
-        """What the application does about a refusal."""
+        """Discard the refused delta, as an application does."""
         refusal = self.pushing.refusal
         if refusal is not None:
             self.store.discard([bytes.fromhex(refusal.delta_id)])
             self.discarded.add(refusal.delta_id)
             self.pushing.discarded()
-            self.pushed = self.push_answer = None  # as the client, which does not look at an answer of before
+            self.pushed = self.push_answer = None  # as in the client, an earlier answer is ignored
 
-    # --- pushing: sent, delivered, heard
+    # --- push
 
     def send(self) -> bytes | None:
-        """The next push, on its way. A copy of it may arrive at any time."""
+        """Send the next push. A copy of it may arrive at any time."""
         if self.pushed is None:
             bounds = self.pushing.bounds
             batch = self.store.pending(bounds.before, bounds.deltas_max, self.limits.push_bytes_max)
@@ -130,7 +130,7 @@ class Replica:
         if self.pushing.answered(batch, answer) is not None:
             self.pushing.release()
 
-    # --- pulling: asked, heard
+    # --- pull
 
     def ask(self, *, is_lost: bool) -> None:
         if self.asked is not None:
@@ -177,7 +177,7 @@ class Replica:
         self.pulling.done(effect)
 
     def _check_own_edits(self) -> None:
-        """Nothing that comes takes back what was edited here, but another history or the application itself."""
+        """Own edits are undone only by another history or by the application."""
         if self.store.standing.epoch != self.gateway.epoch:
             return
         connection = self.store._file.connection
@@ -192,7 +192,7 @@ class Replica:
         except Refusal as refusal:
             return read_fault(refusal.status, refusal.body, 0)
 
-    # --- what there is
+    # --- state
 
     @property
     def is_settled(self) -> bool:
@@ -202,7 +202,7 @@ class Replica:
         return not standing.pending and not standing.is_reset_wanted and is_all and is_same
 
     def settle(self) -> None:
-        """Everything goes well from here on."""
+        """Run without faults until the replica is idle."""
         for _ in range(1000):
             if self.is_settled:
                 return
@@ -213,7 +213,7 @@ class Replica:
             self.hear()
             self.ask(is_lost=False)
             self.take_in()
-        raise AssertionError(f"{self.name} does not come to an end: {self.store.standing}")
+        raise AssertionError(f"{self.name} does not become idle: {self.store.standing}")
 
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
         found = {}
@@ -224,7 +224,7 @@ class Replica:
         return found
 
     def states(self) -> dict[tuple[str, str], Any]:
-        """All that a merge needs, deleted rows too."""
+        """Return the merge state of all rows, including deleted ones."""
         select = "SELECT table_name, row_id FROM row_states"
         names = self.store._file.connection.execute(select).fetchall()
         shown = {}

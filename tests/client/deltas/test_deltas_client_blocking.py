@@ -1,4 +1,4 @@
-"""The blocking twin of the client of rows, from threads."""
+"""The blocking deltas client, used from threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from client.deltas.deltas_clients import LIMITS, NOWHERE, server_process
+from client.waiting import WAIT_S
 from databases import BOTH_STORES, log_at
 from oncelog.client.deltas import BlockingDeltasClient, Edits, State
 from oncelog.errors import ClientError, ClosedError, StoreInUseError
@@ -25,8 +26,8 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
             assert len(set(made)) == 40
             with pytest.raises(StoreInUseError):
                 blocking_of(url, path).__enter__()
-            ann.synced(timeout_s=30)
-            bob.synced(timeout_s=30)
+            ann.synced(timeout_s=WAIT_S)
+            bob.synced(timeout_s=WAIT_S)
             assert sorted(next(changes).row_id for _ in range(40)) == [f"{one:02}" for one in range(40)]
             assert [row.row_id for row in bob.each_row("products")] == [f"{one:02}" for one in range(40)]
             assert bob.row("products", "07") == {"number": 7}
@@ -51,7 +52,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
         ann.close()
 
 
-def test_a_timeout_leaves_it_pending(tmp_path: Path) -> None:
+def test_edit_stays_pending_when_synced_times_out(tmp_path: Path) -> None:
     with blocking_of(NOWHERE, tmp_path / "ann.db") as ann:
         made = ann.put("products", "1", {"a": 1})
         with pytest.raises(TimeoutError):
@@ -61,7 +62,7 @@ def test_a_timeout_leaves_it_pending(tmp_path: Path) -> None:
         assert next(iter(ann.each_row("products"))).columns == {"a": 1}
 
 
-def test_a_function_that_uses_the_client_is_told_and_does_not_wait_for_itself() -> None:
+def test_edit_function_that_uses_the_client_gets_an_error() -> None:
     with blocking_of(NOWHERE) as ann:
         ann.put("products", "1", {"a": 1})
         with pytest.raises(ClientError, match="must not use the client"):
@@ -73,7 +74,7 @@ def test_a_function_that_uses_the_client_is_told_and_does_not_wait_for_itself() 
         assert ann.row("products", "1") == {"a": 2}
 
 
-def test_refusals_are_told(tmp_path: Path) -> None:
+def test_refusals_are_reported(tmp_path: Path) -> None:
     schemas = tmp_path / "schemas.json"
     schemas.write_text('{"shop": {"products": {"price": "number"}}}')
     with (

@@ -1,4 +1,4 @@
-"""What no gateway takes is refused where it is edited, with a name, and nothing is changed by it."""
+"""Edits that no gateway accepts are refused by the client with the name of the field, and change nothing."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def nested(levels: int) -> Any:
         ("notes", "1", {"a": "x" * 262_143}, r"\$\.a: must have at most 262144 bytes .* not 262145"),
     ],
 )
-def test_it_is_refused_by_name(table: Any, row_id: Any, columns: Any, words: str) -> None:
+def test_invalid_edit_is_refused_with_the_name_of_the_field(table: Any, row_id: Any, columns: Any, words: str) -> None:
     store = opened()
     with pytest.raises(CanonicalError, match=words):
         store.transact(lambda edits: edits.put(table, row_id, columns), NOW_MS)
@@ -51,7 +51,7 @@ def test_it_is_refused_by_name(table: Any, row_id: Any, columns: Any, words: str
     assert store.rows("notes", "", 10) == []
 
 
-def test_a_row_has_no_more_than_its_bytes() -> None:
+def test_row_above_the_size_limit_is_refused() -> None:
     store = opened(value_bytes_max=2_000_002)
 
     def put(name: str) -> None:
@@ -64,7 +64,7 @@ def test_a_row_has_no_more_than_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("levels", range(495, 512))
-def test_what_is_taken_here_can_be_pushed(levels: int) -> None:
+def test_accepted_edit_can_be_pushed_at_any_nesting(levels: int) -> None:
     store = opened()
     try:
         store.transact(lambda edits: edits.put("notes", "1", {"a": nested(levels)}), NOW_MS)
@@ -72,10 +72,10 @@ def test_what_is_taken_here_can_be_pushed(levels: int) -> None:
         assert levels > 500
         return
     body = store.pending(None, 1, 10**9)[0].body
-    read_push(deltas_body([body]))  # raises what the door would refuse
+    read_push(deltas_body([body]))  # raises for a push that the server would refuse
 
 
-def test_values_that_are_taken() -> None:
+def test_json_values_are_stored_unchanged() -> None:
     columns = {"a": -0.0, "b": 1e300, "c": None, "d": {"é": [True, "\0"]}, "_E9": ""}
     store = opened()
     store.transact(lambda edits: edits.put("notes", "row/1 é\U0001f600", columns), NOW_MS)

@@ -1,4 +1,4 @@
-"""What the client of rows decides: what is pushed and read next, and what follows from each answer."""
+"""Decisions of the deltas client: the next push and pull, and the effect of each answer."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def refusal_of(pushing: Pushing) -> Refusal | None:
 # --- pushing
 
 
-def test_everything_goes_and_after_a_failure_everything_goes_again() -> None:
+def test_whole_outbox_is_pushed_again_after_a_failure() -> None:
     pushing, batch = Pushing(100), entries(3)
     assert pushing.bounds == Bounds(None, 100)
     assert pushing.nothing_left() is None
@@ -64,7 +64,7 @@ def test_everything_goes_and_after_a_failure_everything_goes_again() -> None:
 
 @pytest.mark.rule("DE-6")
 @pytest.mark.parametrize("code", ["BAD_REQUEST", "DELTA_ID_MISMATCH", "FORBIDDEN", "TOO_LARGE", "INVALID"])
-def test_a_refused_delta_is_kept_from_those_before_it(code: str) -> None:
+def test_refused_delta_is_excluded_from_the_push_of_earlier_deltas(code: str) -> None:
     pushing, batch = Pushing(100), entries(5)
     assert pushing.answered(batch, fault(code, 2)) is None
     assert pushing.bounds.before == batch[2].number
@@ -80,7 +80,7 @@ def test_a_refused_delta_is_kept_from_those_before_it(code: str) -> None:
     assert (pushing.last_error, pushing.nothing_left()) == (None, None)
 
 
-def test_what_is_discarded_holds_nothing_back() -> None:
+def test_discarded_delta_blocks_no_deltas() -> None:
     pushing, batch = Pushing(100), entries(2)
     pushing.answered(batch, fault("INVALID", 0))
     pushing.discarded()
@@ -89,7 +89,7 @@ def test_what_is_discarded_holds_nothing_back() -> None:
 
 
 @pytest.mark.rule("DE-8")
-def test_a_clock_that_is_ahead_waits_and_those_before_it_do_not() -> None:
+def test_delta_with_clock_drift_waits_and_earlier_deltas_do_not() -> None:
     pushing, batch = Pushing(100), entries(3)
     assert pushing.answered(batch, fault("CLOCK_DRIFT", 1, 900)) is None
     assert (pushing.bounds.before, pushing.clock_wait_ms) == (batch[1].number, 900)
@@ -103,7 +103,7 @@ def test_a_clock_that_is_ahead_waits_and_those_before_it_do_not() -> None:
     assert pushing.bounds.before == batch[0].number
 
 
-def test_who_is_not_let_in_waits_long() -> None:
+def test_refused_credentials_cause_long_pauses() -> None:
     pushing, batch = Pushing(100), entries(2)
     for one in (fault("AUTH_FAILED"), fault("FORBIDDEN"), fault("BAD_REQUEST"), fault("INVALID", 7)):
         assert pushing.answered(batch, one) == Pause(0, is_long=True)
@@ -117,7 +117,7 @@ def test_who_is_not_let_in_waits_long() -> None:
 
 
 @pytest.mark.parametrize("code", ["RATE_LIMITED", "SERVER_BUSY"])
-def test_what_is_too_large_or_too_much_is_divided(code: str) -> None:
+def test_push_that_is_too_large_or_too_frequent_is_split(code: str) -> None:
     pushing, batch = Pushing(100), entries(9)
     assert pushing.answered(batch, fault(code, None, 30)) == Pause(30)
     assert pushing.bounds.deltas_max == 4
@@ -152,14 +152,14 @@ def request_of(pulling: Pulling, *, is_reset_wanted: bool = False) -> Any:
 
 
 @pytest.mark.rule("DE-9")
-def test_pages_are_read_until_there_are_no_more_and_then_it_follows() -> None:
+def test_pages_are_pulled_until_the_end_and_then_followed_live() -> None:
     pulling = pulling_at(epoch="")
     request = request_of(pulling)
     assert request == Pull(0, "")
     deltas = (delta(1, a=1),)
     effect = pulling.answered(request, PulledPage(deltas, 3, has_more=True, epoch=EPOCH))
     assert effect == Apply(deltas, 3, EPOCH, is_caught_up=False)
-    assert request_of(pulling) == Pull(0, "")  # it does not lie in the file yet
+    assert request_of(pulling) == Pull(0, "")  # it is not stored yet
     assert isinstance(effect, Apply)
     pulling.done(effect)
     request = request_of(pulling)
@@ -179,7 +179,7 @@ def test_pages_are_read_until_there_are_no_more_and_then_it_follows() -> None:
     assert pulling.answered(request, LiveDeltas(deltas, 4)) == Apply(deltas, 5, EPOCH, is_caught_up=True)
 
 
-def test_whoever_comes_back_asks_first() -> None:
+def test_client_pulls_before_following_after_a_failure() -> None:
     pulling = following(4)
     assert pulling.answered(request_of(pulling), LOST) == Pause()
     assert (request_of(pulling), pulling.last_error) == (Pull(4, EPOCH), "lost")
@@ -193,7 +193,7 @@ def test_whoever_comes_back_asks_first() -> None:
 
 @pytest.mark.rule("DE-12")
 @pytest.mark.parametrize("is_live", [False, True])
-def test_what_was_compacted_is_read_from_the_snapshot(is_live: bool) -> None:
+def test_compacted_deltas_are_read_from_a_snapshot(is_live: bool) -> None:
     pulling = following(2)
     if is_live:
         effect = pulling.answered(request_of(pulling), LiveCompacted())
@@ -219,7 +219,7 @@ def test_what_was_compacted_is_read_from_the_snapshot(is_live: bool) -> None:
 
 
 @pytest.mark.parametrize("epoch", ["other", EPOCH])
-def test_a_snapshot_of_two_histories_is_begun_again(epoch: str) -> None:
+def test_snapshot_is_restarted_when_its_history_changes(epoch: str) -> None:
     pulling = following(2)
     pulling.done(ReadAnew())
     pulling.done(Join((), 9, EPOCH, "next"))
@@ -229,7 +229,7 @@ def test_a_snapshot_of_two_histories_is_begun_again(epoch: str) -> None:
     assert request_of(pulling) == ReadSnapshot("")
 
 
-def test_a_page_that_means_nothing_any_more_begins_the_snapshot_again() -> None:
+def test_snapshot_is_restarted_when_its_page_token_is_refused() -> None:
     pulling = following(2)
     pulling.done(ReadAnew())
     pulling.done(Join((), 9, EPOCH, "next"))
@@ -246,7 +246,7 @@ def test_a_page_that_means_nothing_any_more_begins_the_snapshot_again() -> None:
         PulledPage((), 2, has_more=True, epoch="other", is_compacted=True),
     ],
 )
-def test_another_history_is_read_anew(answer: Any) -> None:
+def test_changed_history_starts_a_reset(answer: Any) -> None:
     pulling = pulling_at(2)
     effect = pulling.answered(request_of(pulling), answer)
     assert isinstance(effect, Reset)
@@ -268,7 +268,7 @@ def test_another_history_is_read_anew(answer: Any) -> None:
     assert (request_of(pulling), pulling.is_resetting) == (Pull(1, "other"), False)
 
 
-def test_a_reset_that_the_application_wants_interrupts_a_snapshot() -> None:
+def test_requested_reset_interrupts_a_snapshot() -> None:
     pulling = following(2)
     pulling.done(ReadAnew())
     pulling.done(Join((), 9, EPOCH, "next"))
@@ -276,14 +276,14 @@ def test_a_reset_that_the_application_wants_interrupts_a_snapshot() -> None:
     assert pulling.answered(ReadSnapshot(""), SnapshotPage((), 9, "", EPOCH)) == Stage((), True, 9, EPOCH, "")
 
 
-def test_a_live_connection_of_another_history() -> None:
+def test_live_connection_with_another_epoch_starts_a_reset() -> None:
     pulling = following(2)
     assert pulling.connected(EPOCH) is None
     assert isinstance(pulling.connected("other"), Reset)
     assert isinstance(pulling.answered(request_of(pulling), fault("HISTORY_CHANGED")), Reset)
 
 
-def test_what_no_gateway_says() -> None:
+def test_inconsistent_page_is_a_protocol_error() -> None:
     pulling = pulling_at(5)
     for page in (PulledPage((), 4, False, EPOCH), PulledPage((), 5, True, EPOCH)):
         with pytest.raises(ProtocolError):
@@ -292,14 +292,14 @@ def test_what_no_gateway_says() -> None:
         pulling.answered(Pull(5, EPOCH), SnapshotPage((), 5, "", EPOCH))
 
 
-# --- words
+# --- messages
 
 
 @pytest.mark.parametrize(
     "body",
     [b"", b"{}", b"\xff", b'{"epoch":"e","results":[{"deltaId":"00","sequence":1}]}', b'{"epoch":"e","results":[]}'],
 )
-def test_an_acknowledgement_is_of_these_deltas(body: bytes) -> None:
+def test_acknowledgement_of_other_deltas_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         read_pushed(body, entries(1))
 
@@ -314,19 +314,19 @@ def test_an_acknowledgement_is_of_these_deltas(body: bytes) -> None:
         b'{"deltas":[%b],"cursor":1,"hasMore":false,"epoch":"e"}' % (b"[" * 5000 + b"]" * 5000),
     ],
 )
-def test_a_page_that_is_none(body: bytes) -> None:
+def test_malformed_page_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         read_pulled(body)
 
 
-def test_a_snapshot_that_is_none() -> None:
+def test_malformed_snapshot_is_a_protocol_error() -> None:
     row = b'{"table":"t","rowId":"1","columns":[],"written":{"hlc":"01","clientId":"c","deltaId":"00"},"deleted":null}'
     for rows in (row, row.replace(b'"01"', b'"1"').replace(b'"00"', b'"x"'), b"{}"):
         with pytest.raises(ProtocolError):
             read_snapshot(b'{"rows":[%b],"cursor":1,"next":"","epoch":"e"}' % rows)
 
 
-def test_live_messages() -> None:
+def test_live_messages_are_decoded() -> None:
     assert read_connected('{"type":"connected","epoch":"e"}') == "e"
     assert read_connected('{"type":"error","error":"no","code":"AUTH_FAILED"}') == Fault("AUTH_FAILED", "no")
     assert read_live('{"type":"snapshot"}') == LiveCompacted()
@@ -336,7 +336,7 @@ def test_live_messages() -> None:
             read_live(text)
 
 
-def test_faults_in_the_gateways_words_and_in_others() -> None:
+def test_errors_with_and_without_a_gateway_body_are_decoded() -> None:
     body = b'{"error":"no","code":"CLOCK_DRIFT","index":3,"retryAfterMs":70,"serverTime":1}'
     assert read_fault(409, body, 50) == Fault("CLOCK_DRIFT", "no", 3, 70)
     for status, code in ((502, "SERVER_BUSY"), (500, "SERVER_ERROR"), (401, "AUTH_FAILED"), (404, "BAD_REQUEST")):
@@ -352,7 +352,7 @@ class Always:
         return high
 
 
-def test_pauses_grow_and_are_not_shorter_than_the_gateway_wants() -> None:
+def test_pauses_grow_and_respect_retry_after() -> None:
     limits = DeltasLimits(
         pause_ms_min=100,
         pause_ms_max=300,
@@ -378,6 +378,6 @@ def test_pauses_grow_and_are_not_shorter_than_the_gateway_wants() -> None:
         ({"refused_pause_ms_min": 2, "refused_pause_ms_max": 1}, "refused_pause_ms_min must not be more"),
     ],
 )
-def test_limits_are_looked_at(given: dict[str, int], words: str) -> None:
+def test_invalid_limits_are_refused(given: dict[str, int], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         DeltasLimits(**given)

@@ -1,4 +1,4 @@
-"""The tasks around the decisions, on a model of the gateway: what is cancelled, fails, or happens at a bad moment."""
+"""Tasks of the deltas client on a model of the gateway: cancellations, failures and races."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ import pytest
 from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of
 from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_wire import ModelWire
-from client.waiting import WAIT_S, run, soon, until
+from client.waiting import WAIT_S, soon, until
 from oncelog.client.deltas import DeltasClient, DeltasLimits, Edits, LocalRow, State
 from oncelog.client.deltas.client import _system_wall_ms
 from oncelog.client.deltas.messages import Fault, PulledPage, Unanswered
@@ -19,7 +19,7 @@ from oncelog.client.patience import Pause
 from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
 
 AHEAD_MS = 3_600_000
-"""The model's clock stands still. So far ahead, no edit of a test is too far ahead of it, however long it takes."""
+"""The clock of the model stands still. It is that far ahead, so that no edit of a slow test exceeds the drift limit."""
 
 
 def modelled(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWire]:
@@ -28,328 +28,286 @@ def modelled(gateway: ModelGateway | None = None) -> tuple[ModelGateway, ModelWi
     return chosen, ModelWire(chosen)
 
 
-def test_an_edit_whose_caller_has_gone_is_made_told_and_pushed() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        async with client_of(NOWHERE, wire=wire) as ann:
-            changes = ann.changes()
-            loop, is_begun, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+async def test_edit_of_a_cancelled_caller_is_reported_and_pushed() -> None:
+    gateway, wire = modelled()
+    async with client_of(NOWHERE, wire=wire) as ann:
+        changes = ann.changes()
+        loop, is_begun, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
-            def slowly(edits: Edits) -> None:
-                loop.call_soon_threadsafe(is_begun.set)
-                assert may_end.wait(WAIT_S)
-                edits.put("products", "1", {"a": 1})
+        def slowly(edits: Edits) -> None:
+            loop.call_soon_threadsafe(is_begun.set)
+            assert may_end.wait(WAIT_S)
+            edits.put("products", "1", {"a": 1})
 
-            editing = asyncio.create_task(ann.transact(slowly))
-            await soon(is_begun.wait())
-            editing.cancel()
-            await asyncio.wait([editing])
-            may_end.set()
-            assert (await soon(anext(changes))).after == {"a": 1}
-            await soon(ann.synced())
-            assert gateway.rows() == {("products", "1"): {"a": 1}}
-
-    run(main())
+        editing = asyncio.create_task(ann.transact(slowly))
+        await soon(is_begun.wait())
+        editing.cancel()
+        await asyncio.wait([editing])
+        may_end.set()
+        assert (await soon(anext(changes))).after == {"a": 1}
+        await soon(ann.synced())
+        assert gateway.rows() == {("products", "1"): {"a": 1}}
 
 
-def test_synced_waits_for_what_the_gateway_has_at_that_moment() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        async with client_of(NOWHERE, wire=wire, client_id="ann") as ann:
-            await soon(ann.synced())
-            async with client_of(NOWHERE, wire=ModelWire(gateway), client_id="bob") as bob:
-                await bob.put("products", "1", {"a": 1})
-                await soon(bob.synced())
-            assert await ann.row("products", "1") is None  # nobody has told those who follow
-            pulls = wire.asked.count("pull")
-            await soon(ann.synced())
-            assert await ann.row("products", "1") == {"a": 1}
-            assert wire.asked.count("pull") == pulls + 1
-            assert "hang up" not in wire.asked
-
-    run(main())
+async def test_synced_waits_for_the_deltas_of_the_gateway_at_the_call() -> None:
+    gateway, wire = modelled()
+    async with client_of(NOWHERE, wire=wire, client_id="ann") as ann:
+        await soon(ann.synced())
+        async with client_of(NOWHERE, wire=ModelWire(gateway), client_id="bob") as bob:
+            await bob.put("products", "1", {"a": 1})
+            await soon(bob.synced())
+        assert await ann.row("products", "1") is None  # live connections have not been woken
+        pulls = wire.asked.count("pull")
+        await soon(ann.synced())
+        assert await ann.row("products", "1") == {"a": 1}
+        assert wire.asked.count("pull") == pulls + 1
+        assert "hang up" not in wire.asked
 
 
-def test_synced_is_not_content_with_a_page_that_was_asked_for_before() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        gate, is_answered = asyncio.Event(), asyncio.Event()
+async def test_synced_ignores_a_page_requested_before_the_call() -> None:
+    gateway, wire = modelled()
+    gate, is_answered = asyncio.Event(), asyncio.Event()
 
-        async def held(name: str) -> None:
-            if name == "pull":
-                is_answered.set()
-                await gate.wait()
+    async def held(name: str) -> None:
+        if name == "pull":
+            is_answered.set()
+            await gate.wait()
 
-        wire.after = held
-        async with client_of(NOWHERE, wire=wire, client_id="ann") as ann:
-            await soon(is_answered.wait())
-            async with client_of(NOWHERE, wire=ModelWire(gateway), client_id="bob") as bob:
-                await bob.put("products", "1", {"a": 1})
-                await soon(bob.synced())
-            syncing = asyncio.create_task(ann.synced())
-            await until(lambda: ann._puller._rounds_asked == 1)
-            gate.set()
-            await soon(syncing)
-            assert await ann.row("products", "1") == {"a": 1}
-
-    run(main())
+    wire.after = held
+    async with client_of(NOWHERE, wire=wire, client_id="ann") as ann:
+        await soon(is_answered.wait())
+        async with client_of(NOWHERE, wire=ModelWire(gateway), client_id="bob") as bob:
+            await bob.put("products", "1", {"a": 1})
+            await soon(bob.synced())
+        syncing = asyncio.create_task(ann.synced())
+        await until(lambda: ann._puller._rounds_asked == 1)
+        gate.set()
+        await soon(syncing)
+        assert await ann.row("products", "1") == {"a": 1}
 
 
-def test_synced_gives_up_in_time() -> None:
-    async def main() -> None:
-        async with client_of(NOWHERE) as ann:
-            with pytest.raises(TimeoutError):
-                await ann.synced(timeout_s=0.01)
-            await ann.put("products", "1", {"a": 1})
-            with pytest.raises(TimeoutError):
-                await ann.synced(timeout_s=0.01)
-            waiting = asyncio.create_task(ann.synced())
-            await asyncio.sleep(0)
-        with pytest.raises(ClosedError):
-            await soon(waiting)
-
-    run(main())
+async def test_synced_raises_timeout_error_or_closed_error() -> None:
+    async with client_of(NOWHERE) as ann:
+        with pytest.raises(TimeoutError):
+            await ann.synced(timeout_s=0.01)
+        await ann.put("products", "1", {"a": 1})
+        with pytest.raises(TimeoutError):
+            await ann.synced(timeout_s=0.01)
+        waiting = asyncio.create_task(ann.synced())
+        await asyncio.sleep(0)
+    with pytest.raises(ClosedError):
+        await soon(waiting)
 
 
 @pytest.mark.rule("DE-6")
-def test_after_a_lost_answer_the_whole_queue_goes_again() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        sent: list[list[str]] = []
-        push = wire.push
+async def test_whole_queue_is_pushed_again_after_a_lost_answer() -> None:
+    gateway, wire = modelled()
+    sent: list[list[str]] = []
+    push = wire.push
 
-        async def seen(entries: Any) -> Any:
-            sent.append([one.given().row_id for one in entries])
-            answer = await push(entries)
-            return Unanswered("lost") if len(sent) < 3 else answer
+    async def seen(entries: Any) -> Any:
+        sent.append([one.given().row_id for one in entries])
+        answer = await push(entries)
+        return Unanswered("lost") if len(sent) < 3 else answer
 
-        wire.push = seen  # type: ignore[method-assign]
-        async with client_of(NOWHERE, wire=wire) as ann:
+    wire.push = seen  # type: ignore[method-assign]
+    async with client_of(NOWHERE, wire=wire) as ann:
 
-            def both(edits: Any) -> None:
-                edits.put("products", "1", {"a": 1})
-                edits.put("products", "2", {"a": 1})
+        def both(edits: Any) -> None:
+            edits.put("products", "1", {"a": 1})
+            edits.put("products", "2", {"a": 1})
 
-            await ann.transact(both)
-            await soon(ann.synced())
-            assert sent == [["1", "2"]] * 3
-            assert len(gateway.log) == 2
-
-    run(main())
+        await ann.transact(both)
+        await soon(ann.synced())
+        assert sent == [["1", "2"]] * 3
+        assert len(gateway.log) == 2
 
 
-def test_a_file_that_cannot_be_written_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        failures = {"acknowledge": 1, "apply": 1}
-        for name in ("acknowledge", "apply"):
-            function = getattr(DeltasStore, name)
+async def test_temporarily_unwritable_store_delays_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, wire = modelled()
+    failures = {"acknowledge": 1, "apply": 1}
+    for name in ("acknowledge", "apply"):
+        function = getattr(DeltasStore, name)
 
-            def failing(self: DeltasStore, *given: Any, name: str = name, function: Any = function) -> Any:
-                if failures[name]:
-                    failures[name] -= 1
-                    raise StoreUnavailableError("the disk is full")
-                return function(self, *given)
+        def failing(self: DeltasStore, *given: Any, name: str = name, function: Any = function) -> Any:
+            if failures[name]:
+                failures[name] -= 1
+                raise StoreUnavailableError("the disk is full")
+            return function(self, *given)
 
-            monkeypatch.setattr(DeltasStore, name, failing)
-        monkeypatch.setattr("oncelog.client.deltas.pusher.STORE_PAUSE", Pause())
-        monkeypatch.setattr("oncelog.client.deltas.puller.STORE_PAUSE", Pause())
-        async with client_of(NOWHERE, wire=wire) as ann:
-            await ann.put("products", "1", {"a": 1})
-            await soon(ann.synced())
-            assert failures == {"acknowledge": 0, "apply": 0}
-            assert (ann.status().pending, len(gateway.log)) == (0, 1)
-            assert ann.status().last_error is None
-
-    run(main())
+        monkeypatch.setattr(DeltasStore, name, failing)
+    monkeypatch.setattr("oncelog.client.deltas.pusher.STORE_PAUSE", Pause())
+    monkeypatch.setattr("oncelog.client.deltas.puller.STORE_PAUSE", Pause())
+    async with client_of(NOWHERE, wire=wire) as ann:
+        await ann.put("products", "1", {"a": 1})
+        await soon(ann.synced())
+        assert failures == {"acknowledge": 0, "apply": 0}
+        assert (ann.status().pending, len(gateway.log)) == (0, 1)
+        assert ann.status().last_error is None
 
 
-def test_what_nobody_has_foreseen_is_told_to_everybody() -> None:
-    async def main() -> None:
-        _, wire = modelled()
-        is_broken = asyncio.Event()
+async def test_unexpected_error_is_raised_to_all_callers() -> None:
+    _, wire = modelled()
+    is_broken = asyncio.Event()
 
-        async def broken(name: str) -> None:
-            if name == "push":
-                await is_broken.wait()
-                raise ZeroDivisionError("broken")
+    async def broken(name: str) -> None:
+        if name == "push":
+            await is_broken.wait()
+            raise ZeroDivisionError("broken")
 
-        wire.before = broken
-        async with client_of(NOWHERE, wire=wire) as ann:
-            changes = ann.changes()
-            await ann.put("products", "1", {"a": 1})
-            waiting = asyncio.create_task(ann.synced())
+    wire.before = broken
+    async with client_of(NOWHERE, wire=wire) as ann:
+        changes = ann.changes()
+        await ann.put("products", "1", {"a": 1})
+        waiting = asyncio.create_task(ann.synced())
+        await asyncio.sleep(0)
+        is_broken.set()
+        with pytest.raises(ClientError, match="cannot go on: ZeroDivisionError: broken"):
+            await soon(waiting)
+        assert (await anext(changes)).row_id == "1"
+        with pytest.raises(ClientError, match="cannot go on"):
+            await soon(anext(changes))
+        with pytest.raises(ClientError, match="cannot go on"):
+            await ann.put("products", "1", {"a": 2})
+
+
+async def test_request_with_an_invalid_answer_is_repeated() -> None:
+    _, wire = modelled()
+    nonsense = [PulledPage((), 0, has_more=True, epoch="e"), Fault("SERVER_ERROR", "x")]
+
+    async def odd(name: str) -> Any:
+        if name == "pull" and nonsense:
+            return nonsense.pop(0)
+        return None
+
+    wire.before = odd
+    async with client_of(NOWHERE, wire=wire) as ann:
+        await soon(ann.synced())
+        assert not nonsense
+        assert ann.status().last_error is None
+
+
+async def test_repeated_compacted_answers_are_followed_by_a_pause() -> None:
+    gateway, wire = modelled()
+    limits = DeltasLimits(**{**SHORT, "pause_ms_min": 600_000, "pause_ms_max": 600_000})
+
+    async def compacted(name: str) -> Any:
+        return PulledPage((), 0, True, gateway.epoch, is_compacted=True) if name == "pull" else None
+
+    wire.before = compacted
+    async with client_of(NOWHERE, wire=wire, limits=limits):
+        await until(lambda: wire.asked == ["pull", "snapshot", "pull"])
+        for _ in range(100):
             await asyncio.sleep(0)
-            is_broken.set()
-            with pytest.raises(ClientError, match="cannot go on: ZeroDivisionError: broken"):
-                await soon(waiting)
-            assert (await anext(changes)).row_id == "1"
-            with pytest.raises(ClientError, match="cannot go on"):
-                await soon(anext(changes))
-            with pytest.raises(ClientError, match="cannot go on"):
-                await ann.put("products", "1", {"a": 2})
-
-    run(main())
+        assert wire.asked == ["pull", "snapshot", "pull"]
 
 
-def test_a_gateway_that_speaks_nonsense_is_asked_again() -> None:
-    async def main() -> None:
-        _, wire = modelled()
-        nonsense = [PulledPage((), 0, has_more=True, epoch="e"), Fault("SERVER_ERROR", "x")]
-
-        async def odd(name: str) -> Any:
-            if name == "pull" and nonsense:
-                return nonsense.pop(0)
-            return None
-
-        wire.before = odd
-        async with client_of(NOWHERE, wire=wire) as ann:
-            await soon(ann.synced())
-            assert not nonsense
-            assert ann.status().last_error is None
-
-    run(main())
+async def test_push_detects_a_changed_history() -> None:
+    gateway, wire = modelled()
+    async with client_of(NOWHERE, wire=wire) as ann:
+        await ann.put("products", "1", {"a": 1})
+        await soon(ann.synced())
+        await until(lambda: ann.status().state is State.LIVE)
+        gateway.restore()
+        wire.move = lambda: None  # type: ignore[method-assign] # the live connection is not woken
+        told = asyncio.ensure_future(anext(ann.history_changes()))
+        await ann.put("products", "2", {"a": 1})
+        changed = await soon(told)
+        assert (changed.known_epoch, changed.epoch) == ("epoch 1", "epoch 2")
+        await soon(ann.synced())
+        assert await rows_of(ann) == gateway.rows() == {("products", "2"): {"a": 1}}
 
 
-def test_a_gateway_that_only_says_compacted_is_not_asked_without_end() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        limits = DeltasLimits(**{**SHORT, "pause_ms_min": 600_000, "pause_ms_max": 600_000})
+async def test_delta_discarded_during_its_push_leaves_no_refusal() -> None:
+    gateway, wire = modelled()
+    limits = DeltasLimits(**{**SHORT, "refused_pause_ms_min": 600_000, "refused_pause_ms_max": 600_000})
+    gate, is_pushing = asyncio.Event(), asyncio.Event()
 
-        async def compacted(name: str) -> Any:
-            return PulledPage((), 0, True, gateway.epoch, is_compacted=True) if name == "pull" else None
+    async def held(name: str) -> None:
+        if name == "push":
+            is_pushing.set()
+            await gate.wait()
 
-        wire.before = compacted
-        async with client_of(NOWHERE, wire=wire, limits=limits):
-            await until(lambda: wire.asked == ["pull", "snapshot", "pull"])
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert wire.asked == ["pull", "snapshot", "pull"]
-
-    run(main())
-
-
-def test_another_history_is_noticed_by_a_push() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        async with client_of(NOWHERE, wire=wire) as ann:
-            await ann.put("products", "1", {"a": 1})
-            await soon(ann.synced())
-            await until(lambda: ann.status().state is State.LIVE)
-            gateway.restore()
-            wire.move = lambda: None  # type: ignore[method-assign] # what is live says nothing of it
-            told = asyncio.ensure_future(anext(ann.history_changes()))
-            await ann.put("products", "2", {"a": 1})
-            changed = await soon(told)
-            assert (changed.known_epoch, changed.epoch) == ("epoch 1", "epoch 2")
-            await soon(ann.synced())
-            assert await rows_of(ann) == gateway.rows() == {("products", "2"): {"a": 1}}
-
-    run(main())
+    wire.after = held
+    async with client_of(NOWHERE, wire=wire, limits=limits) as ann:
+        made = await ann.put("products", "1", {"a": BAD})
+        await soon(is_pushing.wait())
+        assert made is not None
+        await ann.discard(made)
+        await ann.put("products", "2", {"a": 1})
+        gate.set()
+        await soon(ann.synced())
+        assert ann.status().refusal is None
+        assert await rows_of(ann) == gateway.rows() == {("products", "2"): {"a": 1}}
 
 
-def test_a_delta_that_is_discarded_while_it_is_pushed_leaves_no_refusal() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        limits = DeltasLimits(**{**SHORT, "refused_pause_ms_min": 600_000, "refused_pause_ms_max": 600_000})
-        gate, is_pushing = asyncio.Event(), asyncio.Event()
+async def test_edits_during_a_reset_are_not_lost() -> None:
+    gateway, wire = modelled()
+    gate, is_reading = asyncio.Event(), asyncio.Event()
+    async with client_of(NOWHERE, wire=wire) as ann:
+        await ann.put("products", "1", {"a": 1})
+        await soon(ann.synced())
 
         async def held(name: str) -> None:
-            if name == "push":
-                is_pushing.set()
+            if name == "snapshot":
+                is_reading.set()
                 await gate.wait()
 
         wire.after = held
-        async with client_of(NOWHERE, wire=wire, limits=limits) as ann:
-            made = await ann.put("products", "1", {"a": BAD})
-            await soon(is_pushing.wait())
-            assert made is not None
-            await ann.discard(made)
-            await ann.put("products", "2", {"a": 1})
-            gate.set()
-            await soon(ann.synced())
-            assert ann.status().refusal is None
-            assert await rows_of(ann) == gateway.rows() == {("products", "2"): {"a": 1}}
-
-    run(main())
-
-
-def test_edits_while_all_rows_are_read_anew_are_not_lost() -> None:
-    async def main() -> None:
-        gateway, wire = modelled()
-        gate, is_reading = asyncio.Event(), asyncio.Event()
-        async with client_of(NOWHERE, wire=wire) as ann:
-            await ann.put("products", "1", {"a": 1})
-            await soon(ann.synced())
-
-            async def held(name: str) -> None:
-                if name == "snapshot":
-                    is_reading.set()
-                    await gate.wait()
-
-            wire.after = held
-            gateway.back_up()
-            gateway.restore()
-            wire.move()
-            ann.retry()
-            await soon(is_reading.wait())
-            assert ann.status().is_resetting
-            await ann.put("products", "1", {"a": 2})
-            await soon(ann.until_status(lambda status: status.pending == 0))  # acknowledged behind the page
-            changes = ann.changes()
-            gate.set()
-            await soon(ann.until_status(lambda status: not status.is_resetting))
-            assert await ann.row("products", "1") == {"a": 2}
-            await ann.put("products", "9", {})
-            assert (await soon(anext(changes))).row_id == "9"  # nothing went back and forth
-            await soon(ann.synced())
-            assert await rows_of(ann) == gateway.rows()
-
-    run(main())
+        gateway.back_up()
+        gateway.restore()
+        wire.move()
+        ann.retry()
+        await soon(is_reading.wait())
+        assert ann.status().is_resetting
+        await ann.put("products", "1", {"a": 2})
+        await soon(ann.until_status(lambda status: status.pending == 0))  # acknowledged after the page was read
+        changes = ann.changes()
+        gate.set()
+        await soon(ann.until_status(lambda status: not status.is_resetting))
+        assert await ann.row("products", "1") == {"a": 2}
+        await ann.put("products", "9", {})
+        assert (await soon(anext(changes))).row_id == "9"  # no other change was reported
+        await soon(ann.synced())
+        assert await rows_of(ann) == gateway.rows()
 
 
-def test_edit_takes_what_is_there() -> None:
-    async def main() -> None:
-        async with client_of(NOWHERE) as ann:
+async def test_edit_function_gets_the_current_row() -> None:
+    async with client_of(NOWHERE) as ann:
 
-            async def count() -> None:
-                await ann.edit("products", "1", lambda row: {"n": (row or {"n": 0})["n"] + 1})
+        async def count() -> None:
+            await ann.edit("products", "1", lambda row: {"n": (row or {"n": 0})["n"] + 1})
 
-            await asyncio.gather(*(count() for _ in range(20)))
-            assert await ann.row("products", "1") == {"n": 20}
-            assert await ann.edit("products", "1", lambda _: None) is not None
-            assert await ann.row("products", "1") is None
-            assert await ann.edit("products", "1", lambda _: None) is None
+        await asyncio.gather(*(count() for _ in range(20)))
+        assert await ann.row("products", "1") == {"n": 20}
+        assert await ann.edit("products", "1", lambda _: None) is not None
+        assert await ann.row("products", "1") is None
+        assert await ann.edit("products", "1", lambda _: None) is None
 
-            def wrong(_row: Any) -> Any:
-                raise StopIteration("of the application")
+        def wrong(_row: Any) -> Any:
+            raise StopIteration("of the application")
 
-            with pytest.raises(RuntimeError, match="StopIteration"):
-                await ann.edit("products", "1", wrong)
-
-    run(main())
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await ann.edit("products", "1", wrong)
 
 
-def test_rows_come_in_order_and_in_pages() -> None:
-    async def main() -> None:
-        async with client_of(NOWHERE) as ann:
-            names = ["", *(f"{number:04}" for number in range(1001)), "\U0001f600", "\uffff"]
+async def test_rows_are_returned_in_order_and_in_pages() -> None:
+    async with client_of(NOWHERE) as ann:
+        names = ["", *(f"{number:04}" for number in range(1001)), "\U0001f600", "\uffff"]
 
-            def many(edits: Any) -> None:
-                for name in names[1:]:
-                    edits.put("products", name, {"name": name})
+        def many(edits: Any) -> None:
+            for name in names[1:]:
+                edits.put("products", name, {"name": name})
 
-            await ann.transact(many)
-            found = [row async for row in ann.each_row("products")]
-            assert [row.row_id for row in found] == sorted(names[1:])
-            assert (await ann.rows("products", after="0998", limit=2))[1] == LocalRow("1000", {"name": "1000"})
-            for call in (ann.row("a b", "1"), ann.row("a", ""), ann.rows("")):
-                with pytest.raises(CanonicalError):
-                    await call
+        await ann.transact(many)
+        found = [row async for row in ann.each_row("products")]
+        assert [row.row_id for row in found] == sorted(names[1:])
+        assert (await ann.rows("products", after="0998", limit=2))[1] == LocalRow("1000", {"name": "1000"})
+        for call in (ann.row("a b", "1"), ann.row("a", ""), ann.rows("")):
             with pytest.raises(CanonicalError):
-                ann.changes("a b")
-
-    run(main())
+                await call
+        with pytest.raises(CanonicalError):
+            ann.changes("a b")
 
 
 @pytest.mark.parametrize(
@@ -367,34 +325,28 @@ def test_rows_come_in_order_and_in_pages() -> None:
         ({"limits": 7}, "limits must be DeltasLimits"),
     ],
 )
-def test_what_it_is_made_with_is_looked_at(options: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], words: str) -> None:
     chosen = {"url": NOWHERE, "gateway": "shop", "path": ":memory:", "client_id": "ann", **options}
     with pytest.raises(SettingsError, match=words):
         DeltasClient(chosen.pop("url"), chosen.pop("gateway"), **chosen)
 
 
-def test_it_is_opened_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        ann = client_of(NOWHERE, tmp_path / "ann.db")
-        with pytest.raises(ClosedError, match="not open"):
-            await ann.put("products", "1", {})
-        await ann.close()
-        async with ann:
-            pass
-        with pytest.raises(ClosedError, match="opened once"):
-            await ann.__aenter__()
-        await ann.close()
-
-    run(main())
+async def test_client_can_be_opened_once(tmp_path: Path) -> None:
+    ann = client_of(NOWHERE, tmp_path / "ann.db")
+    with pytest.raises(ClosedError, match="not open"):
+        await ann.put("products", "1", {})
+    await ann.close()
+    async with ann:
+        pass
+    with pytest.raises(ClosedError, match="opened once"):
+        await ann.__aenter__()
+    await ann.close()
 
 
-def test_a_token_that_cannot_be_had() -> None:
-    async def main() -> None:
-        def token() -> str:
-            raise KeyError("none")
+async def test_failing_token_function_is_reported() -> None:
+    def token() -> str:
+        raise KeyError("none")
 
-        async with client_of(NOWHERE, token=token) as ann:
-            status = await soon(ann.until_status(lambda status: status.last_error is not None))
-            assert "there is no token: KeyError" in str(status.last_error)
-
-    run(main())
+    async with client_of(NOWHERE, token=token) as ann:
+        status = await soon(ann.until_status(lambda status: status.last_error is not None))
+        assert "there is no token: KeyError" in str(status.last_error)

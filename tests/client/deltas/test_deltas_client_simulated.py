@@ -1,8 +1,8 @@
-"""Clients of rows against a model of the gateway, with all that networks, clocks, machines and operators do.
+"""Deltas clients against a model of the gateway, with faults of networks, clocks, machines and operators.
 
-Requests and answers are lost, doubled, late and out of order; clients crash; clocks are seconds apart; the gateway is
-busy, compacts, refuses deltas and is restored from backups. Whatever happens: when it is over, all replicas have the
-rows that the model has, and no edit is missing there.
+Requests and answers are lost, duplicated, late and reordered; clients crash; clocks are seconds apart; the gateway is
+busy, compacts, refuses deltas and is restored from backups. At the end all replicas have the rows of the model, and the
+model has every edit.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ AHEAD_MS: Final = (-3000, 0, 3000, 7000)
 
 
 class World:
-    """Some replicas, their gateway, and what chance does to them."""
+    """Some replicas, their gateway, and random faults."""
 
     def __init__(self, seed: int, *, directory: Path | None = None, backups: bool = False, refusals: bool = False):
         self.chance = chance = Random(seed)
@@ -82,7 +82,7 @@ class World:
             self.copies.append(pushed[1])
 
     def deliver_copy(self) -> None:
-        """Late, doubled, and out of order."""
+        """Deliver a copy late, again, and out of order."""
         if self.copies:
             body = self.copies[self.chance.randrange(len(self.copies))]
             try:
@@ -109,18 +109,18 @@ class World:
         self.gateway.back_up()
 
     def restore(self) -> None:
-        # A copy that arrives behind it would bring back what the others have been told is gone: that is no fault.
+        # A copy that arrives later restores deltas that other replicas have dropped; that is allowed.
         self.gateway.restore()
 
     def end(self) -> None:
-        """Everybody finds everybody."""
+        """Run without faults until all replicas are idle."""
         self.gateway.busy = False
         self.gateway.now_ms += 100_000
         for replica in self.replicas:
             replica.send()
             replica.deliver(is_lost=False, is_answer_lost=False)
             replica.hear()
-        for _ in range(2):  # the first one has to hear of what the last one pushed
+        for _ in range(2):  # the first replica has to read the pushes of the last
             for replica in self.replicas:
                 replica.settle()
 
@@ -143,14 +143,18 @@ def simulated(seed: int, **options: object) -> World:
     return world
 
 
+def seeds(first: int, is_soak: bool) -> range:
+    return range(first, first + (20 if is_soak else 8))
+
+
 @pytest.mark.rule("DE-7")
 @pytest.mark.rule("DE-8")
 @pytest.mark.rule("DE-9")
 @pytest.mark.rule("DE-12")
 @pytest.mark.parametrize("block", range(10))
-def test_replicas_come_to_the_same_rows(block: int) -> None:
+def test_replicas_converge_to_the_rows_of_the_gateway(block: int, is_soak: bool) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(20 * block, 20 * block + 20):
+    for seed in seeds(20 * block, is_soak):
         world = simulated(seed)
         seen += sum((one.seen for one in world.replicas), world.seen)
     happened = ("crash", "deliver_copy", "Unanswered", "SERVER_BUSY", "CLOCK_DRIFT", "Apply", "Join", "ReadAnew")
@@ -158,17 +162,17 @@ def test_replicas_come_to_the_same_rows(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_with_deltas_that_are_refused_and_discarded(block: int) -> None:
+def test_replicas_converge_with_refused_and_discarded_deltas(block: int, is_soak: bool) -> None:
     discarded = 0
-    for seed in range(1000 + 20 * block, 1000 + 20 * block + 20):
+    for seed in seeds(1000 + 20 * block, is_soak):
         discarded += sum(len(one.discarded) for one in simulated(seed, refusals=True).replicas)
     assert discarded
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_with_backups_that_are_restored(block: int) -> None:
+def test_replicas_converge_with_restored_backups(block: int, is_soak: bool) -> None:
     lost, seen = 0, Counter[str]()
-    for seed in range(2000 + 20 * block, 2000 + 20 * block + 20):
+    for seed in seeds(2000 + 20 * block, is_soak):
         world = simulated(seed, backups=True, refusals=bool(seed % 2))
         lost += len(world.gateway.lost)
         seen += sum((one.seen for one in world.replicas), world.seen)
@@ -177,7 +181,7 @@ def test_with_backups_that_are_restored(block: int) -> None:
 
 
 @pytest.mark.rule("DE-11")
-def test_with_files_that_are_opened_again(tmp_path: Path) -> None:
+def test_replicas_converge_with_reopened_stores(tmp_path: Path) -> None:
     for seed in range(3000, 3006):
         directory = tmp_path / str(seed)
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""The file of a client of rows: what is in it, whose it is, and what one transaction does."""
+"""The store of the deltas client: edits, outbox, merges, ownership and transactions."""
 
 import sqlite3
 from pathlib import Path
@@ -62,7 +62,7 @@ def bodies(store: DeltasStore) -> list[Any]:
 
 
 @pytest.mark.rule("DE-11")
-def test_an_edit_is_a_delta_in_the_outbox(tmp_path: Path) -> None:
+def test_edit_adds_a_delta_to_the_outbox(tmp_path: Path) -> None:
     store = opened(tmp_path / "ann.db")
     first = put(store, "1", b="x", a=1.0)
     assert put(store, "1", a=1) is None
@@ -86,7 +86,7 @@ def test_an_edit_is_a_delta_in_the_outbox(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("DE-8")
-def test_the_clock_goes_on_where_it_was_though_the_machines_went_back(tmp_path: Path) -> None:
+def test_hybrid_clock_advances_although_the_wall_clock_goes_back(tmp_path: Path) -> None:
     store = opened(tmp_path / "ann.db")
     put(store, "1", a=1)
     store.close()
@@ -99,7 +99,7 @@ def test_the_clock_goes_on_where_it_was_though_the_machines_went_back(tmp_path: 
 
 
 @pytest.mark.rule("DE-8")
-def test_a_clock_that_was_seen_is_passed(tmp_path: Path) -> None:
+def test_hybrid_clock_passes_the_newest_seen_stamp(tmp_path: Path) -> None:
     store = opened(tmp_path / "ann.db")
     far = (NOW_MS + 10**9) << 16
     store.apply([delta(far, a="theirs")], 1, "e")
@@ -112,7 +112,7 @@ def test_a_clock_that_was_seen_is_passed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_last_reading_of_the_clock() -> None:
+def test_edit_after_the_last_clock_value_is_refused() -> None:
     store = opened()
     store.apply([delta(HLC_MAX, a=1)], 1, "e")
     assert store.row("notes", "1") == {"a": 1}
@@ -120,7 +120,7 @@ def test_the_last_reading_of_the_clock() -> None:
         put(store, "1", a=2)
 
 
-def test_edits_of_one_function_happen_together_or_not_at_all() -> None:
+def test_edits_of_one_transaction_are_atomic() -> None:
     store = opened()
 
     def moved(edits: Edits) -> int:
@@ -154,7 +154,7 @@ def test_edits_of_one_function_happen_together_or_not_at_all() -> None:
         kept[0].put("notes", "1", {"a": 5})
 
 
-def test_the_outbox_has_limits() -> None:
+def test_outbox_limits_are_enforced() -> None:
     store = opened(outbox_deltas_max=2)
     put(store, "1", a=1)
     put(store, "2", a=1)
@@ -177,7 +177,7 @@ def test_the_outbox_has_limits() -> None:
 # --- the outbox
 
 
-def test_what_is_pending_comes_in_portions_and_in_order() -> None:
+def test_pending_deltas_are_read_in_order_and_in_batches() -> None:
     store = opened()
     for number in range(10):
         put(store, str(number), a=number)
@@ -195,7 +195,7 @@ def test_what_is_pending_comes_in_portions_and_in_order() -> None:
     assert store.standing.newest_number == 11
 
 
-def test_discarding_wants_a_reset() -> None:
+def test_discarded_delta_requests_a_reset() -> None:
     store = opened()
     made = put(store, "1", a=1)
     assert made is not None
@@ -209,7 +209,7 @@ def test_discarding_wants_a_reset() -> None:
 # --- from the gateway
 
 
-def test_what_comes_is_merged_and_moves_the_cursor(tmp_path: Path) -> None:
+def test_applied_deltas_are_merged_and_advance_the_cursor(tmp_path: Path) -> None:
     store = opened(tmp_path / "ann.db")
     put(store, "1", a="mine", b="mine")
     late = delta(1, a="late", c="late")
@@ -232,7 +232,7 @@ def test_what_comes_is_merged_and_moves_the_cursor(tmp_path: Path) -> None:
     store.close()
 
 
-def test_own_deltas_that_come_back_change_nothing() -> None:
+def test_received_own_deltas_change_nothing() -> None:
     store = opened()
     put(store, "1", a=1)
     own = read_delta(store.pending(None, 1, ALL)[0].body)
@@ -240,7 +240,7 @@ def test_own_deltas_that_come_back_change_nothing() -> None:
 
 
 @pytest.mark.rule("DE-12")
-def test_pages_of_a_snapshot_are_merged_and_the_cursor_comes_with_the_last() -> None:
+def test_snapshot_pages_are_merged_and_the_last_sets_the_cursor() -> None:
     store = opened()
     put(store, "1", a="mine")
     high = (NOW_MS + 1) << 16
@@ -256,7 +256,7 @@ def test_pages_of_a_snapshot_are_merged_and_the_cursor_comes_with_the_last() -> 
     assert store.apply([delta(high, "2", a="late")], 10, "e") == []
 
 
-def test_a_reset_replaces_all_rows_with_the_outbox_over_them() -> None:
+def test_reset_replaces_all_rows_and_applies_the_outbox() -> None:
     store = opened()
     put(store, "1", a="pushed before")
     put(store, "5", a="of the other history")
@@ -290,7 +290,7 @@ def test_a_reset_replaces_all_rows_with_the_outbox_over_them() -> None:
 
 
 @pytest.mark.rule("DE-8")
-def test_a_clock_that_was_far_ahead_comes_back_when_what_it_stamped_is_discarded() -> None:
+def test_fast_clock_is_corrected_when_its_deltas_are_discarded() -> None:
     store = opened()
     year_ms = 365 * 24 * 3600 * 1000
     put(store, "1", NOW_MS + year_ms, a=1)
@@ -303,7 +303,7 @@ def test_a_clock_that_was_far_ahead_comes_back_when_what_it_stamped_is_discarded
     assert int(after["hlc"]) == (NOW_MS << 16) + 1
 
 
-def test_a_clock_stays_where_it_is_while_something_that_it_stamped_is_pending() -> None:
+def test_clock_is_not_corrected_while_its_deltas_are_pending() -> None:
     store = opened()
     put(store, "1", NOW_MS + 1000, a=1)
     store.want_reset()
@@ -314,7 +314,7 @@ def test_a_clock_stays_where_it_is_while_something_that_it_stamped_is_pending() 
     assert int(second["hlc"]) == int(first["hlc"]) + 1
 
 
-def test_what_was_acknowledged_in_another_history_does_not_come_back() -> None:
+def test_deltas_acknowledged_in_another_history_are_dropped_by_a_reset() -> None:
     store = opened()
     store.want_reset()
     put(store, "1", a=1)
@@ -324,10 +324,10 @@ def test_what_was_acknowledged_in_another_history_does_not_come_back() -> None:
     assert store.row("notes", "1") is None
 
 
-# --- whose file it is
+# --- ownership and damage
 
 
-def test_a_file_is_one_clients_and_one_gateways(tmp_path: Path) -> None:
+def test_store_of_another_client_or_gateway_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
     opened(path).close()
     with pytest.raises(SettingsError, match="belongs to the client 'ann', not to 'bob'"):
@@ -337,7 +337,7 @@ def test_a_file_is_one_clients_and_one_gateways(tmp_path: Path) -> None:
     opened(path).close()
 
 
-def test_two_cannot_have_it_open(tmp_path: Path) -> None:
+def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     path, link = tmp_path / "ann.db", tmp_path / "link.db"
     link.symlink_to(path)
     store = opened(path)
@@ -351,7 +351,7 @@ def test_two_cannot_have_it_open(tmp_path: Path) -> None:
     opened(path).close()
 
 
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_files_of_other_applications_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE mine (a)")
@@ -366,7 +366,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
         opened(tmp_path / "nowhere" / "ann.db")
 
 
-def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+def test_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
     opened(path).close()
     with sqlite3.connect(path) as connection:
@@ -376,7 +376,7 @@ def test_a_newer_file_is_refused(tmp_path: Path) -> None:
         opened(path)
 
 
-def test_a_damaged_row_is_told(tmp_path: Path) -> None:
+def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
     store = opened(tmp_path / "ann.db")
     put(store, "1", a=1)
     store._file.connection.execute("UPDATE row_states SET state = x'ff'")
@@ -387,7 +387,7 @@ def test_a_damaged_row_is_told(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_file_that_was_removed_is_not_written_to(tmp_path: Path) -> None:
+def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
     store = opened(path)
     path.unlink()
@@ -398,7 +398,7 @@ def test_a_file_that_was_removed_is_not_written_to(tmp_path: Path) -> None:
         store.row("notes", "1")
 
 
-def test_what_must_survive_is_synced(tmp_path: Path) -> None:
+def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
     store = opened(tmp_path / "ann.db")
 
     def mode() -> int:

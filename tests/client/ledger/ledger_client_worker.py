@@ -1,8 +1,8 @@
 """A client that writes and is killed: python ledger_client_worker.py ADDRESS FILE MOMENT COUNT
 
-It writes the entities `entity:0` to COUNT - 1 at the same time, each on the condition that it is not there yet. It is
-killed by itself when the last of them comes to the moment: `unsent` (saved and not sent) or `unanswered` (sent, and
-answered by the server, but nobody has looked at the answer).
+It writes the entities `entity:0` to COUNT - 1 concurrently, each with the condition that it does not exist. It kills
+itself when the last of them reaches the moment: `unsent` (saved, not sent) or `unanswered` (sent and answered by the
+server, but the client has not processed the answer).
 """
 
 import asyncio

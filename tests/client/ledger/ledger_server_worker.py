@@ -1,4 +1,4 @@
-"""A server until it is killed: python ledger_server_worker.py STORE GRPC_PORT. Says where its gRPC is."""
+"""Run a server until it is killed: python ledger_server_worker.py STORE GRPC_PORT. Prints its gRPC address."""
 
 import asyncio
 import sys

@@ -1,7 +1,7 @@
 """A client that writes until it is killed: python ledger_storm_worker.py ADDRESS FILE ROUND
 
-Writes entities `ROUND:NUMBER`, each on the condition that it is not there, several at a time; says what was recovered
-and each outcome as it comes.
+Writes entities `ROUND:NUMBER`, each with the condition that it does not exist, several at a time. Prints the
+recovered writes and each outcome.
 """
 
 import asyncio

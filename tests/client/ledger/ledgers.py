@@ -1,22 +1,26 @@
-"""Clients of a ledger for tests: with short pauses, and waits that end; and in processes of their own."""
+"""Ledger clients for tests, with short pauses, and clients and servers in separate processes."""
 
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from client import waiting
 from client.waiting import WAIT_S, line_of
 from doors.serving import Serving
-from oncelog.client.ledger import LedgerClient, LedgerLimits, Written
+from oncelog.client.ledger import LedgerClient, LedgerLimits, RefusalCode, Refused, Written
+from oncelog.client.ledger.entries import Call
 from oncelog.client.ledger.values import Outcome
+from oncelog.client.ledger.wire import Wire
 
 HERE: Final = Path(__file__).parent
 LIMITS: Final = LedgerLimits(pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, close_timeout_ms=10_000)
 NOWHERE: Final = "127.0.0.1:9"
-"""Nobody listens there."""
+"""No server listens there."""
 
 
 def address_of(served: Serving) -> str:
@@ -26,7 +30,7 @@ def address_of(served: Serving) -> str:
 
 
 def ledger_of(address: str, path: Path | str = ":memory:", **options: Any) -> LedgerClient:
-    """A client that waits for nothing long."""
+    """Return a client with short pauses."""
     chosen = {"organization": "acme", "client_id": "billing-1", "limits": LIMITS, **options}
     return LedgerClient(address, path=path, **chosen)
 
@@ -37,21 +41,21 @@ def written(outcome: Outcome | Exception | None) -> Written:
 
 
 async def keys_of(ledger: LedgerClient) -> list[str]:
-    """What has been set, in the order in which it was."""
+    """Return the keys of all entities, in the order in which they were set."""
     found = [(one.version, one.key) async for one in ledger.list_entities()]
     return [key for _, key in sorted(found)]
 
 
 @contextmanager
 def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A script that is beside this file. It has ended when the block is left."""
+    """Run a script of this directory in a separate process."""
     with waiting.started(HERE / script, *arguments) as process:
         yield process
 
 
 @contextmanager
 def server_process(store: str, port: int = 0) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A server, and where its gRPC is."""
+    """Run a server in a separate process; yield the process and its gRPC address."""
     with started("ledger_server_worker.py", store, str(port)) as process:
         address = line_of(process)
         assert address.startswith("127.0.0.1:")
@@ -59,7 +63,35 @@ def server_process(store: str, port: int = 0) -> Iterator[tuple["subprocess.Pope
 
 
 def killed_client(address: str, path: Path, moment: str, count: int) -> None:
-    """A client's process that is killed at a moment of its first write that comes so far."""
+    """Run a client that kills itself at the given moment of its last write."""
     with started("ledger_client_worker.py", address, str(path), moment, str(count)) as process:
         process.wait(WAIT_S)
         assert process.returncode == -signal.SIGKILL
+
+
+def code_of(outcome: Any) -> RefusalCode:
+    """Return the code of a refusal."""
+    assert isinstance(outcome, Refused), outcome
+    return outcome.code
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the sequence of each sent write is appended."""
+    sent: list[int] = []
+    write = Wire.write
+
+    async def counted(self: Wire, organization: str, vault: str, call: Call) -> Any:
+        sent.append(call.sequence)
+        return await write(self, organization, vault, call)
+
+    monkeypatch.setattr(Wire, "write", counted)
+    return sent
+
+
+async def transactions_of(ledger: LedgerClient) -> AsyncIterator[Any]:
+    """Iterate over the transactions of all blocks."""
+    height = 1
+    while (block := await ledger.get_block(height)) is not None:
+        for tx_id in block.tx_ids:
+            yield await ledger.get_transaction(tx_id)
+        height += 1

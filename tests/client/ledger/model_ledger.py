@@ -1,4 +1,4 @@
-"""A model of the ledger's server for one client in one scope, and of a file that survives crashes.
+"""Model of the ledger server for one client in one scope, and of a store that survives crashes.
 
 The model decides as `core.plan` does: by key first, then by sequence, then by conditions.
 """
@@ -11,7 +11,7 @@ from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Writ
 from oncelog.core.operations import Condition, Must, Operation, SetEntity
 
 CONDITIONAL = "conditional"
-"""The key of entities whose condition holds or not by chance: others change them all the time."""
+"""Key of entities whose condition holds at random: other clients change them all the time."""
 
 
 def operations_of(name: str, *, is_conditional: bool = False) -> tuple[Operation, ...]:
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 
 class ModelLedger:
-    """What has been committed, and what is remembered of it."""
+    """The committed writes, and the keys and sequences that the server remembers."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
@@ -39,7 +39,7 @@ class ModelLedger:
         self._sequences: dict[int, Asked] = {}
 
     def write(self, asked: Asked) -> Answer:
-        """As the wire gives it to the protocol: an answer about another write is one that says so."""
+        """Return the answer as `Wire` passes it to the protocol."""
         known = self._keys.get(asked.key)
         if known is not None:
             if known.operations != asked.operations:
@@ -62,7 +62,7 @@ class ModelLedger:
             return Committed(Written(None, asked.sequence, is_replay=True))
         if known.operations != asked.operations:
             return Taken(self.last)
-        # The server takes it for a retry of that number. Whose it is, the client sees by its key (`Wire`).
+        # The server treats it as a retry of that sequence. `Wire` recognises the other write by its key.
         return Taken(known.sequence)
 
     def _has_failed(self, asked: Asked) -> bool:
@@ -73,14 +73,14 @@ class ModelLedger:
         return ClientState(self.last, 0, self.last_key)
 
     def forget(self) -> None:
-        """As after 24 hours."""
+        """Evict the client, as after 24 hours."""
         self.last, self.last_key = 0, b""
         self._keys.clear()
         self._sequences.clear()
 
 
 class ModelFile:
-    """What a store has on the disk."""
+    """Content of a store on disk."""
 
     def __init__(self) -> None:
         self.last = 0

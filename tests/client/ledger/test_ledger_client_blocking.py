@@ -1,4 +1,4 @@
-"""The blocking twin of the ledger's client, from threads; what it is made with; and without gRPC."""
+"""The blocking ledger client: threads, settings, and a missing gRPC package."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_threads_share_one_client(tmp_path: Path) -> None:
             ledger.write(set_entity("a", b"1"))
 
 
-def test_a_timeout_leaves_it_pending(tmp_path: Path) -> None:
+def test_timed_out_write_stays_pending(tmp_path: Path) -> None:
     with blocking_of(NOWHERE, tmp_path / "client.db") as ledger:
         with pytest.raises(TimeoutError):
             ledger.write(set_entity("a", b"1"), timeout_s=0.01)
@@ -83,23 +83,23 @@ def test_a_timeout_leaves_it_pending(tmp_path: Path) -> None:
         ({"limits": 7}, "limits must be LedgerLimits"),
     ],
 )
-def test_what_it_is_made_with_is_looked_at(options: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], words: str) -> None:
     chosen = {"address": NOWHERE, "path": ":memory:", "organization": "acme", "client_id": "billing-1", **options}
     with pytest.raises(SettingsError, match=words):
         LedgerClient(chosen.pop("address"), **chosen)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7271", "ledger.example.org:443", "localhost:1", "[::1]:7271"])
-def test_an_address_is_a_host_and_a_port(address: str) -> None:
+def test_address_with_host_and_port_is_accepted(address: str) -> None:
     assert LedgerClient(address, path=":memory:", organization="acme", client_id="billing-1").address == address
 
 
-def test_roots_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_root_certificates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"tls: .*roots\.pem"):
         blocking_of(NOWHERE, tls=tmp_path / "roots.pem").__enter__()
 
 
-def test_limits_are_looked_at() -> None:
+def test_invalid_limits_are_refused() -> None:
     with pytest.raises(SettingsError, match="in_flight_max must be a whole number from 1"):
         LedgerLimits(in_flight_max=0)
     with pytest.raises(SettingsError, match="pause_ms_min must not be more"):
@@ -116,12 +116,12 @@ def test_limits_are_looked_at() -> None:
         {"key": "a", "value": b"", "must_exist": True, "must_not_exist": True},
     ],
 )
-def test_operations_are_looked_at(given: dict[str, Any]) -> None:
+def test_invalid_operations_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(CanonicalError):
         set_entity(**given)
 
 
-def test_without_grpc_it_says_what_to_install() -> None:
+def test_missing_grpc_names_the_extra_to_install() -> None:
     program = (
         "import sys; sys.modules['grpc'] = None\n"
         "from oncelog.client.ledger import BlockingLedgerClient\n"

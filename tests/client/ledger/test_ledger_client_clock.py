@@ -1,4 +1,4 @@
-"""The clock of a ledger's client: who cannot know how old a write is asks before it is sent again."""
+"""Clock steps of the ledger client: a write of unknown age is sent again only after asking for the client state."""
 
 import pytest
 
@@ -12,21 +12,21 @@ NOON_MS = 1_700_000_000_000
 
 
 @pytest.mark.parametrize(("back_ms", "is_told"), [(0, False), (SET_BACK_MS, False), (SET_BACK_MS + 1, True)])
-def test_a_pending_write_of_a_later_time_than_now_may_have_been_forgotten(back_ms: int, is_told: bool) -> None:
-    """Nobody knows the age of one that is younger than it can be: the server may have had it, and forgotten."""
+def test_pending_write_dated_in_the_future_is_reported_as_forgotten(back_ms: int, is_told: bool) -> None:
+    """The age of such a write is unknown: the server may have received and forgotten it."""
     driven = Driven(pending=(1,), now_ms=-back_ms).told(0)  # made at 0
     assert driven.protocol.forgotten == (Forgotten(0, 0) if is_told else None)
     assert driven.sent() == ([] if is_told else [(1, 1)])
 
 
-def test_a_server_that_knows_the_client_is_believed_whatever_the_clock_says() -> None:
+def test_known_client_sends_pending_writes_despite_a_clock_set_back() -> None:
     driven = Driven(last=3, pending=(4,), now_ms=-SET_BACK_MS - 1).told(3)
     assert driven.protocol.forgotten is None
     assert driven.sent() == [(1, 4)]
 
 
 def lost(now_ms: int) -> Driven:
-    """One whose first write got no answer."""
+    """Return a client whose first write got no answer."""
     driven = Driven(now_ms=now_ms).told(0)
     driven.submit()
     assert driven.sent() == [(1, 1)]
@@ -36,7 +36,7 @@ def lost(now_ms: int) -> Driven:
 
 
 @pytest.mark.parametrize("step_ms", [-SET_BACK_MS - 1, -REMEMBERED_MS, REMEMBERED_MS + 1])
-def test_a_clock_that_was_set_while_it_ran_has_the_server_asked_first(step_ms: int) -> None:
+def test_clock_step_makes_a_retry_ask_for_the_client_state_first(step_ms: int) -> None:
     driven = lost(NOON_MS)
     driven.now_ms += step_ms
     assert driven.sent() == []
@@ -44,26 +44,26 @@ def test_a_clock_that_was_set_while_it_ran_has_the_server_asked_first(step_ms: i
 
 
 @pytest.mark.parametrize("step_ms", [-SET_BACK_MS, -1, 0, TOLD_MS + 1, REMEMBERED_MS])
-def test_a_clock_that_was_corrected_a_little_is_no_reason_to_ask(step_ms: int) -> None:
+def test_small_clock_correction_does_not_delay_a_retry(step_ms: int) -> None:
     driven = lost(NOON_MS)
     driven.now_ms += step_ms
     assert driven.sent() == [(1, 1)]
 
 
-def test_what_was_never_sent_has_no_age() -> None:
+def test_unsent_write_is_sent_despite_a_clock_set_back() -> None:
     driven = Driven(now_ms=NOON_MS).told(0)
     driven.submit()
     driven.now_ms -= REMEMBERED_MS
     assert driven.sent() == [(1, 1)]
 
 
-def test_after_a_clock_was_set_back_the_server_is_asked_once_and_not_at_every_attempt() -> None:
+def test_client_state_is_not_requested_at_every_retry_after_a_clock_set_back() -> None:
     driven = Driven(last=3, pending=(4,), now_ms=-REMEMBERED_MS).told(3)
     assert driven.sent() == [(1, 4)]
     driven.answer(1, Unknown())
     driven.protocol.release()
     driven.now_ms += TOLD_MS
-    assert driven.sent() == [(1, 4)]  # it was told where it stands not long ago
+    assert driven.sent() == [(1, 4)]  # the client state was read recently
     driven.answer(1, Unknown())
     driven.protocol.release()
     driven.now_ms += 1

@@ -1,4 +1,4 @@
-"""The protocol of the ledger's client, case by case: numbers, answers, and what is asked."""
+"""The protocol of the ledger client, case by case: sequences, answers, and requests for the client state."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.rule("LG-19")
 
 
 class Driven:
-    """A protocol whose file saves at once."""
+    """A protocol whose store saves at once."""
 
     def __init__(self, last: int = 0, pending: tuple[int, ...] = (), in_flight_max: int = 64, now_ms: int = 0) -> None:
         entries = []
@@ -60,7 +60,7 @@ class Driven:
         return self
 
     def sent(self) -> list[tuple[int, int]]:
-        """What is sent now: whose it is, and under which number."""
+        """Send the next writes; return the key and sequence of each."""
         self.save()
         calls = self.protocol.next_calls(self.now_ms)
         self.calls.update((call.entry.key[-1], call) for call in calls)
@@ -80,7 +80,7 @@ def _key(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def test_nothing_is_sent_before_it_is_saved_and_the_server_was_asked() -> None:
+def test_writes_are_sent_after_they_are_saved_and_the_state_is_known() -> None:
     driven = Driven()
     driven.submit(2)
     assert driven.protocol.next_calls(0) == []
@@ -91,13 +91,13 @@ def test_nothing_is_sent_before_it_is_saved_and_the_server_was_asked() -> None:
     assert driven.sent() == [(3, 3)]
 
 
-def test_numbers_begin_behind_what_the_server_knows() -> None:
+def test_sequences_start_after_the_last_sequence_of_the_server() -> None:
     driven = Driven(last=2)
     driven.submit(2)
     assert driven.told(7).sent() == [(1, 8), (2, 9)]
 
 
-def test_as_many_are_in_flight_as_may_be() -> None:
+def test_at_most_in_flight_max_writes_are_in_flight() -> None:
     driven = Driven(in_flight_max=2).told(0)
     driven.submit(4)
     assert driven.sent() == [(1, 1), (2, 2)]
@@ -108,7 +108,7 @@ def test_as_many_are_in_flight_as_may_be() -> None:
     assert driven.sent() == [(4, 4)]
 
 
-def test_a_gap_behind_one_that_is_in_flight_is_no_error() -> None:
+def test_gap_after_a_write_in_flight_is_sent_again_when_that_write_is_answered() -> None:
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
@@ -119,7 +119,7 @@ def test_a_gap_behind_one_that_is_in_flight_is_no_error() -> None:
     assert driven.sent() == [(2, 2), (3, 3)]
 
 
-def test_a_gap_that_is_told_late_is_sent_again_at_once() -> None:
+def test_gap_answered_after_the_preceding_commit_is_sent_again_at_once() -> None:
     driven = Driven().told(0)
     driven.submit(2)
     driven.sent()
@@ -129,24 +129,24 @@ def test_a_gap_that_is_told_late_is_sent_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("answer", [FAILED, REUSED, DENIED])
-def test_those_behind_one_that_came_to_nothing_move_down(answer: Answer) -> None:
+def test_writes_after_a_failed_write_move_down_by_one_sequence(answer: Answer) -> None:
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
     driven.answer(1, answer)
     assert driven.numbers == [1, 2]
-    assert driven.sent() == []  # their calls have not come back
+    assert driven.sent() == []  # their calls have not been answered
     driven.answer(2, Gap(0))
     driven.answer(3, Gap(0))
-    assert driven.sent() == [(2, 1)]  # alone, until the number is its own
+    assert driven.sent() == [(2, 1)]  # alone, until its sequence is confirmed
     driven.answer(2)
     assert driven.sent() == [(3, 2)]
     driven.submit()
     assert driven.sent() == [(4, 3)]
 
 
-def test_a_number_that_became_free_and_was_taken_lets_nobody_overtake() -> None:
-    """A copy of the first one came late. Those behind hear of it before the one that was sent under its number."""
+def test_later_writes_do_not_overtake_when_a_freed_sequence_is_taken() -> None:
+    """A late copy of the first write was committed. The later writes learn of it before the write with its sequence."""
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
@@ -159,16 +159,16 @@ def test_a_number_that_became_free_and_was_taken_lets_nobody_overtake() -> None:
     assert driven.sent() == [(2, 2), (3, 3)]
 
 
-def test_a_condition_that_failed_says_that_those_before_were_committed() -> None:
+def test_failed_condition_implies_that_earlier_writes_were_committed() -> None:
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
     driven.answer(2, FAILED)
     assert driven.protocol.last == 1
-    assert driven.numbers == [1, 2]  # the first keeps its number: it is its own, though nobody has said so
+    assert driven.numbers == [1, 2]  # the first keeps its sequence, which is confirmed implicitly
 
 
-def test_another_key_that_was_reused_says_nothing_about_those_before() -> None:
+def test_reused_key_implies_nothing_about_earlier_writes() -> None:
     driven = Driven().told(0)
     driven.submit(3)
     driven.sent()
@@ -177,7 +177,7 @@ def test_another_key_that_was_reused_says_nothing_about_those_before() -> None:
     assert driven.numbers == [1, 2]
 
 
-def test_what_is_unknown_is_sent_again_under_the_same_key_and_number() -> None:
+def test_unanswered_write_is_sent_again_under_the_same_key_and_sequence() -> None:
     driven = Driven().told(0)
     driven.submit(2)
     driven.sent()
@@ -190,7 +190,7 @@ def test_what_is_unknown_is_sent_again_under_the_same_key_and_number() -> None:
     assert driven.numbers == [1]
 
 
-def test_a_key_that_was_committed_before_uses_no_number() -> None:
+def test_replayed_key_uses_no_sequence() -> None:
     driven = Driven().told(4)
     driven.submit(2)
     assert driven.sent() == [(1, 5), (2, 6)]
@@ -199,7 +199,7 @@ def test_a_key_that_was_committed_before_uses_no_number() -> None:
     assert driven.sent() == [(2, 5)]
 
 
-def test_a_number_that_another_has_taken_is_given_up_and_the_key_kept() -> None:
+def test_write_with_a_taken_sequence_gets_a_new_one_under_its_key() -> None:
     driven = Driven(last=1, pending=(2, 3)).told(5)
     assert driven.sent() == [(1, 2), (2, 3)]
     driven.answer(1, Taken(5))
@@ -207,28 +207,28 @@ def test_a_number_that_another_has_taken_is_given_up_and_the_key_kept() -> None:
     assert driven.sent() == [(1, 6)]
 
 
-def test_a_number_of_which_nothing_is_known_is_not_of_one_that_was_never_sent() -> None:
-    """Another writer was here long ago."""
+def test_replay_without_transaction_is_accepted_only_for_writes_sent_before() -> None:
+    """Another writer used the sequence long ago."""
     driven = Driven().told(1)
     driven.submit()
     assert driven.sent() == [(1, 2)]
     driven.answer(1, Committed(Written(None, 2, is_replay=True)))
     assert driven.sent() == []
     assert driven.told(9).sent() == [(1, 10)]
-    pending = Driven(last=1, pending=(2,)).told(9)  # but one that may have been sent believes it
+    pending = Driven(last=1, pending=(2,)).told(9)  # a write that may have been sent accepts it
     assert pending.sent() == [(1, 2)]
     pending.answer(1, Committed(Written(None, 2, is_replay=True)))
     assert pending.settled == {1: Written(None, 2, is_replay=True)}
 
 
-def test_nobody_overtakes_one_whose_number_has_been_passed() -> None:
+def test_later_writes_do_not_overtake_a_write_whose_sequence_was_passed() -> None:
     driven = Driven(last=1, pending=(2, 3)).told(2)
     assert driven.sent() == [(1, 2)]
     driven.answer(1, Taken(2))
     assert driven.sent() == [(1, 3), (2, 4)]
 
 
-def test_pending_ones_are_sent_first_under_their_old_numbers() -> None:
+def test_recovered_writes_are_sent_first_under_their_old_sequences() -> None:
     driven = Driven(last=4, pending=(5, 6))
     driven.submit()
     assert driven.told(5).sent() == [(1, 5)]
@@ -236,7 +236,7 @@ def test_pending_ones_are_sent_first_under_their_old_numbers() -> None:
     assert driven.sent() == [(2, 6), (3, 7)]
 
 
-def test_one_that_moved_up_is_saved_before_anything_is_sent() -> None:
+def test_changed_sequence_is_saved_before_the_write_is_sent() -> None:
     driven = Driven(last=1, pending=(2,)).told(2)
     driven.sent()
     call = driven.calls.pop(1)
@@ -249,7 +249,7 @@ def test_one_that_moved_up_is_saved_before_anything_is_sent() -> None:
     assert len(driven.protocol.next_calls(0)) == 1
 
 
-def test_the_file_never_has_one_under_a_number_that_another_gets() -> None:
+def test_store_never_has_two_writes_under_one_sequence() -> None:
     driven = Driven(last=1, pending=(2, 3, 4, 5, 6, 7), in_flight_max=1).told(2)
     driven.sent()
     driven.protocol.answered(driven.calls.pop(1), Taken(2))
@@ -258,7 +258,7 @@ def test_the_file_never_has_one_under_a_number_that_another_gets() -> None:
     assert [sequence for _, sequence in changes.entries] == [3, 4, 5, 6, 7, 8]
 
 
-def test_those_that_move_down_are_saved_when_their_turn_comes_near() -> None:
+def test_writes_that_move_down_are_saved_shortly_before_they_are_sent() -> None:
     driven = Driven(in_flight_max=1).told(0)
     driven.submit(6)
     driven.sent()
@@ -273,7 +273,7 @@ def test_those_that_move_down_are_saved_when_their_turn_comes_near() -> None:
 
 
 @pytest.mark.parametrize("server", [0, 3])
-def test_a_server_that_knows_less_than_it_did_is_told_of(server: int) -> None:
+def test_server_with_a_lower_last_sequence_is_reported_as_forgotten(server: int) -> None:
     driven = Driven(last=4, pending=(5, 6)).told(server)
     assert driven.protocol.forgotten == Forgotten(4, server)
     assert driven.sent() == []
@@ -283,9 +283,9 @@ def test_a_server_that_knows_less_than_it_did_is_told_of(server: int) -> None:
     assert driven.settled == {1: None}
 
 
-def test_one_that_has_nothing_pending_is_not_told_that_it_was_forgotten() -> None:
+def test_evicted_client_without_sent_writes_continues_without_a_report() -> None:
     driven = Driven(last=4)
-    driven.submit()  # never sent
+    driven.submit()  # not sent
     assert driven.told(0).sent() == [(1, 1)]
     assert driven.protocol.was_adopted
     assert driven.protocol.forgotten is None
@@ -293,12 +293,12 @@ def test_one_that_has_nothing_pending_is_not_told_that_it_was_forgotten() -> Non
     assert restored.protocol.forgotten == Forgotten(4, 3)
 
 
-def test_a_first_write_of_long_ago_may_have_been_forgotten() -> None:
+def test_first_write_older_than_the_retention_is_reported_as_forgotten() -> None:
     assert Driven(pending=(1,), now_ms=REMEMBERED_MS).told(0).sent() == [(1, 1)]
     assert Driven(pending=(1,), now_ms=REMEMBERED_MS + 1).told(0).protocol.forgotten == Forgotten(0, 0)
 
 
-def test_who_waited_for_a_day_asks_again_before_it_sends_again() -> None:
+def test_retry_after_the_retention_asks_for_the_client_state_first() -> None:
     driven = Driven().told(0)
     driven.submit()
     driven.sent()
@@ -309,7 +309,7 @@ def test_who_waited_for_a_day_asks_again_before_it_sends_again() -> None:
     assert driven.told(0).protocol.forgotten == Forgotten(0, 0)
 
 
-def test_a_gap_where_there_is_none_is_asked_about() -> None:
+def test_unexpected_gap_asks_for_the_client_state() -> None:
     driven = Driven().told(4)
     driven.submit(2)
     driven.sent()
@@ -323,32 +323,32 @@ def test_a_gap_where_there_is_none_is_asked_about() -> None:
     assert driven.told(0).sent() == [(1, 1), (2, 2)]
 
 
-def test_what_is_committed_while_the_server_is_asked_is_no_reason_to_think_it_forgot() -> None:
+def test_commit_during_a_state_request_is_not_reported_as_forgotten() -> None:
     driven = Driven().told(4)
     driven.submit(2)
     driven.sent()
-    driven.answer(2, Gap(3))  # strange enough to ask
+    driven.answer(2, Gap(3))  # inconsistent: asks for the client state
     driven.protocol.release()
     assert driven.protocol.take_question()
     driven.answer(1)
-    driven.protocol.state_told(ClientState(4), 0)  # it was read before
+    driven.protocol.state_told(ClientState(4), 0)  # read before the commit
     assert driven.protocol.forgotten is None
     assert driven.sent() == [(2, 6)]
 
 
-def test_a_write_that_may_have_been_sent_is_not_given_up_because_it_is_denied() -> None:
+def test_denied_write_that_may_have_been_sent_is_settled_by_the_client_state() -> None:
     driven = Driven(last=1, pending=(2, 3)).told(1)
     assert driven.sent() == [(1, 2), (2, 3)]
     driven.answer(1, DENIED)
     driven.answer(2, Gap(1))
     assert driven.settled == {}
-    driven.told(1)  # its number is free: it was not written
+    driven.told(1)  # the sequence is free: it was not written
     driven.save()
     assert driven.settled == {1: DENIED.error}
     assert driven.sent() == [(2, 2)]
 
 
-def test_one_that_is_denied_may_have_been_committed_before() -> None:
+def test_denied_write_that_was_committed_before_is_reported_as_written() -> None:
     driven = Driven(last=1, pending=(2,)).told(1)
     driven.sent()
     driven.answer(1, DENIED)
@@ -357,7 +357,7 @@ def test_one_that_is_denied_may_have_been_committed_before() -> None:
     assert driven.settled == {1: Written(None, 2, is_replay=True)}
 
 
-def test_one_of_which_nobody_can_say_waits_and_its_caller_is_told() -> None:
+def test_denied_write_with_unknown_outcome_stays_pending_and_reports_the_error() -> None:
     driven = Driven(last=1, pending=(2,)).told(1)
     driven.sent()
     driven.answer(1, DENIED)
@@ -371,7 +371,7 @@ def test_one_of_which_nobody_can_say_waits_and_its_caller_is_told() -> None:
     assert driven.settled[1] == Written("tx", 2)
 
 
-def test_who_is_not_told_where_it_stands_writes_nothing() -> None:
+def test_denied_client_state_fails_new_writes_and_keeps_recovered_ones() -> None:
     driven = Driven(last=1, pending=(2,))
     driven.submit()
     driven.save()
@@ -384,7 +384,7 @@ def test_who_is_not_told_where_it_stands_writes_nothing() -> None:
     assert driven.told(1).sent() == [(1, 2)]
 
 
-def test_what_does_not_verify_is_told_and_its_number_used() -> None:
+def test_unverified_write_reports_the_error_and_uses_its_sequence() -> None:
     driven = Driven().told(0)
     driven.submit(2)
     driven.sent()
@@ -394,7 +394,7 @@ def test_what_does_not_verify_is_told_and_its_number_used() -> None:
     assert driven.numbers == [2]
 
 
-def test_a_full_disk_takes_back_what_is_new_and_nothing_else() -> None:
+def test_failed_save_drops_only_new_writes() -> None:
     driven = Driven().told(0)
     driven.submit(2)
     driven.sent()
@@ -411,7 +411,7 @@ def test_a_full_disk_takes_back_what_is_new_and_nothing_else() -> None:
     assert driven.sent() == [(3, 2)]
 
 
-def test_where_writes_are_refused_often_less_is_sent_ahead() -> None:
+def test_refusals_reduce_the_number_of_writes_in_flight() -> None:
     driven = Driven(in_flight_max=16).told(0)
     driven.submit(60)
     assert len(driven.sent()) == 16

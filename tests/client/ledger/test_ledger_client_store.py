@@ -1,4 +1,4 @@
-"""The file of a ledger's client: what survives, and which files are refused."""
+"""The store of the ledger client: durability, and files that are refused."""
 
 import sqlite3
 from pathlib import Path
@@ -36,7 +36,7 @@ def opened(path: Path) -> LedgerStore:
 
 
 @pytest.mark.rule("LG-19")
-def test_what_is_saved_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
     scope = store.scope("acme", "main")
     assert (scope.last_sequence, scope.pending) == (0, [])
@@ -54,7 +54,7 @@ def test_what_is_saved_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
     again.close()
 
 
-def test_two_clients_cannot_have_one_file(tmp_path: Path) -> None:
+def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     with started("ledger_holding_worker.py", str(path)) as process:
         assert line_of(process) == "open"
@@ -69,14 +69,14 @@ def test_two_clients_cannot_have_one_file(tmp_path: Path) -> None:
     opened(path).close()
 
 
-def test_a_file_belongs_to_one_client(tmp_path: Path) -> None:
+def test_store_of_another_client_id_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "client.db").close()
     with pytest.raises(SettingsError, match="belongs to the client 'billing-1', not to 'other'"):
         LedgerStore(str(tmp_path / "client.db")).open("other")
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE mine (a)", "PRAGMA application_id = 7", "PRAGMA user_version = 1"])
-def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, statement: str) -> None:
+def test_database_of_another_application_is_refused_unchanged(tmp_path: Path, statement: str) -> None:
     path = tmp_path / "mine.db"
     with sqlite3.connect(path) as connection:
         connection.execute(statement)
@@ -88,7 +88,7 @@ def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, statement: str)
     assert not Path(f"{path}-wal").exists()
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.db"
     path.write_text("hello" * 1000)
     with pytest.raises(NotALogError):
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "nowhere" / "client.db")
 
 
-def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+def test_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     opened(path).close()
     with sqlite3.connect(path) as connection:
@@ -107,7 +107,7 @@ def test_a_newer_file_is_refused(tmp_path: Path) -> None:
         opened(path)
 
 
-def test_a_damaged_row_is_told(tmp_path: Path) -> None:
+def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
     scope = store.scope("acme", "")
     broken = entry(1, 1)
@@ -118,7 +118,7 @@ def test_a_damaged_row_is_told(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_file_that_was_removed_is_not_written_to(tmp_path: Path) -> None:
+def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     store = opened(path)
     scope = store.scope("acme", "")
@@ -131,7 +131,7 @@ def test_a_file_that_was_removed_is_not_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("LG-19")
-def test_what_must_survive_is_synced(tmp_path: Path) -> None:
+def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
     scope = store.scope("acme", "")
     assert store._connection is not None

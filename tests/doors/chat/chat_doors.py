@@ -1,20 +1,19 @@
-"""The chat door for tests: a real server, people with devices, and short ways to speak to it."""
+"""Servers, users and devices for the tests of the Chat API."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
 import aiohttp
 from aiohttp import WSMsgType
 
-from doors.serving import RUN_S, Answer, Serving, serving, soon, until
+from doors.serving import WAIT_S, Answer, Serving, serving, soon, until
 
-T = TypeVar("T")
 Json = dict[str, Any]
 MESSAGE: Final = {
     *("message_id", "chat_id", "sequence", "sender_id", "client_message_id", "content", "content_type", "created_at"),
@@ -23,25 +22,25 @@ MESSAGE: Final = {
 
 
 def message_uuid(number: int) -> str:
-    """A UUID of version 4, another one for each number."""
+    """Return a version 4 UUID that is unique to the number."""
     return str(UUID(int=number << 64 | 2 << 62, version=4))
 
 
 class Device:
-    """One connection of somebody. What comes without having been asked for is kept until somebody wants it."""
+    """A WebSocket connection of a user. Frames that are not answers are kept until a test takes them."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
         self.socket = socket
         self.name = name
         self.frames: list[Json] = []
-        """What has come and was not taken."""
+        """Received frames that no test has taken yet."""
         self._requests = count(1)
 
     async def tell(self, kind: str, **members: Any) -> None:
         await self.socket.send_str(json.dumps({"type": kind, **members}))
 
     async def receive(self) -> Json:
-        """The next frame from the wire. An end of the connection is an error."""
+        """Receive the next frame. Raises ConnectionResetError at the end of the connection."""
         message = await soon(self.socket.receive())
         if message.type is not WSMsgType.TEXT:
             raise ConnectionResetError(f"{self.name}: {message}")
@@ -49,7 +48,7 @@ class Device:
         return found
 
     async def take(self, **wanted: Any) -> Json:
-        """The next frame that has all of these members, whatever else comes before it: that is kept."""
+        """Return the next frame that has all of these members, and keep the frames before it."""
         for place, frame in enumerate(self.frames):
             if wanted.items() <= frame.items():
                 return self.frames.pop(place)
@@ -63,7 +62,7 @@ class Device:
         return [await self.take(type=kind) for _ in range(number)]
 
     async def ask(self, kind: str, **members: Any) -> Json:
-        """The answer, by its request_id."""
+        """Send a request and return the answer with its request_id."""
         request_id = f"r{next(self._requests)}"
         await self.tell(kind, request_id=request_id, **members)
         return await self.take(request_id=request_id)
@@ -78,7 +77,7 @@ class Device:
         )
 
     async def sent(self, chat_id: str, number: int, content: str = "hello", **members: Any) -> int:
-        """The sequence of a message that must have been committed or be known."""
+        """Send a message that must be committed or known, and return its sequence."""
         answer = await self.send(chat_id, number, content, **members)
         assert answer["type"] == "send_message_ack", answer
         sequence: int = answer["sequence"]
@@ -88,7 +87,7 @@ class Device:
         return await self.ask("sync_request", chat_id=chat_id, last_acked_sequence=after, **members)
 
     async def synced(self, chat_id: str, after: int = 0, **members: Any) -> list[Json]:
-        """All messages after a sequence, page by page."""
+        """Return all messages after a sequence, page by page."""
         messages: list[Json] = []
         has_more = True
         while has_more:
@@ -99,11 +98,11 @@ class Device:
         return messages
 
     async def acknowledge(self, chat_id: str, sequence: int) -> None:
-        """All that was told before is in the log, or refused, when the answer to what follows is there."""
+        """Send an acknowledgement, which has no answer."""
         await self.tell("ack", chat_id=chat_id, last_acked_sequence=sequence)
 
     async def refused(self, kind: str, **members: Any) -> str:
-        """The code of an error that must come."""
+        """Send a request that must be refused, and return the code of the error."""
         answer = await self.ask(kind, **members)
         assert answer["type"] == "error", answer
         assert answer["message"]
@@ -111,13 +110,13 @@ class Device:
         return code
 
     async def quiet(self) -> list[Json]:
-        """What has come without having been asked for, up to now: all that was on its way stands before a pong."""
+        """Return the kept frames up to now. A pong follows all frames that the server sent before."""
         await self.ask("ping")
         frames, self.frames = self.frames, []
         return frames
 
     async def closed(self) -> int | None:
-        """The code that the server closes the connection with; what comes before is kept."""
+        """Wait until the server closes the connection, keep the frames before, and return the close code."""
         while True:
             message = await soon(self.socket.receive())
             if message.type is not WSMsgType.TEXT:
@@ -129,7 +128,7 @@ class Device:
 
 
 class Door:
-    """A server, and whoever comes to it."""
+    """A server and the devices that are connected to it."""
 
     def __init__(self, served: Serving) -> None:
         self.served = served
@@ -141,7 +140,7 @@ class Door:
         return await self.served.request(method, path, credential=name, **options)
 
     async def create(self, chat_id: str, name: str, *members: str) -> Json:
-        """A chat that its first member has made; others by their names."""
+        """Create a chat as the given user, with further members by name."""
         body = {"chat_id": chat_id, "members": [f"user:{one}" for one in members]}
         answer = await self.http("POST", "/v1/chats", name, body)
         assert answer.status in (200, 201), answer.body
@@ -158,19 +157,19 @@ class Door:
         return {one["user_id"]: one["last_acked_sequence"] for one in answer.json["members"]}
 
     async def watermark(self, chat_id: str, name: str, sequence: int) -> None:
-        """Waits until somebody's own is there: an ack has no answer."""
-        async with asyncio.timeout(10):
+        """Wait until the watermark of the user has reached the sequence, because an ack has no answer."""
+        async with asyncio.timeout(WAIT_S):
             while (await self.watermarks(chat_id, name))[f"user:{name}"] != sequence:
                 pass
 
     async def socket(self, name: str) -> Device:
-        """A connection on which nothing has been said yet."""
+        """Open a connection without sending a connect frame."""
         device = await device_at(self.served.session, self.served.url, name)
         self._devices.append(device)
         return device
 
     async def device(self, name: str, **members: Any) -> Device:
-        """A connection of somebody who has said who he is."""
+        """Open a connection and connect as the user."""
         device = await self.socket(name)
         answer = await device.connect(**members)
         assert answer["type"] == "connected", answer
@@ -188,7 +187,7 @@ async def device_at(session: aiohttp.ClientSession, url: str, name: str) -> Devi
 
 @asynccontextmanager
 async def opened(directory: Path, **settings: Any) -> AsyncIterator[Door]:
-    """A server of its own, with a log in the directory."""
+    """Run a server on the log in the directory."""
     connector = aiohttp.TCPConnector(limit=0)
     async with serving(directory, connector=connector, **{"grpc": False, **settings}) as served:
         door = Door(served)
@@ -198,31 +197,21 @@ async def opened(directory: Path, **settings: Any) -> AsyncIterator[Door]:
             await door.close()
 
 
-class House:
-    """A server that tests share, in a loop that goes on from test to test. Each has chats of its own."""
+class SharedServer:
+    """A running server that many tests use. Each test has unique chats."""
 
-    def __init__(self, directory: Path) -> None:
-        self._runner = asyncio.Runner()
-        self._opened = opened(directory)
-        self.directory = directory
-        self.door = self.run(self._opened.__aenter__())
-        self.name = ""
+    def __init__(self, door: Door, name: str) -> None:
+        self.door = door
+        self.name = name
 
-    def run(self, main: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(asyncio.wait_for(main, RUN_S))
-
-    def end(self) -> None:
-        """Of a test: its devices go, and what they have acknowledged is told, before those of the next one come."""
-        self.run(self.door.close())
+    async def wait_until_idle(self) -> None:
+        """Disconnect the test's devices and wait until their acknowledgements are delivered."""
+        await self.door.close()
         server = self.door.served.server
-        self.run(until(lambda: not server.log.queued and server._chat_hub._delivering is None))
-
-    def close(self) -> None:
-        self.run(self._opened.__aexit__(None, None, None))
-        self._runner.close()
+        await until(lambda: not server.log.queued and server._chat_hub._delivering is None)
 
     def chat(self, suffix: object = "") -> str:
-        """One that only the test that is running has."""
+        """Return a chat id that no other test uses."""
         return f"{self.name}{suffix}"
 
 

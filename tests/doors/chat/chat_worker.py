@@ -1,6 +1,6 @@
-"""A client that keeps its message in a file until it has its answer: python chat_worker.py URL FILE silent|on
+"""A client that sends the message of a file: python chat_worker.py URL FILE silent|on
 
-`silent` says "sent" when it has sent it, and waits to be killed; `on` says the answer.
+With `silent` it prints "sent" after sending and waits to be killed; with `on` it prints the answer.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ async def main(url: str, message: dict[str, Any], how: str) -> None:
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/chat") as socket:
         await socket.send_json({"type": "connect", "token": "ann", "device_id": "worker"})
         assert (await socket.receive_json())["type"] == "connected"
-        await socket.send_json({"type": "send_message", "chat_id": "c", "request_id": "mine", **message})
+        await socket.send_json({"type": "send_message", "request_id": "mine", **message})
         if how == "silent":
             os.write(1, b"sent\n")
             await asyncio.Event().wait()

@@ -1,33 +1,26 @@
-"""What the tests of the chat door share: a server for those who do not need one of their own."""
+"""Fixtures of the chat tests: a server that the tests share."""
 
-from collections.abc import Iterator
-from hashlib import sha256
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from doors.chat.chat_doors import House
-
-
-@pytest.fixture(scope="module")
-def houses() -> Iterator[dict[str, House]]:
-    """The servers of a module, by their stores."""
-    found: dict[str, House] = {}
-    yield found
-    for house in found.values():
-        house.close()
+from doors.chat.chat_doors import Door, SharedServer, opened
+from doors.shared import ServerPool, unique_name
 
 
-@pytest.fixture
-def house(
-    houses: dict[str, House],
-    store_kind: str,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[House]:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
+    """Servers in development mode."""
+    async with ServerPool(lambda: opened(tmp_path_factory.mktemp("shared"))) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def shared_server(
+    server_pool: ServerPool[Door], store_kind: str, request: pytest.FixtureRequest
+) -> AsyncIterator[SharedServer]:
     """A server in development mode that other tests use too, with chats that only this test has."""
-    if store_kind not in houses:
-        houses[store_kind] = House(tmp_path_factory.mktemp("house"))
-    found = houses[store_kind]
-    found.name = sha256(request.node.nodeid.encode()).hexdigest()[:20]
-    yield found
-    found.end()
+    server = SharedServer(await server_pool.get(store_kind), unique_name(request))
+    yield server
+    await server.wait_until_idle()

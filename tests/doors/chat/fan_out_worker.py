@@ -1,7 +1,7 @@
 """A server that ends in the middle of a fan-out: python fan_out_worker.py STORE WRITTEN
 
-It says where it listens. When a message with the content `the end` has been written to so many connections, and to no
-others yet, it kills itself.
+It prints its URL. When it has written messages with the content `the end` to WRITTEN connections and is about to write
+the next one, it kills itself.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""What fails in the real world, made to happen: the rows of the seed's appendix B, kills, and bad networks."""
+"""Failures of clients, servers and networks: the rows of the specification's appendix B, kills, and a storm."""
 
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +12,26 @@ from uuid import UUID
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 import doors.chat.chat_worker
 import doors.chat.fan_out_worker
 import doors.ledger.withheld_worker
-from cli.served import Served, oncelog
-from cli.served import serving as served_process
-from crash.processes import started
+from cli.served import Served
 from databases import BOTH_STORES, log_at
-from doors.chat.chat_doors import Device, Door, Json, device_at, message_uuid, opened, people, sequences
-from doors.serving import run, soon
+from doors.chat.chat_doors import (
+    Device,
+    Door,
+    Json,
+    device_at,
+    message_uuid,
+    opened,
+    people,
+    sequences,
+)
+from doors.commands import oncelog, started
+from doors.serving import WAIT_S, soon
+from doors.shared import ServerPool, unique_name
 from oncelog.core.chat import message_body, message_fingerprint
 from oncelog.core.invariants import Answer, History, Sync, violations
 from oncelog.core.policy import CHAT
@@ -34,13 +44,35 @@ CLIENT: Final = str(doors.chat.chat_worker.__file__)
 FAN_OUT: Final = str(doors.chat.fan_out_worker.__file__)
 WITHHELD: Final = str(doors.ledger.withheld_worker.__file__)
 LOST: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
-"""What a client meets whose server or network is gone."""
+"""Errors of a client whose server or network is gone."""
+
+
+@asynccontextmanager
+async def server_process(directory: Path) -> AsyncIterator[Served]:
+    """Run a server in a separate process."""
+    process = await asyncio.to_thread(Served, directory, ["--development", "--quiet"])
+    try:
+        yield process
+    finally:
+        await asyncio.to_thread(process.end)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def process_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Served]]:
+    async with ServerPool(lambda: server_process(tmp_path_factory.mktemp("process"))) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def shared_process(process_pool: ServerPool[Served], store_kind: str) -> Served:
+    """A server process that other tests use too. A test may kill it and must start it again."""
+    return await process_pool.get(store_kind)
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with served_process(tmp_path) as found:
-        yield found
+def chat(request: pytest.FixtureRequest) -> str:
+    """The name of a chat that only this test has."""
+    return unique_name(request)
 
 
 @asynccontextmanager
@@ -50,7 +82,7 @@ async def people_at(url: str) -> AsyncIterator["Place"]:
 
 
 class Place:
-    """A server in another process, or a way to it."""
+    """A client side of a server: in this or another process, or behind a proxy."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.session = session
@@ -70,7 +102,7 @@ class Place:
 
 
 class Relay:
-    """A network between a client and a server, from which on demand no answer comes any more."""
+    """A proxy between a client and a server that can drop all further answers."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -107,143 +139,135 @@ class Relay:
             writer.close()
 
 
-# --- the five rows ---------------------------------------------------------------------------------------------
+# --- appendix B ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rule("CH-14", "CH-4")
-def test_network_timeout_during_send(served: Served) -> None:
-    async def main() -> None:
-        async with people_at(served.url) as place, Relay(served.url) as relay:
-            await place.create("c", "ann", "bob")
-            bob = await place.device("bob")
-            ann = await Place(place.session, relay.url).device("ann")
-            relay.is_mute = True
-            await ann.tell("send_message", client_message_id=message_uuid(1), chat_id="c", content="hello")
-            assert (await bob.take(type="message"))["sequence"] == 1
-            await soon(relay.swallowed.wait())  # the answer was there, and is lost
-            again = await place.device("ann")
-            answer = await again.send("c", 1)
-            assert (answer["sequence"], answer["duplicate"], "content_mismatch" in answer) == (1, True, False)
-            assert sequences(await bob.synced("c")) == [1]
-            assert await bob.quiet() == []
-
-    run(main())
+async def test_retry_after_a_network_timeout_during_send_is_a_duplicate(shared_process: Served, chat: str) -> None:
+    async with people_at(shared_process.url) as place, Relay(shared_process.url) as relay:
+        await place.create(chat, "ann", "bob")
+        bob = await place.device("bob")
+        ann = await Place(place.session, relay.url).device("ann")
+        relay.is_mute = True
+        await ann.tell("send_message", client_message_id=message_uuid(1), chat_id=chat, content="hello")
+        assert (await bob.take(type="message"))["sequence"] == 1
+        await soon(relay.swallowed.wait())  # the answer was sent and is lost
+        again = await place.device("ann")
+        answer = await again.send(chat, 1)
+        assert (answer["sequence"], answer["duplicate"], "content_mismatch" in answer) == (1, True, False)
+        assert sequences(await bob.synced(chat)) == [1]
+        assert await bob.quiet() == []
+        await ann.close()
 
 
 @pytest.mark.rule("CH-14", "CH-4")
-def test_client_crash_before_ack(served: Served, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with people_at(served.url) as place:
-            await place.create("c", "ann", "bob")
-            bob = await place.device("bob")
-            kept = tmp_path / "outbox.json"
-            kept.write_text(json.dumps({"client_message_id": message_uuid(1), "content": "hello"}))
-            with started(CLIENT, served.url, str(kept), "silent") as client:
-                assert client.stdout is not None
-                assert await asyncio.to_thread(client.stdout.readline) == b"sent\n"
-                live = await bob.take(type="message")
-                client.kill()
-            with started(CLIENT, served.url, str(kept), "on") as client:
-                assert client.stdout is not None
-                answer = json.loads(await asyncio.to_thread(client.stdout.readline))
-            assert (answer["sequence"], answer["message_id"]) == (live["sequence"], live["message_id"])
-            assert answer["duplicate"] is True
-            assert sequences(await bob.synced("c")) == [1]
-
-    run(main())
+async def test_retry_after_a_client_crash_before_the_ack_is_a_duplicate(
+    shared_process: Served, chat: str, tmp_path: Path
+) -> None:
+    url = shared_process.url
+    kept = tmp_path / "outbox.json"
+    kept.write_text(json.dumps({"client_message_id": message_uuid(1), "chat_id": chat, "content": "hello"}))
+    async with people_at(url) as place:
+        await place.create(chat, "ann", "bob")
+        bob = await place.device("bob")
+        with started(CLIENT, url, str(kept), "silent") as client:
+            assert client.stdout is not None
+            assert await asyncio.to_thread(client.stdout.readline) == "sent\n"
+            live = await bob.take(type="message")
+            client.kill()
+        with started(CLIENT, url, str(kept), "on") as client:
+            assert client.stdout is not None
+            answer = json.loads(await asyncio.to_thread(client.stdout.readline))
+        assert (answer["sequence"], answer["message_id"]) == (live["sequence"], live["message_id"])
+        assert answer["duplicate"] is True
+        assert sequences(await bob.synced(chat)) == [1]
 
 
 @pytest.mark.rule("CH-14", "CH-1", "CO-10", "CO-11")
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_server_crash_around_the_commit_before_ack(tmp_path: Path, moment: str) -> None:
-    async def main() -> None:
-        async with opened(tmp_path) as door:
-            await door.create("c", "ann", "bob")
-            await (await door.device("ann")).sent("c", 1)
-        with started(WITHHELD, log_at(tmp_path / "events.db"), moment) as process:
-            assert process.stdout is not None
-            url, _ = (await asyncio.to_thread(process.stdout.readline)).split()
-            async with people_at(url.decode()) as place:
-                ann, bob = await place.device("ann"), await place.device("bob")
-                await ann.tell("send_message", client_message_id=message_uuid(2), chat_id="c", content="hello")
-                assert await asyncio.to_thread(process.stdout.readline) == b"there\n"
-                process.kill()
-                process.wait()
-                for device in (ann, bob):  # nobody was told of what may not be durable
-                    with pytest.raises(LOST):
-                        await device.receive()
-        async with opened(tmp_path) as door:
-            ann, bob = await door.device("ann"), await door.device("bob")
-            is_there = moment == "after"
-            assert sequences(await bob.synced("c")) == ([1, 2] if is_there else [1])
-            answer = await ann.send("c", 2)
-            assert (answer["sequence"], answer["duplicate"]) == (2, is_there)
-            assert sequences(await bob.synced("c")) == [1, 2]
-
-    run(main())
+async def test_server_crash_around_the_commit_stores_a_message_or_nothing(tmp_path: Path, moment: str) -> None:
+    async with opened(tmp_path) as door:
+        await door.create("c", "ann", "bob")
+        await (await door.device("ann")).sent("c", 1)
+    with started(WITHHELD, log_at(tmp_path / "events.db"), moment) as process:
+        assert process.stdout is not None
+        url, _ = (await asyncio.to_thread(process.stdout.readline)).split()
+        async with people_at(url) as place:
+            ann, bob = await place.device("ann"), await place.device("bob")
+            await ann.tell("send_message", client_message_id=message_uuid(2), chat_id="c", content="hello")
+            assert await asyncio.to_thread(process.stdout.readline) == "there\n"
+            process.kill()
+            process.wait()
+            for device in (ann, bob):  # nothing was sent before the commit was confirmed
+                with pytest.raises(LOST):
+                    await device.receive()
+    async with opened(tmp_path) as door:
+        ann, bob = await door.device("ann"), await door.device("bob")
+        is_there = moment == "after"
+        assert sequences(await bob.synced("c")) == ([1, 2] if is_there else [1])
+        answer = await ann.send("c", 2)
+        assert (answer["sequence"], answer["duplicate"]) == (2, is_there)
+        assert sequences(await bob.synced("c")) == [1, 2]
 
 
 @pytest.mark.rule("CH-14", "CH-6")
-def test_client_offline_for_an_extended_period(served: Served) -> None:
-    """The server is killed and started again meanwhile, and much is said."""
-
-    async def main() -> None:
-        async with people_at(served.url) as place:
+async def test_client_that_was_offline_over_a_server_crash_syncs_everything(tmp_path: Path, is_soak: bool) -> None:
+    crash, end = (500, 700) if is_soak else (200, 300)
+    async with server_process(tmp_path) as process:
+        async with people_at(process.url) as place:
             await place.create("c", "ann", "bob")
             ann, bob = await place.device("ann"), await place.device("bob")
             for number in range(1, 6):
                 await ann.sent("c", number)
             seen = sequences(await bob.takes(5, "message"))
             await bob.close()
-            for number in range(6, 500):
-                await ann.tell("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
-            await ann.takes(494, "send_message_ack")
-            served.kill()
-            served.start()
+            await send_many(ann, range(6, crash))
+            await asyncio.to_thread(process.kill)
+            await asyncio.to_thread(process.start)
             ann = await place.device("ann")
-            for number in range(500, 700):
-                await ann.tell("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
-            await ann.takes(200, "send_message_ack")
+            await send_many(ann, range(crash, end))
             bob = await place.device("bob")
             seen += sequences(await bob.synced("c", seen[-1]))
-            assert seen == list(range(1, 700))
+            assert seen == list(range(1, end))
+        assert await asyncio.to_thread(process.stop) == 0
+    verified = await oncelog("verify", process.store)
+    assert verified.exit_code == 0, verified.output
 
-    run(main())
-    assert served.stop() == 0
-    verified = oncelog("verify", served.store)
-    assert verified.returncode == 0, verified.stdout
+
+async def send_many(device: Device, numbers: range) -> None:
+    for number in numbers:
+        await device.tell("send_message", client_message_id=message_uuid(number), chat_id="c", content="x")
+    await device.takes(len(numbers), "send_message_ack")
 
 
 @pytest.mark.rule("CH-14", "CH-4")
-def test_duplicate_id_with_other_content(served: Served) -> None:
-    """Also of a server that has been killed since, and knows of the first from the log alone."""
-
-    async def main() -> None:
-        async with people_at(served.url) as place:
-            await place.create("c", "ann", "bob")
-            first = await (await place.device("ann")).send("c", 1, "original")
-            for is_restarted in (False, True):
-                if is_restarted:
-                    served.kill()
-                    served.start()
-                ann = await place.device("ann")
-                answer = await ann.send("c", 1, "another")
-                expected = {**first, "duplicate": True, "content_mismatch": True, "request_id": answer["request_id"]}
-                assert answer == expected
-                assert [one["content"] for one in await ann.synced("c")] == ["original"]
-
-    run(main())
+async def test_reused_id_with_other_content_gets_the_original_answer(shared_process: Served, chat: str) -> None:
+    """Also from a server that was killed and started again, which knows the first message from the log alone."""
+    async with people_at(shared_process.url) as place:
+        await place.create(chat, "ann", "bob")
+        first = await (await place.device("ann")).send(chat, 1, "original")
+        await check_mismatch(place, chat, first)
+        await asyncio.to_thread(shared_process.kill)
+        await asyncio.to_thread(shared_process.start)
+        await check_mismatch(place, chat, first)
 
 
-# --- a kill in the middle of a fan-out ---------------------------------------------------------------------------
+async def check_mismatch(place: Place, chat: str, first: Json) -> None:
+    ann = await place.device("ann")
+    answer = await ann.send(chat, 1, "another")
+    expected = {**first, "duplicate": True, "content_mismatch": True, "request_id": answer["request_id"]}
+    assert answer == expected
+    assert [one["content"] for one in await ann.synced(chat)] == ["original"]
 
-MEMBERS: Final = 200
-BEFORE: Final = 10
-"""Messages that all of them have."""
+
+# --- server killed during a fan-out ------------------------------------------------------------------------------
+
+BEFORE: Final = 5
+"""Messages that all members receive before the kill."""
 
 
 async def _live(device: Device) -> list[Json]:
-    """What comes until the server is gone."""
+    """Return the messages received until the server is gone."""
     messages = []
     try:
         while True:
@@ -253,78 +277,66 @@ async def _live(device: Device) -> list[Json]:
 
 
 @pytest.mark.rule("CH-7", "CH-6", "CO-11", "CO-13")
-def test_a_gateway_killed_in_the_middle_of_a_fan_out(tmp_path: Path) -> None:
-    names = list(people(MEMBERS))
-    store = log_at(tmp_path / "log.db")
-
-    async def killed() -> list[list[Json]]:
-        with started(FAN_OUT, store, str(MEMBERS // 2)) as process:
-            assert process.stdout is not None
-            url = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
-            async with people_at(url) as place:
-                await place.create("c", "sender", *names)
-                sender = await place.device("sender", live=False)
-                devices = await asyncio.gather(*[place.device(name) for name in names])
-                for number in range(1, BEFORE + 1):
-                    await sender.sent("c", number)
-                for number in range(BEFORE + 1, BEFORE + 4):  # in one commit, or in several
-                    said = {"client_message_id": message_uuid(number), "chat_id": "c", "content": "the end"}
-                    await sender.tell("send_message", **said)
-                return await asyncio.gather(*map(_live, devices))
-
-    async def main() -> None:
-        seen = await killed()
-        reached = [len(messages) > BEFORE for messages in seen]
-        assert 0 < sum(reached) < MEMBERS
-        for messages in seen:
-            assert sequences(messages) == list(range(1, len(messages) + 1))
-        with served_process(tmp_path) as served:
-            async with people_at(served.url) as place:
-                sender = await place.device("sender", live=False)
-                for number in range(BEFORE + 1, BEFORE + 4):
-                    await sender.sent("c", number, "the end")
-                whole = await sender.synced("c")
-                assert sequences(whole) == list(range(1, BEFORE + 4))
-                for name, messages in zip(names, seen, strict=True):
-                    device = await place.device(name)
-                    live = [{key: one[key] for key in one if key != "type"} for one in messages]
-                    assert live + await device.synced("c", len(live)) == whole
-                    await device.close()
-
-    run(main())
+async def test_server_killed_during_a_fan_out_loses_no_message(tmp_path: Path, is_soak: bool) -> None:
+    names = list(people(200 if is_soak else 80))
+    with started(FAN_OUT, log_at(tmp_path / "events.db"), str(len(names) // 2)) as process:
+        assert process.stdout is not None
+        url = (await asyncio.to_thread(process.stdout.readline)).strip()
+        async with people_at(url) as place:
+            await place.create("c", "sender", *names)
+            sender = await place.device("sender", live=False)
+            devices = await asyncio.gather(*[place.device(name) for name in names])
+            for number in range(1, BEFORE + 1):
+                await sender.sent("c", number)
+            for number in range(BEFORE + 1, BEFORE + 4):  # in one commit, or in several
+                message = {"client_message_id": message_uuid(number), "chat_id": "c", "content": "the end"}
+                await sender.tell("send_message", **message)
+            seen = await asyncio.gather(*map(_live, devices))
+    reached = [len(messages) > BEFORE for messages in seen]
+    assert 0 < sum(reached) < len(names)
+    for messages in seen:
+        assert sequences(messages) == list(range(1, len(messages) + 1))
+    async with opened(tmp_path) as door:
+        sender = await door.device("sender", live=False)
+        for number in range(BEFORE + 1, BEFORE + 4):
+            await sender.sent("c", number, "the end")
+        whole = await sender.synced("c")
+        assert sequences(whole) == list(range(1, BEFORE + 4))
+        for name, messages in zip(names, seen, strict=True):
+            device = await door.device(name)
+            live = [{key: one[key] for key in one if key != "type"} for one in messages]
+            assert live + await device.synced("c", len(live)) == whole
+            await device.close()
 
 
-# --- a storm -------------------------------------------------------------------------------------------------------
-
-WRITERS: Final = 20
-CHATS: Final = 200
-EACH: Final = 15
+# --- storm ---------------------------------------------------------------------------------------------------------
 
 
 class Writer:
-    """Sends its messages one after the other, again and again until it has an answer, over a bad network."""
+    """Sends messages one after the other over a faulty network, each until it is answered."""
 
-    def __init__(self, name: str, seed: int, place: Place) -> None:
+    def __init__(self, name: str, seed: int, place: Place, chats: Sequence[str]) -> None:
         self.name = name
         self.chance = random.Random(f"{seed} {name}")
         self.place = place
+        self.chats = chats
         self.acked: list[tuple[str, str, int, bool]] = []
         self.retries = 0
         self._device: Device | None = None
 
-    async def run(self, numbers: Iterator[int]) -> None:
-        for _ in range(EACH):
-            chat = "hot" if self.chance.random() < 0.5 else f"c{self.chance.randrange(CHATS)}"
+    async def run(self, numbers: Iterator[int], count: int) -> None:
+        for _ in range(count):
+            chat = "hot" if self.chance.random() < 0.5 else self.chance.choice(self.chats)
             await self._send(chat, message_uuid(next(numbers)))
 
     async def _send(self, chat: str, uuid: str) -> None:
         is_retry = False
         while True:
             try:
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(WAIT_S):
                     device = await self._connected()
                     if self.chance.random() < 0.15 and not is_retry:
-                        # It is gone before it can have an answer.
+                        # The connection is dropped before the answer.
                         await device.tell("send_message", client_message_id=uuid, chat_id=chat, content=self.name)
                         self._drop()
                         raise ConnectionResetError
@@ -332,7 +344,7 @@ class Writer:
                     assert answer["type"] == "send_message_ack", answer
                     assert "content_mismatch" not in answer
                     self.acked.append((chat, uuid, answer["sequence"], answer["duplicate"]))
-                    # What it has been told is there it can read, at once.
+                    # An answered message is readable at once.
                     page = await device.sync(chat, answer["sequence"] - 1, limit=1)
                     assert page["messages"][0]["client_message_id"] == uuid
                     await device.acknowledge(chat, answer["sequence"])
@@ -356,39 +368,37 @@ class Writer:
 
 
 @pytest.mark.rule("CH-1", "CH-2", "CH-3", "CH-4", "CH-13", "CO-10", "CO-14")
-def test_writers_whose_network_is_bad_in_one_chat_and_in_many_at_once(tmp_path: Path, seed: int) -> None:
-    async def main() -> None:
-        async with opened(tmp_path) as door:
-            names = [f"w{number}" for number in range(WRITERS)]
-            direct = Place(door.served.session, door.served.url)
-            chats = ["hot", *(f"c{number}" for number in range(CHATS))]
-            await asyncio.gather(*[direct.create(chat, "w0", *names) for chat in chats])
-            host, _, port = door.served.url.removeprefix("http://").partition(":")
-            async with FaultyProxy(host, int(port), seed=seed) as proxy:
-                place = Place(door.served.session, proxy.url)
-                writers = [Writer(name, seed, place) for name in names]
-                numbers = iter(range(1, 10**6))
-                await asyncio.gather(*[writer.run(numbers) for writer in writers])
-                proxy.faults = replace(CALM)
-            acked = [one for writer in writers for one in writer.acked]
-            assert len({uuid for _, uuid, _, _ in acked}) == WRITERS * EACH
-            assert sum(writer.retries for writer in writers) > WRITERS
-            reader = await door.device("w0", live=False)
-            stored: dict[tuple[str, str], int] = {}
-            syncs = []
-            for chat in chats:
-                messages = await reader.synced(chat)
-                assert sequences(messages) == list(range(1, len(messages) + 1))
-                stored.update({(chat, one["client_message_id"]): one["sequence"] for one in messages})
-                syncs.append(Sync("w0", f"chat/{chat}", 0, len(messages), sequences(messages)))
-            assert stored == {(chat, uuid): sequence for chat, uuid, sequence, _ in acked}
-            await _demand_invariants(door, writers, syncs)
-
-    run(main())
+async def test_writers_on_a_faulty_network_store_each_message_once(tmp_path: Path, seed: int, is_soak: bool) -> None:
+    async with opened(tmp_path) as door:
+        count, each = (20, 15) if is_soak else (12, 8)
+        names = [f"w{number}" for number in range(count)]
+        direct = Place(door.served.session, door.served.url)
+        chats = ["hot", *(f"c{number}" for number in range(200 if is_soak else 40))]
+        await asyncio.gather(*[direct.create(chat, "w0", *names) for chat in chats])
+        host, _, port = door.served.url.removeprefix("http://").partition(":")
+        async with FaultyProxy(host, int(port), seed=seed) as proxy:
+            place = Place(door.served.session, proxy.url)
+            writers = [Writer(name, seed, place, chats[1:]) for name in names]
+            numbers = iter(range(1, 10**6))
+            await asyncio.gather(*[writer.run(numbers, each) for writer in writers])
+            proxy.faults = replace(CALM)
+        acked = [one for writer in writers for one in writer.acked]
+        assert len({uuid for _, uuid, _, _ in acked}) == count * each
+        assert sum(writer.retries for writer in writers) > count // 2
+        reader = await door.device("w0", live=False)
+        stored: dict[tuple[str, str], int] = {}
+        syncs = []
+        for chat in chats:
+            messages = await reader.synced(chat)
+            assert sequences(messages) == list(range(1, len(messages) + 1))
+            stored.update({(chat, one["client_message_id"]): one["sequence"] for one in messages})
+            syncs.append(Sync("w0", f"chat/{chat}", 0, len(messages), sequences(messages)))
+        assert stored == {(chat, uuid): sequence for chat, uuid, sequence, _ in acked}
+        await _check_invariants(door, writers, syncs)
 
 
-async def _demand_invariants(door: Door, writers: list[Writer], syncs: list[Sync]) -> None:
-    """The four of the seed, and those of the commit, on what is stored and what was answered (CH-13)."""
+async def _check_invariants(door: Door, writers: list[Writer], syncs: list[Sync]) -> None:
+    """Check the invariants of the specification and of commits on the stored and the answered messages (CH-13)."""
     log = door.served.server.log
     records = []
     for lane in await log.heads():

@@ -1,4 +1,4 @@
-"""What is no frame, no message, no sync and no chat; and two ways of reading that read the same."""
+"""Malformed frames, messages, syncs and chats; and the fast decoder agrees with the full one."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doors.chat.chat_doors import House, message_uuid
+from doors.chat.chat_doors import SharedServer, message_uuid
 from oncelog.core.canonical import canonical
 from oncelog.core.chat import message_body
 from oncelog.doors.chat.reading import BadFrameError, Send, read_frame, read_quickly
@@ -45,44 +45,39 @@ from oncelog.doors.chat.reading import BadFrameError, Send, read_frame, read_qui
         ({"type": None}, "INVALID_REQUEST", "$.type"),
     ],
 )
-def test_what_is_no_message_is_told_with_its_field_and_writes_nothing(
-    house: House, members: dict[str, Any], code: str, field: str
+async def test_invalid_message_is_refused_by_its_field_and_not_stored(
+    shared_server: SharedServer, members: dict[str, Any], code: str, field: str
 ) -> None:
-    chat = house.chat()
-
-    async def main() -> None:
-        await house.door.create(chat, "ann")
-        ann = await house.door.device("ann")
-        good = {"type": "send_message", "client_message_id": message_uuid(1), "chat_id": chat, "content": "a"}
-        for frame in ({**good, **members}, {**good, **members, "content_type": "text/plain", **members}):
-            await ann.socket.send_str(json.dumps(frame))
-            error = await ann.receive()
-            assert (error["type"], error["code"], error["field"]) == ("error", code, field), error
-        over_http = {name: value for name, value in {**good, **members}.items() if name not in ("type", "chat_id")}
-        if members.keys() & {"client_message_id", "content", "content_type"}:
-            answer = await house.door.http("POST", f"/v1/chats/{chat}/messages", "ann", over_http)
-            assert answer.json["error"]["code"] == code
-            assert answer.status == (413 if code == "MESSAGE_TOO_LARGE" else 400)
-        assert await ann.synced(chat) == []
-
-    house.run(main())
+    chat = shared_server.chat()
+    await shared_server.door.create(chat, "ann")
+    ann = await shared_server.door.device("ann")
+    good = {"type": "send_message", "client_message_id": message_uuid(1), "chat_id": chat, "content": "a"}
+    for frame in ({**good, **members}, {**good, **members, "content_type": "text/plain", **members}):
+        await ann.socket.send_str(json.dumps(frame))
+        error = await ann.receive()
+        assert (error["type"], error["code"], error["field"]) == ("error", code, field), error
+    over_http = {name: value for name, value in {**good, **members}.items() if name not in ("type", "chat_id")}
+    if members.keys() & {"client_message_id", "content", "content_type"}:
+        answer = await shared_server.door.http("POST", f"/v1/chats/{chat}/messages", "ann", over_http)
+        assert answer.json["error"]["code"] == code
+        assert answer.status == (413 if code == "MESSAGE_TOO_LARGE" else 400)
+    assert await ann.synced(chat) == []
 
 
 @pytest.mark.rule("CO-20", "CO-33")
 @pytest.mark.parametrize(
     "frame", [b"", b"{", b"[]", b"7", b'{"type":"ping","type":"ping"}', b"\xff", b"{}", b"[" * 9999]
 )
-def test_what_is_no_frame_is_told_and_the_connection_stays(house: House, frame: bytes) -> None:
-    async def main() -> None:
-        ann = await house.door.device("ann")
-        if frame != b"\xff":  # which aiohttp ends the connection for, as RFC 6455 says
-            await ann.socket.send_str(frame.decode())
-            assert (await ann.receive())["code"] == "INVALID_REQUEST"
-        await ann.socket.send_bytes(frame)
+async def test_malformed_frame_is_refused_and_the_connection_stays_open(
+    shared_server: SharedServer, frame: bytes
+) -> None:
+    ann = await shared_server.door.device("ann")
+    if frame != b"\xff":  # aiohttp closes the connection for it, as RFC 6455 demands
+        await ann.socket.send_str(frame.decode())
         assert (await ann.receive())["code"] == "INVALID_REQUEST"
-        assert (await ann.ask("ping"))["type"] == "pong"
-
-    house.run(main())
+    await ann.socket.send_bytes(frame)
+    assert (await ann.receive())["code"] == "INVALID_REQUEST"
+    assert (await ann.ask("ping"))["type"] == "pong"
 
 
 @pytest.mark.rule("CH-6", "CO-33")
@@ -101,15 +96,11 @@ def test_what_is_no_frame_is_told_and_the_connection_stays(house: House, frame: 
         {},
     ],
 )
-def test_what_is_no_sync_is_told(house: House, members: dict[str, Any]) -> None:
-    chat = house.chat()
-
-    async def main() -> None:
-        await house.door.create(chat, "bob")
-        bob = await house.door.device("bob")
-        assert await bob.refused("sync_request", **{"chat_id": chat, **members}) == "INVALID_REQUEST"
-
-    house.run(main())
+async def test_invalid_sync_is_refused(shared_server: SharedServer, members: dict[str, Any]) -> None:
+    chat = shared_server.chat()
+    await shared_server.door.create(chat, "bob")
+    bob = await shared_server.door.device("bob")
+    assert await bob.refused("sync_request", **{"chat_id": chat, **members}) == "INVALID_REQUEST"
 
 
 @pytest.mark.rule("CH-9", "CO-30", "CO-33")
@@ -134,16 +125,13 @@ def test_what_is_no_sync_is_told(house: House, members: dict[str, Any]) -> None:
         ([], "$"),
     ],
 )
-def test_what_is_no_chat_is_told(house: House, body: Any, field: str) -> None:
-    async def main() -> None:
-        answer = await house.door.http("POST", "/v1/chats", "ann", body)
-        error = answer.json["error"]
-        assert (answer.status, error["code"], error["field"]) == (400, "INVALID_REQUEST", field)
-
-    house.run(main())
+async def test_invalid_chat_is_refused_by_its_field(shared_server: SharedServer, body: Any, field: str) -> None:
+    answer = await shared_server.door.http("POST", "/v1/chats", "ann", body)
+    error = answer.json["error"]
+    assert (answer.status, error["code"], error["field"]) == (400, "INVALID_REQUEST", field)
 
 
-# --- both ways of reading ------------------------------------------------------------------------------
+# --- both decoders -------------------------------------------------------------------------------------
 
 _NAMES = st.sampled_from(["type", "client_message_id", "chat_id", "content", "request_id", "content_type", "x"])
 _VALUES = st.one_of(
@@ -157,7 +145,7 @@ _PLAIN = {"type": "send_message", "client_message_id": message_uuid(1), "chat_id
 
 @pytest.mark.rule("CH-3", "CH-10", "CO-3")
 @given(st.lists(st.tuples(_NAMES, _VALUES), max_size=8), st.booleans(), st.booleans())
-def test_the_quick_way_reads_what_the_long_way_reads_or_nothing(
+def test_fast_decoder_agrees_with_the_full_one_or_declines(
     members: list[tuple[str, Any]], is_plain: bool, is_ascii: bool
 ) -> None:
     pairs = [*(_PLAIN.items() if is_plain else ()), *members]
@@ -169,7 +157,7 @@ def test_the_quick_way_reads_what_the_long_way_reads_or_nothing(
 
 
 @pytest.mark.rule("CO-3")
-def test_a_member_that_is_there_twice_is_refused_either_way() -> None:
+def test_repeated_member_is_refused_by_both_decoders() -> None:
     data = json.dumps(_PLAIN).encode()
     assert isinstance(read_quickly(data, 4096), Send)
     twice = data[:-1] + b',"content":"other"}'
@@ -180,5 +168,5 @@ def test_a_member_that_is_there_twice_is_refused_either_way() -> None:
 
 @pytest.mark.rule("CO-1", "CO-4")
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_body_is_in_canonical_form(content: str) -> None:
+def test_message_body_is_canonical(content: str) -> None:
     assert message_body(content, "text/plain") == canonical({"content": content, "content_type": "text/plain"})

@@ -1,18 +1,20 @@
-"""The four invariants of the seed on a store that the door has filled: they hold, and a store where one does not is
-found out by `oncelog verify`. test_chat_failures.py has them on recorded histories."""
+"""The four invariants of the specification on a log that a server has filled: `oncelog verify` finds violations.
+
+test_chat_failures.py checks the invariants on recorded histories.
+"""
 
 import asyncio
+import re
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from databases import BOTH_STORES, is_postgres, log_at, query
 from doors.chat.chat_doors import message_uuid, opened
-from doors.serving import run
-from oncelog.cli import app
+from doors.commands import oncelog
 from oncelog.core.chat import message_body, message_fingerprint
 from oncelog.core.policy import BUILT_IN, CHAT
 from oncelog.core.values import Record, Settings
@@ -24,13 +26,13 @@ _SAME_KEY = "UPDATE oncelog_records SET key = (SELECT key FROM oncelog_records W
 WEEK_MS = 7 * 24 * 3600 * 1000
 
 
-def changed(path: Path, sqlite: str, postgres: str) -> None:
-    """Does something to the store that no log does."""
+def execute(path: Path, statement: str) -> None:
+    """Execute a statement in the database of the log."""
     if is_postgres():
-        query(log_at(path), postgres)
+        query(log_at(path), statement)
         return
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(sqlite)
+        connection.execute(statement)
         connection.commit()
 
 
@@ -41,12 +43,45 @@ async def fill(directory: Path) -> None:
             ann, bob = await door.device("ann"), await door.device("bob")
             for number in range(1, 6):
                 await ann.sent(chat, number)
-                await bob.sent(chat, number)  # a duplicate, and told so
+                await bob.sent(chat, number)  # a duplicate
             await bob.acknowledge(chat, 3)
             await door.watermark(chat, "bob", 3)
             await door.set_member(chat, "ann", "eve")
             await door.set_member(chat, "ann", "eve", present=False)
         await door.create("empty", "ann")
+
+
+class FilledStores(dict[str, Path]):
+    """The directories of logs that a server has filled, by store; each is filled when the first test needs it."""
+
+    def __init__(self, paths: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._paths = paths
+
+    async def get_filled(self, store_kind: str) -> Path:
+        if store_kind not in self:
+            directory = self._paths.mktemp("filled")
+            await fill(directory)
+            verified = await oncelog("verify", log_at(directory / "events.db"))
+            assert verified.exit_code == 0, verified.output
+            self[store_kind] = directory
+        return self[store_kind]
+
+
+@pytest.fixture(scope="session")
+def filled_stores(tmp_path_factory: pytest.TempPathFactory) -> FilledStores:
+    return FilledStores(tmp_path_factory)
+
+
+@contextmanager
+def restored(path: Path, table: str) -> Iterator[None]:
+    """Restore the rows of a table at the end of the block."""
+    execute(path, f"CREATE TABLE kept AS SELECT * FROM {table}")  # noqa: S608
+    try:
+        yield
+    finally:
+        for statement in (f"DELETE FROM {table}", f"INSERT INTO {table} SELECT * FROM kept", "DROP TABLE kept"):  # noqa: S608
+            execute(path, statement)
 
 
 @BOTH_STORES
@@ -59,7 +94,7 @@ async def fill(directory: Path) -> None:
             "UPDATE oncelog_acknowledged SET sequence = 6 WHERE scope = 'chat/a'",
             "'user:bob' has acknowledged 6 of 'chat/a', which ends at 5",
         ),
-        (  # sync_completeness: what is read by sequence
+        (  # sync_completeness: the index by sequence
             "DELETE FROM oncelog_stream_records WHERE scope = 'chat/a' AND sequence = 5",
             "UPDATE oncelog_streams SET sequence = 4 WHERE scope = 'chat/a'",
             "chat/a",
@@ -86,15 +121,15 @@ async def fill(directory: Path) -> None:
         ),
     ],
 )
-def test_a_store_in_which_one_does_not_hold_is_found_out(
-    tmp_path: Path, sqlite: str, postgres: str, words: str
+async def test_verify_command_finds_a_violated_invariant(
+    filled_stores: FilledStores, store_kind: str, sqlite: str, postgres: str, words: str
 ) -> None:
-    run(fill(tmp_path))
-    store = log_at(tmp_path / "events.db")
-    whole = CliRunner().invoke(app, ["verify", store])
-    assert whole.exit_code == 0, whole.output
-    changed(tmp_path / "events.db", sqlite, postgres)
-    found = CliRunner().invoke(app, ["verify", store])
+    path = await filled_stores.get_filled(store_kind) / "events.db"
+    statement = postgres if is_postgres() else sqlite
+    table = re.findall(r"oncelog_\w+", statement)[0]
+    with restored(path, table):
+        execute(path, statement)
+        found = await oncelog("verify", log_at(path))
     assert found.exit_code == 1
     assert words in found.output
 
@@ -120,7 +155,7 @@ def _message(position: int, number: int, log_time_ms: int) -> Record:
 
 
 @pytest.mark.rule("CH-13", "CH-5")
-def test_an_id_is_stored_twice_only_when_it_was_forgotten() -> None:
+def test_id_may_be_stored_twice_only_after_it_has_expired() -> None:
     rules = Rules(Settings(), {policy.name: policy for policy in BUILT_IN})
     first = _message(1, 1, 1000)
     judge([first, _message(2, 2, 1000), _message(3, 1, 1000 + WEEK_MS)], rules, lambda *_: 0)
@@ -130,27 +165,23 @@ def test_an_id_is_stored_twice_only_when_it_was_forgotten() -> None:
 
 @BOTH_STORES
 @pytest.mark.rule("CH-13", "CH-9")
-def test_what_an_older_log_has_of_members_is_taken_along(tmp_path: Path) -> None:
-    """A log from before: its members are in no table of changes, and their empty streams in none of streams."""
-
-    async def main() -> None:
-        async with opened(tmp_path) as door:
-            await door.create("old", "ann", "bob")
-        await asyncio.to_thread(_as_before, tmp_path / "events.db")
-        async with opened(tmp_path) as door:
-            taken = await door.http("POST", "/v1/chats", "eve", {"chat_id": "old"})
-            assert taken.status == 403
-            ann, bob = await door.device("ann"), await door.device("bob")
-            await ann.sent("old", 1)
-            assert (await bob.take(type="message"))["sequence"] == 1
-            assert (await door.http("GET", "/v1/chats", "bob")).json["chats"][0]["chat_id"] == "old"
-
-    run(main())
-    verified = CliRunner().invoke(app, ["verify", log_at(tmp_path / "events.db")])
+async def test_members_of_an_older_schema_version_are_migrated(tmp_path: Path) -> None:
+    """In the older schema the members are in no table of changes, and empty streams in no table of streams."""
+    async with opened(tmp_path) as door:
+        await door.create("old", "ann", "bob")
+    await asyncio.to_thread(_downgrade, tmp_path / "events.db")
+    async with opened(tmp_path) as door:
+        taken = await door.http("POST", "/v1/chats", "eve", {"chat_id": "old"})
+        assert taken.status == 403
+        ann, bob = await door.device("ann"), await door.device("bob")
+        await ann.sent("old", 1)
+        assert (await bob.take(type="message"))["sequence"] == 1
+        assert (await door.http("GET", "/v1/chats", "bob")).json["chats"][0]["chat_id"] == "old"
+    verified = await oncelog("verify", log_at(tmp_path / "events.db"))
     assert verified.exit_code == 0, verified.output
 
 
-def _as_before(path: Path) -> None:
+def _downgrade(path: Path) -> None:
     statements = [
         "DROP TABLE oncelog_usage",
         "ALTER TABLE oncelog_state DROP COLUMN tenants",
@@ -165,4 +196,4 @@ def _as_before(path: Path) -> None:
             "CREATE TABLE oncelog_keys (segment INTEGER, hash INTEGER, place INTEGER)",
         ]
     for statement in statements:
-        changed(path, statement, statement)
+        execute(path, statement)

@@ -1,4 +1,4 @@
-"""Chats and their members: who makes them, who may what, and what a stranger learns, which is nothing."""
+"""Chats and members: creation, rights, and refusals that reveal nothing to non-members."""
 
 import asyncio
 from pathlib import Path
@@ -7,105 +7,93 @@ import pytest
 
 from databases import BOTH_STORES
 from doors import material
-from doors.chat.chat_doors import Door, House, Json, message_uuid, opened
-from doors.serving import api_key, run
+from doors.chat.chat_doors import Door, Json, SharedServer, message_uuid, opened
+from doors.serving import api_key
 
 pytestmark = BOTH_STORES
 
 
 @pytest.mark.rule("CH-9")
-def test_a_chat_is_made_by_its_first_member_and_named_if_it_has_no_name(house: House) -> None:
-    chat = house.chat()
-
-    async def main() -> None:
-        door = house.door
-        made = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:bob", "client:bot"]})
-        members = [{"user_id": one, "last_acked_sequence": 0} for one in ("client:bot", "user:ann", "user:bob")]
-        assert (made.status, made.json) == (201, {"chat_id": chat, "last_sequence": 0, "members": members})
-        again = await door.http("POST", "/v1/chats", "bob", {"chat_id": chat, "members": ["user:cyn"]})
-        assert (again.status, len(again.json["members"])) == (200, 4)
-        found = (await door.http("GET", f"/v1/chats/{chat}", "cyn")).json
-        assert found == again.json
-        nameless = [(await door.http("POST", "/v1/chats", "ann", {})).json["chat_id"] for _ in range(2)]
-        assert all(one.startswith("chat_") for one in nameless)
-        assert len(set(nameless)) == 2
-
-    house.run(main())
+async def test_creator_becomes_a_member_and_a_missing_id_is_generated(shared_server: SharedServer) -> None:
+    chat = shared_server.chat()
+    door = shared_server.door
+    made = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:bob", "client:bot"]})
+    members = [{"user_id": one, "last_acked_sequence": 0} for one in ("client:bot", "user:ann", "user:bob")]
+    assert (made.status, made.json) == (201, {"chat_id": chat, "last_sequence": 0, "members": members})
+    again = await door.http("POST", "/v1/chats", "bob", {"chat_id": chat, "members": ["user:cyn"]})
+    assert (again.status, len(again.json["members"])) == (200, 4)
+    found = (await door.http("GET", f"/v1/chats/{chat}", "cyn")).json
+    assert found == again.json
+    nameless = [(await door.http("POST", "/v1/chats", "ann", {})).json["chat_id"] for _ in range(2)]
+    assert all(one.startswith("chat_") for one in nameless)
+    assert len(set(nameless)) == 2
 
 
 @pytest.mark.rule("CH-9", "CO-14")
-def test_of_many_who_make_a_chat_at_once_one_does_and_the_others_are_strangers(house: House) -> None:
-    chat = house.chat()
-
-    async def main() -> None:
-        names = [f"n{number}" for number in range(12)]
-        answers = await asyncio.gather(*[house.door.http("POST", "/v1/chats", one, {"chat_id": chat}) for one in names])
-        assert sorted(one.status for one in answers) == [201] + [403] * 11
-        winner = names[[one.status for one in answers].index(201)]
-        assert list(await house.door.watermarks(chat, winner)) == [f"user:{winner}"]
-
-    house.run(main())
+async def test_one_of_many_concurrent_creators_gets_the_chat(
+    shared_server: SharedServer,
+) -> None:
+    chat = shared_server.chat()
+    names = [f"n{number}" for number in range(12)]
+    answers = await asyncio.gather(
+        *[shared_server.door.http("POST", "/v1/chats", one, {"chat_id": chat}) for one in names]
+    )
+    assert sorted(one.status for one in answers) == [201] + [403] * 11
+    winner = names[[one.status for one in answers].index(201)]
+    assert list(await shared_server.door.watermarks(chat, winner)) == [f"user:{winner}"]
 
 
 @pytest.mark.rule("CH-9")
-def test_a_chat_that_all_have_left_is_nobodys(house: House) -> None:
-    chat = house.chat()
-
-    async def main() -> None:
-        await house.door.create(chat, "ann")
-        ann = await house.door.device("ann")
-        await ann.sent(chat, 1, "secret")
-        await house.door.set_member(chat, "ann", "ann", present=False)
-        for name in ("eve", "ann"):
-            answer = await house.door.http("POST", "/v1/chats", name, {"chat_id": chat})
-            assert (answer.status, answer.json["error"]["code"]) == (403, "NOT_A_MEMBER")
-
-    house.run(main())
+async def test_chat_without_members_cannot_be_created_again(shared_server: SharedServer) -> None:
+    chat = shared_server.chat()
+    await shared_server.door.create(chat, "ann")
+    ann = await shared_server.door.device("ann")
+    await ann.sent(chat, 1, "secret")
+    await shared_server.door.set_member(chat, "ann", "ann", present=False)
+    for name in ("eve", "ann"):
+        answer = await shared_server.door.http("POST", "/v1/chats", name, {"chat_id": chat})
+        assert (answer.status, answer.json["error"]["code"]) == (403, "NOT_A_MEMBER")
 
 
 @pytest.mark.rule("CH-8", "CH-9")
-def test_chats_and_members_come_in_pages(house: House) -> None:
-    name = f"u{house.name}"
-    chats = sorted(house.chat(f"-{number:02d}") for number in range(7))
-
-    async def main() -> None:
-        door = house.door
-        for number, chat in enumerate(chats):
-            await door.create(chat, name, *(f"m{one}" for one in range(number)))
-        device = await door.device(name)
-        for chat in chats[:3]:
-            await device.sent(chat, 1)
-        await device.acknowledge(chats[1], 1)
-        await door.watermark(chats[1], name, 1)
-        found, after = [], ""
-        while True:
-            page = (await door.http("GET", f"/v1/chats?limit=3{after}", name)).json
-            found += page["chats"]
-            if "next_after" not in page:
-                break
-            after = f"&after={page['next_after']}"
-        expected = [
-            {"chat_id": chat, "last_sequence": int(number < 3), "last_acked_sequence": int(number == 1)}
-            for number, chat in enumerate(chats)
-        ]
-        assert found == expected
-        members, after = [], ""
-        while True:
-            page = (await door.http("GET", f"/v1/chats/{chats[6]}?limit=2{after}", name)).json
-            members += [one["user_id"] for one in page["members"]]
-            if "next_after" not in page:
-                break
-            after = f"&after={page['next_after']}"
-        assert members == sorted([f"user:{name}", *(f"user:m{one}" for one in range(6))])
-
-    house.run(main())
+async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer) -> None:
+    name = f"u{shared_server.name}"
+    chats = sorted(shared_server.chat(f"-{number:02d}") for number in range(7))
+    door = shared_server.door
+    for number, chat in enumerate(chats):
+        await door.create(chat, name, *(f"m{one}" for one in range(number)))
+    device = await door.device(name)
+    for chat in chats[:3]:
+        await device.sent(chat, 1)
+    await device.acknowledge(chats[1], 1)
+    await door.watermark(chats[1], name, 1)
+    found, after = [], ""
+    while True:
+        page = (await door.http("GET", f"/v1/chats?limit=3{after}", name)).json
+        found += page["chats"]
+        if "next_after" not in page:
+            break
+        after = f"&after={page['next_after']}"
+    expected = [
+        {"chat_id": chat, "last_sequence": int(number < 3), "last_acked_sequence": int(number == 1)}
+        for number, chat in enumerate(chats)
+    ]
+    assert found == expected
+    members, after = [], ""
+    while True:
+        page = (await door.http("GET", f"/v1/chats/{chats[6]}?limit=2{after}", name)).json
+        members += [one["user_id"] for one in page["members"]]
+        if "next_after" not in page:
+            break
+        after = f"&after={page['next_after']}"
+    assert members == sorted([f"user:{name}", *(f"user:m{one}" for one in range(6))])
 
 
-# --- strangers -----------------------------------------------------------------------------------------------
+# --- non-members ---------------------------------------------------------------------------------------------
 
 
 async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]:
-    """All that one can ask of a chat, and what came of it, byte by byte, without the chat's name."""
+    """Send every kind of request for a chat and return the answers as bytes, without the ids of the test."""
     found = []
     device = await door.device(name)
     uuid = message_uuid(number)
@@ -133,7 +121,7 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
         ("POST", "/ack", {"last_acked_sequence": 1}),
         ("PUT", "/members/user:eve", None),
         ("DELETE", "/members/user:ann", None),
-        ("DELETE", "/members/user:nobody", None),
+        ("DELETE", "/members/user:missing", None),
     ):
         answer = await door.http(method, path + rest, name, body)
         assert answer.status == 403
@@ -143,117 +131,101 @@ async def asked_by(door: Door, name: str, chat: str, number: int) -> list[bytes]
 
 
 @pytest.mark.rule("CH-9", "CO-18", "CO-22")
-def test_a_stranger_learns_nothing(house: House) -> None:
-    """A chat that is full, one that he was removed from, and one that is not there: byte by byte the same."""
-
-    async def main() -> None:
-        door = house.door
-        full, left, none = (house.chat(suffix) for suffix in ("full", "left", "none"))
-        for chat in (full, left):
-            await door.create(chat, "ann", "eve")
-            ann = await door.device("ann")
-            await ann.sent(chat, 1, "secret")
-        eve = await door.device("eve")
-        assert await eve.sent(left, 2, "secret") == 2
-        await door.set_member(left, "ann", "eve", present=False)
-        await door.set_member(full, "ann", "eve", present=False)
-        answers = [
-            await asked_by(door, "eve", full, 1),
-            await asked_by(door, "eve", left, 2),
-            await asked_by(door, "eve", none, 3),
-            await asked_by(door, "mallory", full, 1),
-        ]
-        assert answers[0] == answers[1] == answers[2] == answers[3]
-        assert all(b"NOT_A_MEMBER" in one for one in answers[0])
-        assert (await door.http("GET", "/v1/chats", "mallory")).json == {"chats": []}
-
-    house.run(main())
+async def test_answers_to_a_non_member_reveal_nothing(shared_server: SharedServer) -> None:
+    """The answers are byte for byte the same for an active chat, one the user was removed from, and a missing one."""
+    door = shared_server.door
+    full, left, none = (shared_server.chat(suffix) for suffix in ("full", "left", "none"))
+    for chat in (full, left):
+        await door.create(chat, "ann", "eve")
+        ann = await door.device("ann")
+        await ann.sent(chat, 1, "secret")
+    eve = await door.device("eve")
+    assert await eve.sent(left, 2, "secret") == 2
+    await door.set_member(left, "ann", "eve", present=False)
+    await door.set_member(full, "ann", "eve", present=False)
+    answers = [
+        await asked_by(door, "eve", full, 1),
+        await asked_by(door, "eve", left, 2),
+        await asked_by(door, "eve", none, 3),
+        await asked_by(door, "mallory", full, 1),
+    ]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    assert all(b"NOT_A_MEMBER" in one for one in answers[0])
+    assert (await door.http("GET", "/v1/chats", "mallory")).json == {"chats": []}
 
 
 @pytest.mark.rule("CH-9", "CO-22")
-def test_a_member_without_the_grants_is_a_stranger_too(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, api_keys=True) as door:
-            keys = {
-                name: api_key(door.served, name, read, write).text
-                for name, read, write in (
-                    ("owner", ["chat/*"], ["chat/*"]),
-                    ("reader", ["chat/a"], []),
-                    ("writer", [], ["chat/a"]),
-                    ("other", ["chat/b"], ["chat/b"]),
-                )
-            }
-            members = [f"client:{name}" for name in keys]
-            made = await door.http("POST", "/v1/chats", keys["owner"], {"chat_id": "a", "members": members})
-            assert made.status == 201
-            assert (await door.http("POST", "/v1/chats", keys["reader"], {"chat_id": "a"})).status == 403
-            owner = await door.device(keys["owner"])
-            await owner.sent("a", 1)
-            mine = {"client_message_id": message_uuid(1), "content": "hello"}
-            allowed = {"reader": (False, True), "writer": (True, False), "other": (False, False)}
-            for name, (may_write, may_read) in allowed.items():
-                device = await door.device(keys[name])
-                sent = await device.ask("send_message", chat_id="a", **mine)
-                assert (sent["type"] == "send_message_ack") is may_write, name
-                assert (await device.sync("a"))["type"] == ("message_batch" if may_read else "error"), name
-                await owner.sent("a", 100 + len(name))
-                live = [frame["type"] for frame in await device.quiet()]
-                assert live == (["message"] if may_read else []), name
-                chats = (await door.http("GET", "/v1/chats", keys[name])).json["chats"]
-                assert len(chats) == int(may_read)
-                assert (await door.http("GET", "/v1/chats/a", keys[name])).status == (200 if may_read else 403)
-                added = await door.http("PUT", "/v1/chats/a/members/user:x", keys[name])
-                assert added.status == (200 if may_write else 403)
-
-    run(main())
+async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) -> None:
+    async with opened(tmp_path, api_keys=True) as door:
+        keys = {
+            name: api_key(door.served, name, read, write).text
+            for name, read, write in (
+                ("owner", ["chat/*"], ["chat/*"]),
+                ("reader", ["chat/a"], []),
+                ("writer", [], ["chat/a"]),
+                ("other", ["chat/b"], ["chat/b"]),
+            )
+        }
+        members = [f"client:{name}" for name in keys]
+        made = await door.http("POST", "/v1/chats", keys["owner"], {"chat_id": "a", "members": members})
+        assert made.status == 201
+        assert (await door.http("POST", "/v1/chats", keys["reader"], {"chat_id": "a"})).status == 403
+        owner = await door.device(keys["owner"])
+        await owner.sent("a", 1)
+        mine = {"client_message_id": message_uuid(1), "content": "hello"}
+        allowed = {"reader": (False, True), "writer": (True, False), "other": (False, False)}
+        for name, (may_write, may_read) in allowed.items():
+            device = await door.device(keys[name])
+            sent = await device.ask("send_message", chat_id="a", **mine)
+            assert (sent["type"] == "send_message_ack") is may_write, name
+            assert (await device.sync("a"))["type"] == ("message_batch" if may_read else "error"), name
+            await owner.sent("a", 100 + len(name))
+            live = [frame["type"] for frame in await device.quiet()]
+            assert live == (["message"] if may_read else []), name
+            chats = (await door.http("GET", "/v1/chats", keys[name])).json["chats"]
+            assert len(chats) == int(may_read)
+            assert (await door.http("GET", "/v1/chats/a", keys[name])).status == (200 if may_read else 403)
+            added = await door.http("PUT", "/v1/chats/a/members/user:x", keys[name])
+            assert added.status == (200 if may_write else 403)
 
 
 @pytest.mark.rule("CH-9", "CO-23")
-def test_a_token_that_expires_ends_the_connection_and_grants_that_go_end_what_is_sent(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, tokens=True) as door:
-            token = material.token(sub="ann", grants={"read": ["chat/*"], "write": ["chat/*"]})
-            ann = await door.device(token)
-            assert await ann.refused("send_message", chat_id="c", client_message_id=message_uuid(1), content="x")
-            door.served.clock.advance(10**9)  # type: ignore[attr-defined]
-            door.served.server._renew()
-            assert await ann.closed() == 1008
-            assert ann.frames[-1]["code"] == "AUTH_FAILED"
-
-    run(main())
+async def test_expired_token_closes_the_connection(tmp_path: Path) -> None:
+    async with opened(tmp_path, tokens=True) as door:
+        token = material.token(sub="ann", grants={"read": ["chat/*"], "write": ["chat/*"]})
+        ann = await door.device(token)
+        assert await ann.refused("send_message", chat_id="c", client_message_id=message_uuid(1), content="x")
+        door.served.clock.advance(10**9)  # type: ignore[attr-defined]
+        door.served.server._renew()
+        assert await ann.closed() == 1008
+        assert ann.frames[-1]["code"] == "AUTH_FAILED"
 
 
 @pytest.mark.rule("CO-21")
-def test_whoever_is_not_known_is_told_so_and_closed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, api_keys=True) as door:
-            for members in ({"token": "nonsense"}, {"token": None}):
-                device = await door.socket("x")
-                error = await device.connect(**members)
-                assert (error["type"], error["code"]) == ("error", "AUTH_FAILED")
-                assert await device.closed() == 1008
-            silent = await door.socket("x")
-            assert await silent.refused("ping") == "INVALID_REQUEST"
-            assert await silent.refused("connect", token=7) == "INVALID_REQUEST"
-            answer = await door.http("GET", "/v1/chats", "nonsense")
-            assert (answer.status, answer.json["error"]["code"]) == (401, "AUTH_FAILED")
-
-    run(main())
+async def test_invalid_credential_is_refused_and_the_connection_closed(tmp_path: Path) -> None:
+    async with opened(tmp_path, api_keys=True) as door:
+        for members in ({"token": "nonsense"}, {"token": None}):
+            device = await door.socket("x")
+            error = await device.connect(**members)
+            assert (error["type"], error["code"]) == ("error", "AUTH_FAILED")
+            assert await device.closed() == 1008
+        silent = await door.socket("x")
+        assert await silent.refused("ping") == "INVALID_REQUEST"
+        assert await silent.refused("connect", token=7) == "INVALID_REQUEST"
+        answer = await door.http("GET", "/v1/chats", "nonsense")
+        assert (answer.status, answer.json["error"]["code"]) == (401, "AUTH_FAILED")
 
 
 @pytest.mark.rule("CO-21")
-def test_in_development_mode_a_plain_name_is_a_user(house: House) -> None:
-    async def main() -> None:
-        for token, user_id in (
-            ("ann", "user:ann"),
-            ("A.b_c-9", "user:A.b_c-9"),
-            (None, "user:developer"),
-            ("a" * 65, "user:developer"),
-            ("a b", "user:developer"),
-        ):
-            device = await house.door.socket("x")
-            assert (await device.connect(token=token))["user_id"] == user_id
-        again = await device.connect()
-        assert (again["code"], again["message"]) == ("INVALID_REQUEST", "already connected")
-
-    house.run(main())
+async def test_token_in_development_mode_is_the_user_name(shared_server: SharedServer) -> None:
+    for token, user_id in (
+        ("ann", "user:ann"),
+        ("A.b_c-9", "user:A.b_c-9"),
+        (None, "user:developer"),
+        ("a" * 65, "user:developer"),
+        ("a b", "user:developer"),
+    ):
+        device = await shared_server.door.socket("x")
+        assert (await device.connect(token=token))["user_id"] == user_id
+    again = await device.connect()
+    assert (again["code"], again["message"]) == ("INVALID_REQUEST", "already connected")

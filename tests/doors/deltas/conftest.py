@@ -1,32 +1,22 @@
-"""What the tests of the deltas door share: a server for those who do not need one of their own."""
+"""Fixtures of the deltas tests: a server that the tests share."""
 
-from collections.abc import Iterator
-from hashlib import sha256
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from doors.deltas.delta_doors import House
-
-
-@pytest.fixture(scope="module")
-def houses() -> Iterator[dict[str, House]]:
-    """The servers of a module, by their stores."""
-    found: dict[str, House] = {}
-    yield found
-    for house in found.values():
-        house.close()
+from doors.deltas.delta_doors import Door, SharedServer, server_pool_of
+from doors.shared import ServerPool, unique_name
 
 
-@pytest.fixture
-def house(
-    houses: dict[str, House],
-    store_kind: str,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> House:
-    """A server in development mode that other tests use too, with a gateway that only this test has."""
-    if store_kind not in houses:
-        houses[store_kind] = House(tmp_path_factory.mktemp("house"))
-    found = houses[store_kind]
-    found.name = sha256(request.node.nodeid.encode()).hexdigest()[:20]
-    return found
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
+    """Servers in development mode. A module that needs other settings overrides this fixture."""
+    async with server_pool_of(tmp_path_factory) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def shared_server(server_pool: ServerPool[Door], store_kind: str, request: pytest.FixtureRequest) -> SharedServer:
+    """A server of the module's pool, which other tests use too, with gateways that only this test has."""
+    return SharedServer(await server_pool.get(store_kind), unique_name(request))

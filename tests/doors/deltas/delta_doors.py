@@ -1,29 +1,30 @@
-"""Servers whose deltas door is tested, and a plain client of it."""
+"""Servers and a plain client for the tests of the Deltas API."""
 
 import asyncio
 import io
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import aiohttp
+import pytest
 from aiohttp import WSMsgType
 
 from core.delta_faults import id_of
 from databases import is_postgres, log_at, query
-from doors.serving import RUN_S, WAIT_S, Answer, EventStream, Serving, serving, soon
+from doors.serving import WAIT_S, Answer, EventStream, Serving, serving, soon
+from doors.shared import ServerPool
 
-T = TypeVar("T")
 Json = dict[str, Any]
 MS: Final = 2**16
-"""Of an HLC."""
+"""HLC units per millisecond."""
 
 
 def change(hlc: int = 1, row: str = "r1", /, **members: Any) -> Json:
-    """A delta with its id. What is no member of deltas (`client`, `op`, `table`) is a column."""
+    """Return a delta with its id. Keyword arguments other than `client`, `op` and `table` are columns."""
     client, op, table = members.pop("client", "c1"), members.pop("op", "UPDATE"), members.pop("table", "t")
     listed = [{"column": name, "value": value} for name, value in members.items()]
     made = {"op": op, "table": table, "rowId": row, "clientId": client, "hlc": str(hlc), "columns": listed}
@@ -50,7 +51,7 @@ class Live:
         return await self.receive()
 
     async def deltas(self, count: int) -> list[Json]:
-        """That many deltas, in however many frames."""
+        """Return the next deltas, from one or several frames."""
         found: list[Json] = []
         while len(found) < count:
             frame = await self.receive()
@@ -67,7 +68,7 @@ class Live:
 
 
 class Gateway:
-    """One gateway of a server, as a client that shows a credential sees it."""
+    """A client of one gateway, with a credential."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str, credential: str | None = None) -> None:
         self.session = session
@@ -82,7 +83,7 @@ class Gateway:
                 return Answer(response, await response.read())
 
     async def ok(self, method: str, path: str, **options: Any) -> Any:
-        """The answer to what must be taken."""
+        """Return the JSON of a request that must succeed."""
         answer = await self.request(method, path, **options)
         assert answer.status == 200, answer.body
         assert answer.content_type == "application/json"
@@ -93,13 +94,13 @@ class Gateway:
 
     async def push_body(self, body: bytes, **headers: str) -> Answer:
         shown = {"Content-Type": "application/json", **headers}
-        return await self.request("POST", "push", data=io.BytesIO(body), headers=shown)  # it may be long
+        return await self.request("POST", "push", data=io.BytesIO(body), headers=shown)  # the body may be long
 
     async def pushed(self, *deltas: Json) -> list[tuple[int, bool]]:
-        """Sequence, and whether it was known, of deltas that must be taken."""
-        told = await self.push(*deltas)
-        assert told.status == 200, told.body
-        answer = told.json
+        """Push deltas, which must succeed; return for each its sequence and whether it was known."""
+        response = await self.push(*deltas)
+        assert response.status == 200, response.body
+        answer = response.json
         assert [one["deltaId"] for one in answer["results"]] == [delta["deltaId"] for delta in deltas]
         found = [(one["sequence"], one["duplicate"]) for one in answer["results"]]
         assert answer["duplicates"] == sum(is_known for _, is_known in found)
@@ -111,7 +112,7 @@ class Gateway:
         return answer
 
     async def pull_all(self, since: int = 0, **given: Any) -> list[Json]:
-        """From page to page to the end. There must be no snapshot in the way."""
+        """Pull all pages. None of them may demand a snapshot."""
         found: list[Json] = []
         while True:
             page = await self.pull(since, **given)
@@ -122,7 +123,7 @@ class Gateway:
                 return found
 
     async def rows(self, table: str = "t", limit: int = 500) -> dict[str, Any]:
-        """Columns by row id, of all rows of a table, from page to page."""
+        """Read all pages of a table and return the columns by row id."""
         found: dict[str, Any] = {}
         after = ""
         while True:
@@ -133,7 +134,7 @@ class Gateway:
                 return found
 
     async def snapshot(self, limit: int = 500) -> tuple[list[Json], int]:
-        """All rows with their stamps, and the cursor to go on from."""
+        """Read all pages of a snapshot; return the rows with their stamps, and the cursor to pull from."""
         page = await self.ok("GET", "snapshot", params={"limit": limit})
         rows, cursor = page["rows"], page["cursor"]
         while page["next"]:
@@ -147,7 +148,7 @@ class Gateway:
         return answer
 
     async def stream(self, *, headers: Any = None, **given: Any) -> EventStream:
-        """Server-sent events."""
+        """Open a stream of server-sent events."""
         shown = {**self._headers, **(headers or {})}
         return EventStream(await soon(self.session.get(f"{self.url}/live", params=given, headers=shown)))
 
@@ -157,19 +158,19 @@ class Gateway:
 
 
 def refusal(answer: Answer) -> tuple[int, str]:
-    """Status and code of an error, which must look like one of this door."""
+    """Return status and code of an error, and check its members."""
     assert answer.content_type == "application/json"
-    told = answer.json
-    assert {"error", "code"} <= set(told) <= {
+    error = answer.json
+    assert {"error", "code"} <= set(error) <= {
         "error", "code", "index", "expected", "limit", "epoch", "newest", "serverTime", "retryAfterMs",
         "tenant", "quota", "usage",
     }  # fmt: skip
-    assert isinstance(told["error"], str)
-    return answer.status, told["code"]
+    assert isinstance(error["error"], str)
+    return answer.status, error["code"]
 
 
 async def streamed(stream: EventStream, count: int) -> list[Json]:
-    """That many deltas of a stream, each with its sequence for an id."""
+    """Return the next deltas of a stream; the event id of each must be its sequence."""
     found = []
     for _ in range(count):
         message = await stream.next()
@@ -179,8 +180,8 @@ async def streamed(stream: EventStream, count: int) -> list[Json]:
     return found
 
 
-def told(delta: Json, sequence: int) -> Json:
-    """A delta as readers get it."""
+def delivered(delta: Json, sequence: int) -> Json:
+    """Return a delta as readers get it."""
     return {"sequence": sequence, **delta}
 
 
@@ -202,44 +203,42 @@ class Door:
 
 @asynccontextmanager
 async def opened(directory: Path, *, force_close: bool = False, **options: Any) -> AsyncIterator[Door]:
-    """A server with a log in the directory; options are those of `serving`."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=force_close)  # many may ask at the same time
-    async with serving(directory, connector=connector, **options) as served:
+    """Run a server on the log in the directory; the options are those of `serving`."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=force_close)  # tests send many requests at the same time
+    async with serving(directory, connector=connector, **{"grpc": False, **options}) as served:
         yield Door(served)
 
 
-class House:
-    """A server that tests share, in a loop that goes on from test to test. Each has gateways of its own."""
+def server_pool_of(paths: pytest.TempPathFactory, **options: Any) -> ServerPool[Door]:
+    """Return a pool of servers that run with these options.
 
-    def __init__(self, directory: Path) -> None:
-        self._runner = asyncio.Runner()
-        # What is wrong with a request may close its connection: it must not be the next test's.
-        self._opened = opened(directory, force_close=True)
-        self.directory = directory
-        self.door = self.run(self._opened.__aenter__())
-        self.name = ""
+    A malformed request may close its connection, which the next test must not reuse.
+    """
+    return ServerPool(lambda: opened(paths.mktemp("shared"), **{"force_close": True, **options}))
 
-    def run(self, main: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(asyncio.wait_for(main, RUN_S))
 
-    def gateway(self, suffix: object = "") -> Gateway:
-        """One that only the test that is running has."""
-        return self.door.gateway(f"{self.name}{suffix}")
+class SharedServer:
+    """A running server that many tests use. Each test has unique gateways."""
+
+    def __init__(self, door: Door, name: str) -> None:
+        self.door = door
+        self.name = name
+
+    def gateway(self, suffix: object = "", credential: str | None = None) -> Gateway:
+        """Return a client of a gateway that no other test uses."""
+        return self.door.gateway(f"{self.name}{suffix}", credential)
 
     @property
     def scope(self) -> str:
+        """The scope of the test's gateway, as grants name it."""
         return f"deltas/{self.name}"
 
-    def close(self) -> None:
-        self.run(self._opened.__aexit__(None, None, None))
-        self._runner.close()
 
-
-# --- what is stored ---------------------------------------------------------------------------------------------
+# --- stored data ------------------------------------------------------------------------------------------------
 
 
 async def stored(directory: Path) -> dict[str, int]:
-    """How many rows each table of the log has: of what is known, nothing may grow."""
+    """Return the number of rows of each table of the log."""
     return await asyncio.to_thread(_stored, directory / "events.db")
 
 
@@ -257,12 +256,12 @@ def _stored(path: Path) -> dict[str, int]:
 
 
 def rows_of(model: dict[tuple[str, str], Any], table: str = "t") -> dict[str, Any]:
-    """Those of a table, as `Gateway.rows` has them."""
+    """Return the rows of a table in the form of `Gateway.rows`."""
     return {row_id: row for (name, row_id), row in model.items() if name == table}
 
 
 def merged_of(rows: Sequence[Json], deltas: Sequence[Json]) -> list[Json]:
-    """A snapshot as deltas that come to it, and deltas behind it: what a client would merge."""
+    """Return what a client merges: a snapshot in the form of deltas, and the deltas that follow it."""
     found = []
     for row in rows:
         place = {"table": row["table"], "rowId": row["rowId"]}

@@ -1,15 +1,15 @@
-"""What rows come to by the text of DE-7: everything is compared with everything. Knows nothing of `core.merge`."""
+"""A model of merged rows by the text of rule DE-7, which compares all deltas and does not use `core.merge`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 Json = dict[str, Any]
 Rows = dict[tuple[str, str], dict[str, Any]]
-"""By table and row id: the values of the columns, of rows that exist."""
+"""The columns of the rows that exist, by table and row id."""
 
 
 def beats(one: Json, other: Json) -> bool:
-    """Higher HLC, then higher clientId by UTF-16 code unit, then higher deltaId."""
+    """Compare two deltas: higher HLC, then higher clientId by UTF-16 code unit, then higher deltaId."""
     if one["hlc"] != other["hlc"]:
         return int(one["hlc"]) > int(other["hlc"])
     if one["clientId"] != other["clientId"]:
@@ -23,10 +23,10 @@ def _code_units(text: str) -> list[int]:
 
 
 def modelled(deltas: Iterable[Json]) -> Rows:
-    """The rows that exist after all of them. Of those of one id the first counts."""
+    """Return the rows that exist after all deltas. Of several deltas with one id the first counts."""
     taken: dict[tuple[str, str], Json] = {}
     for delta in deltas:
-        taken.setdefault((delta["deltaId"], delta.get("part", "")), delta)  # snapshots have deltas in parts
+        taken.setdefault((delta["deltaId"], delta.get("part", "")), delta)  # a snapshot splits a delta into parts
     places = {(delta["table"], delta["rowId"]) for delta in taken.values()}
     found = {
         place: _row([delta for delta in taken.values() if (delta["table"], delta["rowId"]) == place])

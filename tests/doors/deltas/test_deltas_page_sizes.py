@@ -1,13 +1,14 @@
-"""Pages of rows: however long the rows are, in whatever order, little more is fetched than is given."""
+"""Pages of rows are limited in bytes, and the store fetches at most one row more than a page holds."""
 
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
+import pytest_asyncio
 
 from databases import BOTH_STORES
-from doors.deltas.delta_doors import change, opened
-from doors.serving import run
+from doors.deltas.delta_doors import Door, SharedServer, change, server_pool_of
+from doors.shared import ServerPool
 from oncelog.core.merge import Row
 from oncelog.stores.postgres import delta_reading as of_postgres
 from oncelog.stores.side_state import row_of
@@ -16,12 +17,18 @@ from oncelog.stores.sqlite import delta_reading as of_sqlite
 pytestmark = BOTH_STORES
 
 PAGE: Final = 10_000
-"""Bytes of a page."""
+"""Maximum number of bytes of a page."""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
+    async with server_pool_of(tmp_path_factory, page_bytes_max=PAGE) as pool:
+        yield pool
 
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the rows that a store has handed over."""
+    """The lengths of the rows that a store has fetched."""
     lengths: list[int] = []
 
     def noted(state: bytes) -> Row:
@@ -39,31 +46,27 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("lengths", "limit"),
     [
         ([1000] * 60, 1000),
-        ([1] * 20 + [5000] * 60, 1000),  # long ones behind short ones
-        ([20_000] * 12, 1000),  # longer than a page: one, and never none
-        ([1] * 60, 7),  # few are asked for
+        ([1] * 20 + [5000] * 60, 1000),  # long rows after short ones
+        ([20_000] * 12, 1000),  # longer than a page: one row per page
+        ([1] * 60, 7),  # the limit of the request
     ],
 )
-def test_a_page_fetches_what_it_gives_and_one_more(
-    tmp_path: Path, fetched: list[int], path: str, lengths: list[int], limit: int
+async def test_page_fetches_at_most_one_row_more_than_it_returns(
+    shared_server: SharedServer, fetched: list[int], path: str, lengths: list[int], limit: int
 ) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, page_bytes_max=PAGE) as door:
-            gateway = door.gateway()
-            names = [f"r{number:04}" for number in range(len(lengths))]
-            await gateway.pushed(*[change(1, name, a="x" * size) for name, size in zip(names, lengths, strict=True)])
-            found: list[str] = []
-            more, following = "page" if path == "snapshot" else "after", ""
-            while following or not found:
-                fetched.clear()
-                given = {"limit": limit, more: following} if following else {"limit": limit}
-                page = await gateway.ok("GET", path, params=given)
-                rows = [row["rowId"] for row in page["rows"]]
-                assert rows
-                assert sum(fetched[: len(rows)]) <= PAGE or len(rows) == 1
-                assert len(fetched) <= len(rows) + 1
-                found += rows
-                following = page["next"]
-            assert found == names
-
-    run(main())
+    gateway = shared_server.gateway()
+    names = [f"r{number:04}" for number in range(len(lengths))]
+    await gateway.pushed(*[change(1, name, a="x" * size) for name, size in zip(names, lengths, strict=True)])
+    found: list[str] = []
+    more, following = "page" if path == "snapshot" else "after", ""
+    while following or not found:
+        fetched.clear()
+        given = {"limit": limit, more: following} if following else {"limit": limit}
+        page = await gateway.ok("GET", path, params=given)
+        rows = [row["rowId"] for row in page["rows"]]
+        assert rows
+        assert sum(fetched[: len(rows)]) <= PAGE or len(rows) == 1
+        assert len(fetched) <= len(rows) + 1
+        found += rows
+        following = page["next"]
+    assert found == names

@@ -1,4 +1,4 @@
-"""Schemas of tables: what is refused by name, and what is bad in a file of them."""
+"""Schemas of tables: deltas that a schema refuses, and invalid schema files."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ import pytest
 
 from databases import BOTH_STORES
 from doors.deltas.delta_doors import change, opened, refusal
-from doors.serving import api_key, run
+from doors.serving import api_key
 from oncelog.doors.deltas.schemas import Schemas
 from oncelog.errors import SettingsError
 
@@ -36,83 +36,74 @@ def product(hlc: int = 1, **columns: Any) -> Any:
 
 @BOTH_STORES
 @pytest.mark.rule("DE-10", "DE-6")
-def test_what_the_schema_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as door:
-            gateway = door.gateway()
-            good = product(name="Tea", price=3.5, stock=2, sold=False, tags=["x", {"y": 1}])
-            for delta, words in (
-                (change(1, table="orders", a=1), "table: 'orders' is not one that the gateway knows"),
-                (change(1, table="empty", a=1), "columns[0].column: 'a' is not one of table 'empty'"),
-                (product(name="x", nmae="y"), "columns[1].column: 'nmae' is not one of table 'products'"),
-                (product(name=1), "columns[0].value: of 'name' of table 'products' must be text, not integer"),
-                (product(name=None), "columns[0].value: of 'name' of table 'products' must be text, not null"),
-                (product(name=["x"]), "columns[0].value: of 'name' of table 'products' must be text, not json"),
-                (product(stock=1.5), "columns[0].value: of 'stock' of table 'products' must be integer, not number"),
-                (product(stock="1"), "columns[0].value: of 'stock' of table 'products' must be integer, not text"),
-                (product(price=True), "columns[0].value: of 'price' of table 'products' must be number, not boolean"),
-                (product(sold=0), "columns[0].value: of 'sold' of table 'products' must be boolean, not integer"),
-                (product(sold=None), "columns[0].value: of 'sold' of table 'products' must be boolean, not null"),
-            ):
-                answer = await gateway.push(good, delta)
-                assert refusal(answer) == (422, "INVALID")
-                assert answer.json == {"error": f"deltas[1].{words}", "code": "INVALID", "index": 1}
-            assert await gateway.pull_all() == []
-            allowed = [
-                good,
-                *(product(2, price=price) for price in (None, 1, -1.5, 0)),
-                *(product(3, stock=stock) for stock in (0, -7, 2**53 - 1)),
-                *(product(4, tags=tags) for tags in ANY),
-                change(5, table="products", op="DELETE"),
-                change(5, table="empty", op="INSERT"),
-            ]
-            assert [is_known for _, is_known in await gateway.pushed(*allowed)].count(True) == 0
-            assert await door.gateway("other").pushed(change(1, table="whatever", a=1)) == [(1, False)]
-
-    run(main())
+async def test_delta_that_violates_the_schema_is_refused_by_name(tmp_path: Path) -> None:
+    async with opened(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as door:
+        gateway = door.gateway()
+        good = product(name="Tea", price=3.5, stock=2, sold=False, tags=["x", {"y": 1}])
+        for delta, words in (
+            (change(1, table="orders", a=1), "table: 'orders' is not one that the gateway knows"),
+            (change(1, table="empty", a=1), "columns[0].column: 'a' is not one of table 'empty'"),
+            (product(name="x", nmae="y"), "columns[1].column: 'nmae' is not one of table 'products'"),
+            (product(name=1), "columns[0].value: of 'name' of table 'products' must be text, not integer"),
+            (product(name=None), "columns[0].value: of 'name' of table 'products' must be text, not null"),
+            (product(name=["x"]), "columns[0].value: of 'name' of table 'products' must be text, not json"),
+            (product(stock=1.5), "columns[0].value: of 'stock' of table 'products' must be integer, not number"),
+            (product(stock="1"), "columns[0].value: of 'stock' of table 'products' must be integer, not text"),
+            (product(price=True), "columns[0].value: of 'price' of table 'products' must be number, not boolean"),
+            (product(sold=0), "columns[0].value: of 'sold' of table 'products' must be boolean, not integer"),
+            (product(sold=None), "columns[0].value: of 'sold' of table 'products' must be boolean, not null"),
+        ):
+            answer = await gateway.push(good, delta)
+            assert refusal(answer) == (422, "INVALID")
+            assert answer.json == {"error": f"deltas[1].{words}", "code": "INVALID", "index": 1}
+        assert await gateway.pull_all() == []
+        allowed = [
+            good,
+            *(product(2, price=price) for price in (None, 1, -1.5, 0)),
+            *(product(3, stock=stock) for stock in (0, -7, 2**53 - 1)),
+            *(product(4, tags=tags) for tags in ANY),
+            change(5, table="products", op="DELETE"),
+            change(5, table="empty", op="INSERT"),
+        ]
+        assert [is_known for _, is_known in await gateway.pushed(*allowed)].count(True) == 0
+        assert await door.gateway("other").pushed(change(1, table="whatever", a=1)) == [(1, False)]
 
 
 @BOTH_STORES
 @pytest.mark.rule("DE-4", "CO-18")
-def test_a_known_delta_is_acknowledged_though_the_schema_became_stricter(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = written(tmp_path, {})
-        old = product(anything=1)
-        for is_in_memory in (True, False):
-            async with opened(tmp_path, deltas_schemas=path) as door:
-                gateway = door.gateway()
-                assert await gateway.pushed(old) == [(1, not is_in_memory)]
-                written(tmp_path, SHOP)
-                door.server.reload()
-                assert await gateway.pushed(old) == [(1, True)]
-                assert refusal(await gateway.push(old, product(2, anything=2))) == (422, "INVALID")
-                assert await gateway.pushed(old) == [(1, True)]
-
-    run(main())
+async def test_known_delta_is_acknowledged_after_the_schema_became_stricter(tmp_path: Path) -> None:
+    path = written(tmp_path, {})
+    old = product(anything=1)
+    for is_in_memory in (True, False):
+        async with opened(tmp_path, deltas_schemas=path) as door:
+            gateway = door.gateway()
+            assert await gateway.pushed(old) == [(1, not is_in_memory)]
+            written(tmp_path, SHOP)
+            door.server.reload()
+            assert await gateway.pushed(old) == [(1, True)]
+            assert refusal(await gateway.push(old, product(2, anything=2))) == (422, "INVALID")
+            assert await gateway.pushed(old) == [(1, True)]
 
 
-def test_a_star_is_every_gateway_that_is_not_named(tmp_path: Path) -> None:
-    async def main() -> None:
-        schemas = {
-            "shop": {"t": {"a": "text"}},
-            "closed": {},
-            "a/b": {"u": {"a": "json"}},
-            "*": {"t": {"a": "integer"}},
-        }
-        async with opened(tmp_path, deltas_schemas=written(tmp_path, schemas)) as door:
-            for name, delta, status in (
-                ("shop", change(1, a="x"), 200),
-                ("shop", change(1, a=1), 422),
-                ("else", change(1, a=1), 200),
-                ("else", change(1, a="x"), 422),
-                ("*", change(1, a=1), 200),
-                ("a%2Fb", change(1, table="u", a=1), 200),
-                ("a%2Fb", change(1, a=1), 422),
-                ("closed", change(1, a=1), 422),  # it has no tables, which is not the same as no schema
-            ):
-                assert (await door.gateway(name).push(delta)).status == status, (name, delta)
-
-    run(main())
+async def test_star_schema_applies_to_gateways_without_a_schema(tmp_path: Path) -> None:
+    schemas = {
+        "shop": {"t": {"a": "text"}},
+        "closed": {},
+        "a/b": {"u": {"a": "json"}},
+        "*": {"t": {"a": "integer"}},
+    }
+    async with opened(tmp_path, deltas_schemas=written(tmp_path, schemas)) as door:
+        for name, delta, status in (
+            ("shop", change(1, a="x"), 200),
+            ("shop", change(1, a=1), 422),
+            ("else", change(1, a=1), 200),
+            ("else", change(1, a="x"), 422),
+            ("*", change(1, a=1), 200),
+            ("a%2Fb", change(1, table="u", a=1), 200),
+            ("a%2Fb", change(1, a=1), 422),
+            ("closed", change(1, a=1), 422),  # a schema without tables, which is not the same as no schema
+        ):
+            assert (await door.gateway(name).push(delta)).status == status, (name, delta)
 
 
 @pytest.mark.parametrize(
@@ -133,62 +124,55 @@ def test_a_star_is_every_gateway_that_is_not_named(tmp_path: Path) -> None:
         ('{"e\u0301": {}}', "is no name of a gateway: gateway: must be in NFC"),
     ],
 )
-def test_a_bad_file_is_told_by_name(tmp_path: Path, text: str, words: str) -> None:
+async def test_invalid_schema_file_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
     schemas = Schemas(written(tmp_path, text))
     with pytest.raises(SettingsError) as raised:
         schemas.reload()
     assert str(raised.value).startswith("deltas_schemas: ")
     assert words in str(raised.value)
 
-    async def main() -> None:
+    with pytest.raises(SettingsError):
         async with opened(tmp_path, deltas_schemas=str(tmp_path / "schemas.json")):
             pass
 
-    with pytest.raises(SettingsError):
-        run(main())
 
-
-def test_a_file_that_is_not_there_is_told_too(tmp_path: Path) -> None:
+def test_missing_schema_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="deltas_schemas: "):
         Schemas(str(tmp_path / "nowhere.json")).reload()
 
 
-def test_a_bad_file_at_a_reload_leaves_what_was_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as door:
-            gateway = door.gateway()
-            written(tmp_path, '{"shop": {"t": {"a": "texxt"}}}')
-            with caplog.at_level(logging.ERROR):
-                door.server.reload()
-            assert "nothing was reloaded: deltas_schemas: " in caplog.text
-            assert "shop.t.a" in caplog.text
-            assert refusal(await gateway.push(change(1, a=1))) == (422, "INVALID")
-            assert await gateway.pushed(product(name="Tea")) == [(1, False)]
-            written(tmp_path, {"shop": {"t": {"a": "integer"}}})
+async def test_reload_of_an_invalid_schema_file_keeps_the_old_schemas(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path, deltas_schemas=written(tmp_path, SHOP)) as door:
+        gateway = door.gateway()
+        written(tmp_path, '{"shop": {"t": {"a": "texxt"}}}')
+        with caplog.at_level(logging.ERROR):
             door.server.reload()
-            assert await gateway.pushed(change(1, a=1)) == [(2, False)]
+        assert "nothing was reloaded: deltas_schemas: " in caplog.text
+        assert "shop.t.a" in caplog.text
+        assert refusal(await gateway.push(change(1, a=1))) == (422, "INVALID")
+        assert await gateway.pushed(product(name="Tea")) == [(1, False)]
+        written(tmp_path, {"shop": {"t": {"a": "integer"}}})
+        door.server.reload()
+        assert await gateway.pushed(change(1, a=1)) == [(2, False)]
 
-    run(main())
 
-
-def test_of_a_reload_all_is_taken_or_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, api_keys=True, deltas_schemas=written(tmp_path, {})) as door:
-            keys = door.served.api_keys
-            assert keys is not None
-            made = api_key(door.served, "c1", write=["deltas/shop"])
-            gateway = door.gateway(credential=made.text)
-            written(tmp_path, "[]")
-            keys.revoke(made.key.id)
-            door.server.reload()
-            assert await gateway.pushed(change(1, a=1)) == [(1, False)]  # its key is good as before
-            written(tmp_path, SHOP)
-            kept = (tmp_path / "keys.json").read_bytes()
-            (tmp_path / "keys.json").write_bytes(b"no keys")
-            door.server.reload()
-            assert await gateway.pushed(change(2, a=2)) == [(2, False)]  # and no schema was taken
-            (tmp_path / "keys.json").write_bytes(kept)
-            door.server.reload()
-            assert refusal(await gateway.push(change(3, a=3))) == (401, "AUTH_FAILED")
-
-    run(main())
+async def test_reload_applies_all_files_or_none(tmp_path: Path) -> None:
+    async with opened(tmp_path, api_keys=True, deltas_schemas=written(tmp_path, {})) as door:
+        keys = door.served.api_keys
+        assert keys is not None
+        made = api_key(door.served, "c1", write=["deltas/shop"])
+        gateway = door.gateway(credential=made.text)
+        written(tmp_path, "[]")
+        keys.revoke(made.key.id)
+        door.server.reload()
+        assert await gateway.pushed(change(1, a=1)) == [(1, False)]  # the key is still valid
+        written(tmp_path, SHOP)
+        kept = (tmp_path / "keys.json").read_bytes()
+        (tmp_path / "keys.json").write_bytes(b"no keys")
+        door.server.reload()
+        assert await gateway.pushed(change(2, a=2)) == [(2, False)]  # the schema was not applied
+        (tmp_path / "keys.json").write_bytes(kept)
+        door.server.reload()
+        assert refusal(await gateway.push(change(3, a=3))) == (401, "AUTH_FAILED")

@@ -1,24 +1,24 @@
-"""Servers whose ledger door is tested, and ways to it: in this process, and in processes of their own."""
+"""Servers for the tests of the Ledger API, in this process and in separate processes, and connections to them."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import grpc.aio
+import pytest
 
 from cli.served import Served
 from databases import log_at
 from doors.ledger.wires import GRPC, GrpcWire, HttpWire, Ledger, Wire
-from doors.serving import RUN_S, Serving, ShiftedClock, serving
+from doors.serving import Serving, ShiftedClock, serving
+from doors.shared import ServerPool
 from oncelog.core.values import Settings
 from oncelog.engine.log import open_log
 from oncelog.testing.clock import ManualClock
-
-T = TypeVar("T")
 
 
 def key(number: int) -> bytes:
@@ -27,28 +27,30 @@ def key(number: int) -> bytes:
 
 
 class Ways:
-    """Wires to one server, each made once."""
+    """Connections to one server: one gRPC channel and one HTTP session, shared by the wires of all credentials."""
 
     def __init__(self, kind: str, url: str, rpc_port: int) -> None:
         self.kind = kind
         self.url = url
         self.rpc_port = rpc_port
-        self._wires: dict[tuple[str, str | None], Wire] = {}
+        self._connections: dict[str, Any] = {}
 
     def wire(self, kind: str | None = None, credential: str | None = None) -> Any:
+        """Return a client of the given protocol that sends the credential with every call."""
         chosen = kind or self.kind
-        if (chosen, credential) not in self._wires:
-            self._wires[chosen, credential] = self._made(chosen, credential)
-        return self._wires[chosen, credential]
+        if chosen not in self._connections:
+            self._connections[chosen] = self._connect(chosen)
+        connection = self._connections[chosen]
+        made: Wire = GrpcWire(connection, credential) if chosen == GRPC else HttpWire(connection, self.url, credential)
+        return made
 
-    def _made(self, kind: str, credential: str | None) -> Wire:
+    def _connect(self, kind: str) -> Any:
         if kind == GRPC:
-            # A window that does not grow: what is not read waits at the server, as over a long line.
+            # Without the bandwidth probe the window stays small, so unread data waits at the server.
             options = [("grpc.http2.bdp_probe", 0)]
-            return GrpcWire(grpc.aio.insecure_channel(f"127.0.0.1:{self.rpc_port}", options), credential)
-        # Without a limit: many may ask at the same time.
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        return HttpWire(session, self.url, credential)
+            return grpc.aio.insecure_channel(f"127.0.0.1:{self.rpc_port}", options)
+        # No connection limit: tests send many requests at the same time.
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     def ledger(
         self, organization: str = "acme", vault: str = "", client_id: str = "", credential: str | None = None
@@ -56,15 +58,16 @@ class Ways:
         return Ledger(self.wire(credential=credential), organization, vault, client_id)
 
     async def close(self) -> None:
-        for wire in self._wires.values():
-            await wire.close()
+        for connection in self._connections.values():
+            await connection.close()
+        self._connections.clear()
 
 
 # --- in this process ---------------------------------------------------------------------------------------
 
 
 class Door(Ways):
-    """A server in this process."""
+    """A server in this process, with connections to it."""
 
     def __init__(self, served: Serving, kind: str) -> None:
         assert served.server.rpc is not None
@@ -76,7 +79,7 @@ class Door(Ways):
 
 @asynccontextmanager
 async def opened(directory: Path, kind: str, **options: Any) -> AsyncIterator[Door]:
-    """A server with a log in the directory; options are those of `serving`."""
+    """Run a server on the log in the directory; the options are those of `serving`."""
     async with serving(directory, **options) as served:
         door = Door(served, kind)
         try:
@@ -85,43 +88,47 @@ async def opened(directory: Path, kind: str, **options: Any) -> AsyncIterator[Do
             await door.close()
 
 
+def server_pool_of(paths: pytest.TempPathFactory, **options: Any) -> ServerPool[Door]:
+    """Return a pool of servers that run with these options."""
+    return ServerPool(lambda: opened(paths.mktemp("shared"), GRPC, **options))
+
+
 async def prepare(directory: Path, clock: ManualClock | ShiftedClock, **settings: int) -> None:
-    """Makes the log that `opened` finds: in one lane, and with its eviction interval."""
+    """Create the log that `opened` opens later, by default with one lane; `settings` may set the eviction interval."""
     chosen = Settings(**{"lanes": 1, **settings})
     async with open_log(log_at(directory / "events.db"), settings=chosen, clock=clock):
         pass
 
 
-class House:
-    """A server that tests share, in a loop that goes on from test to test. Each has scopes of its own."""
+class SharedServer:
+    """A running server that many tests use. Each test has a unique organization."""
 
-    def __init__(self, directory: Path, kind: str) -> None:
-        self._runner = asyncio.Runner()
-        self._directory = directory
-        self._opened = opened(directory, kind)
-        self.door = self.run(self._opened.__aenter__())
-        self.name = ""
-
-    def run(self, main: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(asyncio.wait_for(main, RUN_S))
+    def __init__(self, door: Door, name: str) -> None:
+        self.door = door
+        self.name = name
 
     def ledger(self, client_id: str = "app", vault: str = "") -> Ledger:
-        """A scope of the test that is running."""
+        """Return a client of the test's organization."""
         return self.door.ledger(self.name, vault, client_id)
+
+    def ledger_as(self, credential: str | None, vault: str = "", suffix: str = "") -> Ledger:
+        """Return a client of the test's organization, or of one named after it, that sends the credential."""
+        return self.door.ledger(f"{self.name}{suffix}", vault, credential=credential)
+
+    @property
+    def scope(self) -> str:
+        """The scope of the test's organization, as grants name it."""
+        return f"ledger/{self.name}"
 
     def wire(self) -> Any:
         return self.door.wire()
 
-    def close(self) -> None:
-        self.run(self._opened.__aexit__(None, None, None))
-        self._runner.close()
+
+# --- in separate processes ---------------------------------------------------------------------------------
 
 
-# --- in processes of their own -----------------------------------------------------------------------------
-
-
-class Gateway(Served):
-    """`oncelog serve`, with gRPC at a port that stays the same too."""
+class ServerProcess(Served):
+    """A process that runs `oncelog serve`; HTTP and gRPC keep their ports over restarts."""
 
     def __init__(self, directory: Path, arguments: tuple[str, ...] = ()) -> None:
         self._rpc_port = socket.socket()
@@ -139,12 +146,11 @@ class Gateway(Served):
         self._rpc_port.close()
 
 
-@contextmanager
-def gateways(directory: Path, count: int, *arguments: str) -> Iterator[list[Gateway]]:
-    """So many servers on one log."""
-    with ExitStack() as stack:
-        found = []
-        for _ in range(count):
-            found.append(Gateway(directory, arguments))
-            stack.callback(found[-1].end)
-        yield found
+@asynccontextmanager
+async def server_process(directory: Path, *arguments: str) -> AsyncIterator[ServerProcess]:
+    """Run a server process on the log in the directory."""
+    process = await asyncio.to_thread(ServerProcess, directory, arguments)
+    try:
+        yield process
+    finally:
+        await asyncio.to_thread(process.end)

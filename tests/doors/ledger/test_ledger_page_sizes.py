@@ -1,14 +1,15 @@
-"""Pages of entities: however long the values are, in whatever order, little more is fetched than is given."""
+"""Pages of entities are limited in bytes, and the store fetches at most one entity more than a page holds."""
 
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
+import pytest_asyncio
 
 from databases import BOTH_STORES
-from doors.ledger.ledger_doors import opened
+from doors.ledger.ledger_doors import Door, SharedServer, server_pool_of
 from doors.ledger.wires import GRPC, code, put
-from doors.serving import run
+from doors.shared import ServerPool
 from oncelog.core.operations import Entity
 from oncelog.stores.postgres import ledger_reading as of_postgres
 from oncelog.stores.sqlite import ledger_reading as of_sqlite
@@ -16,12 +17,18 @@ from oncelog.stores.sqlite import ledger_reading as of_sqlite
 pytestmark = BOTH_STORES
 
 PAGE: Final = 10_000
-"""Bytes of a page."""
+"""Maximum number of bytes of a page."""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
+    async with server_pool_of(tmp_path_factory, page_bytes_max=PAGE) as pool:
+        yield pool
 
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the values that a store has handed over."""
+    """The lengths of the values that a store has fetched."""
     lengths: list[int] = []
 
     def noted(value: bytes, *others: Any) -> Entity:
@@ -34,36 +41,45 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("wire", [GRPC], indirect=True)
 @pytest.mark.parametrize(
     ("lengths", "page_size", "given"),
     [
-        ([1000] * 300, 1000, 10),  # of one length: as many as fit
-        ([1] * 20 + [5000] * 300, 1000, 21),  # long ones behind many short ones
+        ([1000] * 300, 1000, 10),  # as many as fit
+        ([1] * 20 + [5000] * 300, 1000, 21),  # long values after many short ones
         ([5000] + [1] * 300 + [5000] * 50, 1000, 301),
-        ([20_000] * 20, 1000, 1),  # longer than a page: one, and never none
+        ([20_000] * 20, 1000, 1),  # longer than a page: one entity per page
         ([0] * 300, 1000, 300),
-        ([1] * 300, 7, 7),  # few are asked for
+        ([1] * 300, 7, 7),  # the page size is the limit
     ],
 )
-def test_a_page_fetches_what_it_gives_and_one_more(
-    tmp_path: Path, fetched: list[int], lengths: list[int], page_size: int, given: int
+async def test_page_fetches_at_most_one_entity_more_than_it_returns(
+    shared_server: SharedServer, fetched: list[int], lengths: list[int], page_size: int, given: int
 ) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, GRPC, page_bytes_max=PAGE) as door:
-            ledger = door.ledger(client_id="app")
-            entities = [put(f"{number:04}", bytes(length)) for number, length in enumerate(lengths)]
-            assert code(await ledger.write(1, *entities)) == "OK"
-            found: list[str] = []
-            token, pages = "", 0
-            while token or not pages:
-                fetched.clear()
-                page = await ledger.list_entities(page_size=page_size, page_token=token)
-                keys = [one["key"] for one in page["entities"]]
-                assert len(keys) == given or pages
-                assert sum(fetched[: len(keys)]) <= PAGE or len(keys) == 1
-                assert len(fetched) <= len(keys) + 1
-                found += keys
-                token, pages = page["next_page_token"], pages + 1
-            assert found == [f"{number:04}" for number in range(len(lengths))]
+    ledger = shared_server.ledger()
+    entities = [put(f"{number:04}", bytes(length)) for number, length in enumerate(lengths)]
+    assert code(await ledger.write(1, *entities)) == "OK"
+    found: list[str] = []
+    token, pages = "", 0
+    while token or not pages:
+        fetched.clear()
+        page = await ledger.list_entities(page_size=page_size, page_token=token)
+        keys = [one["key"] for one in page["entities"]]
+        assert len(keys) == given or pages
+        assert sum(fetched[: len(keys)]) <= PAGE or len(keys) == 1
+        assert len(fetched) <= len(keys) + 1
+        found += keys
+        token, pages = page["next_page_token"], pages + 1
+    assert found == [f"{number:04}" for number in range(len(lengths))]
 
-    run(main())
+
+async def test_page_of_long_values_ends_early_and_the_next_page_continues(shared_server: SharedServer) -> None:
+    ledger = shared_server.ledger()
+    await ledger.write(1, *[put(f"{n}", bytes(PAGE * 2 // 5)) for n in range(5)], put("9", bytes(5 * PAGE)))
+    pages: list[list[str]] = []
+    token = ""
+    while token or not pages:
+        page = await ledger.list_entities(page_size=100, page_token=token)
+        pages.append([one["key"] for one in page["entities"]])
+        token = page["next_page_token"]
+    assert pages == [["0", "1"], ["2", "3"], ["4"], ["9"]]

@@ -1,13 +1,13 @@
-"""Both wires of the ledger door with one face: the same calls, and what comes back in one form.
+"""Clients of the Ledger API over gRPC and HTTP with one interface and one form of answers.
 
-Requests are members as JSON has them, but bytes are bytes: values, keys, hashes. Answers are the same, whatever the
-wire: what gRPC has as a field that is not there is a member that is not there. An error of the call is a CallError.
+Requests have the members of the JSON form, but values, keys and hashes are bytes. Answers have the same form on both
+wires: a field that is missing in gRPC is a missing member. A failed call raises CallError.
 """
 
 import asyncio
 import json
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final, Protocol
 
@@ -69,7 +69,7 @@ _BASE64: Final = frozenset(["value", "current_value", "value_equals", "body"])
 
 
 class CallError(Exception):
-    """A call that got an error in place of an answer."""
+    """A call that failed."""
 
     def __init__(self, status: str, message: str, field: str | None, code: str, retry_after_ms: int | None) -> None:
         super().__init__(f"{status}: {message}")
@@ -77,42 +77,43 @@ class CallError(Exception):
         self.message = message
         self.field = field
         self.code = code
-        """The door's own word for it; empty where the error is gRPC's."""
+        """The error code of the API; empty for an error of gRPC itself."""
         self.retry_after_ms = retry_after_ms
         self.details: Mapping[str, Any] = {}
-        """What else it says, each as a text."""
+        """Further details of the error, as texts."""
         self.http_status = 0
         self.retry_after_s = ""
-        """Of HTTP: the header."""
+        """The Retry-After header of HTTP."""
 
     @property
-    def told(self) -> tuple[str, str, str | None]:
+    def summary(self) -> tuple[str, str, str | None]:
+        """Status, message and field."""
         return self.status, self.message, self.field
 
 
 class Watching(Protocol):
-    """Somebody who follows blocks."""
+    """A stream of blocks."""
 
     async def next(self) -> Json | None:
-        """The next block; None where the server has ended the stream without a word. Raises CallError."""
+        """Return the next block, or None if the server has ended the stream without an error. Raises CallError."""
 
     async def close(self) -> None:
-        """Goes."""
+        """Close the stream."""
 
 
 class Wire(Protocol):
-    """A way to the door, with a credential."""
+    """A client that sends a credential with every call."""
 
     kind: str
 
     async def call(self, name: str, members: Mapping[str, Any]) -> Json:
-        """The method of that name, as the protocol has it. Raises CallError."""
+        """Call the method with that name in the gRPC service. Raises CallError."""
 
     async def watch(self, members: Mapping[str, Any], last_event_id: str | None = None) -> Watching:
-        """WatchBlocks."""
+        """Start a block stream."""
 
     async def close(self) -> None:
-        """Lets the connection go."""
+        """Close the connection."""
 
 
 # --- operations ------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class GrpcWire:
         return _normal(members_of(answer))
 
     async def raw(self, name: str, data: bytes) -> bytes:
-        """Bytes that may be no message."""
+        """Send bytes that may not be a valid message."""
         method = self.channel.unary_unary(f"/oncelog.ledger.v1.Ledger/{name}")
         try:
             answer: bytes = await method(data, metadata=self.metadata, timeout=WAIT_S)
@@ -212,13 +213,13 @@ _REQUESTS: Final[Mapping[str, Any]] = {
 
 
 def message_of(kind: Any, members: Mapping[str, Any]) -> Any:
-    """Members that the message does not have are left out: there is no way to say them."""
+    """Build a message. Members that the message type does not have are dropped."""
     known = {name: value for name, value in members.items() if name in kind.DESCRIPTOR.fields_by_name}
     return json_format.ParseDict(_spelt(known, lambda _, value: b64encode(value).decode()), kind())
 
 
 def members_of(message: Message) -> Json:
-    """All fields of a message, but those that can be told to be missing, and are."""
+    """Return the fields of a message without missing optional ones."""
     found: Json = {}
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
@@ -240,15 +241,15 @@ def members_of(message: Message) -> Json:
 def rpc_error(error: grpc.aio.AioRpcError) -> CallError:
     trailing: dict[str, Any] = dict(error.trailing_metadata() or ())
     retry = trailing.get("retry-after-ms")
-    told = CallError(
+    found = CallError(
         error.code().name,
         error.details() or "",
         trailing.get("field"),
         trailing.get("oncelog-code", ""),
         None if retry is None else int(retry),
     )
-    told.details = {name.replace("-", "_"): str(value) for name, value in trailing.items()}
-    return told
+    found.details = {name.replace("-", "_"): str(value) for name, value in trailing.items()}
+    return found
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ class HttpWire:
         return await self.get(_PATHS[name], query)
 
     async def post(self, path: str, body: bytes, **headers: str) -> Json:
-        """Bytes that may be no JSON."""
+        """Send bytes that may not be JSON."""
         sent = {**self.headers, "Content-Type": "application/json", **headers}
         async with (
             asyncio.timeout(WAIT_S),
@@ -344,9 +345,9 @@ async def _answer(response: aiohttp.ClientResponse) -> Json:
 
 def _error(status: str, error: Mapping[str, Any]) -> CallError:
     details = error["details"]
-    told = CallError(status, error["message"], details.get("field"), error["code"], details.get("retry_after_ms"))
-    told.details = {name: str(value) for name, value in details.items()}
-    return told
+    found = CallError(status, error["message"], details.get("field"), error["code"], details.get("retry_after_ms"))
+    found.details = {name: str(value) for name, value in details.items()}
+    return found
 
 
 def _json_bytes(name: str, value: bytes) -> str:
@@ -354,7 +355,7 @@ def _json_bytes(name: str, value: bytes) -> str:
 
 
 def _spelt(value: Any, spell: Any, name: str = "") -> Any:
-    """The same with bytes as texts."""
+    """Return the value with bytes encoded as text."""
     if isinstance(value, bytes):
         return spell(name, value)
     if isinstance(value, Mapping):
@@ -365,10 +366,10 @@ def _spelt(value: Any, spell: Any, name: str = "") -> Any:
 
 
 def _read(value: Any, name: str = "") -> Any:
-    """The same with texts that stand for bytes as bytes."""
+    """Return the value with encoded texts decoded to bytes."""
     if isinstance(value, dict):
         found = {member: _read(one, member) for member, one in value.items()}
-        if name == "record":  # of a proof: there the key is no entity's
+        if name == "record":  # in a proof the key is an idempotency key, not that of an entity
             found["key"] = bytes.fromhex(found["key"])
         return found
     if isinstance(value, list):
@@ -381,7 +382,7 @@ def _read(value: Any, name: str = "") -> Any:
 
 
 def _normal(answer: Json) -> Json:
-    """Of what means the same on both wires, one."""
+    """Bring answers that mean the same on both wires into one form."""
     if "success" in answer:
         return dict(answer["success"])
     error = answer.get("error")
@@ -390,7 +391,7 @@ def _normal(answer: Json) -> Json:
             error.pop("key", None)
         if not error.get("erased"):
             error.pop("erased", None)
-    # null is JSON's way to say that there is none
+    # JSON has null where gRPC has no field.
     return {name: value for name, value in answer.items() if value is not None}
 
 
@@ -398,7 +399,7 @@ def _normal(answer: Json) -> Json:
 
 
 class Ledger:
-    """The door as one client of one scope sees it. `wire` says over which."""
+    """A client of one scope, over the given wire."""
 
     def __init__(self, wire: Wire, organization: str, vault: str = "", client_id: str = "") -> None:
         self.wire = wire
@@ -407,12 +408,12 @@ class Ledger:
         self.client_id = client_id
 
     def of(self, **changed: str) -> "Ledger":
-        """The same elsewhere, or as another."""
+        """Return a client with another organization, vault or client id."""
         here = {"organization": self.organization, "vault": self.vault, "client_id": self.client_id}
         return Ledger(self.wire, **{**here, **changed})
 
     def through(self, wire: Wire) -> "Ledger":
-        """The same by another way."""
+        """Return the same client over another wire."""
         return Ledger(wire, self.organization, self.vault, self.client_id)
 
     def _scoped(self, **members: Any) -> Json:
@@ -420,13 +421,13 @@ class Ledger:
         return {name: value for name, value in {**scope, **members}.items() if value != ""}
 
     async def write(self, sequence: int, *operations: Json, key: bytes = b"", **members: Any) -> Json:
-        """What became of it: a success, or what has an `error`."""
+        """Return the answer: a success, or an object with an `error`."""
         named = {"client_id": self.client_id, "idempotency_key": key}
         asked = self._scoped(**{**named, "sequence": sequence, "operations": list(operations), **members})
         return await self.wire.call("Write", {name: value for name, value in asked.items() if value != b""})
 
     async def batch_write(self, sequence: int, *writes: Any, key: bytes = b"", **members: Any) -> Json:
-        """A write is a list of operations, or all its members."""
+        """Send a batch. A write is a list of operations, or an object with all its members."""
         listed = [one if isinstance(one, Mapping) else {"operations": one} for one in writes]
         named = {"client_id": self.client_id, "idempotency_key": key}
         asked = self._scoped(**{**named, "sequence": sequence, "writes": listed, **members})
@@ -469,7 +470,7 @@ class Ledger:
         return await self.wire.watch(self._scoped(after_height=after_height), last_event_id)
 
     async def transaction_ids(self) -> list[str]:
-        """Of all of the scope's transactions, in order, as its blocks have them."""
+        """Return the ids of all transactions of the scope, in the order of its blocks."""
         found: list[str] = []
         watching = await self.watch_blocks()
         newest = await self._newest()
@@ -483,7 +484,7 @@ class Ledger:
         return found
 
     async def _newest(self) -> int:
-        """The height of the lane: one that is too high is told the newest."""
+        """Return the newest height of the lane, from the error for a height that is too high."""
 
         async def begun() -> Json | None:
             watching = await self.watch_blocks(after_height=2**52)
@@ -495,7 +496,7 @@ class Ledger:
 
 
 def success(answer: Json) -> Json:
-    """An answer that must be one."""
+    """Return the answer after checking that it is a success."""
     assert "error" not in answer, answer
     assert answer.keys() == {
         "committed_tx_id",
@@ -511,7 +512,7 @@ def success(answer: Json) -> Json:
 
 
 def failure(answer: Json) -> Json:
-    """The error of an answer that must be one."""
+    """Return the error of an answer that must have one."""
     assert answer.keys() == {"error"}, answer
     error: Json = answer["error"]
     assert error["message"]
@@ -519,29 +520,24 @@ def failure(answer: Json) -> Json:
 
 
 def code(answer: Json) -> str:
-    """OK, or the code of the error."""
+    """Return OK or the code of the error."""
     return "OK" if "error" not in answer else str(failure(answer)["code"])
 
 
 async def refused(call: Any) -> CallError:
-    """The error of a call that must fail."""
+    """Return the error of a call that must fail."""
     try:
         answer = await call
     except CallError as error:
         return error
-    raise AssertionError(f"it was answered with {answer}")
+    raise AssertionError(f"the call was not refused but answered with {answer}")
 
 
 async def blocks(watching: Watching, count: int) -> list[Json]:
-    """The next so many."""
+    """Return the next blocks."""
     found = []
     for _ in range(count):
         block = await watching.next()
         assert block is not None
         found.append(block)
     return found
-
-
-async def each(watching: Watching) -> AsyncIterator[Json]:
-    while (block := await watching.next()) is not None:
-        yield block

@@ -1,7 +1,7 @@
-"""A server that stops in the middle of its first commit: python withheld_worker.py STORE before|after
+"""A server that hangs at its first commit: python withheld_worker.py STORE before|after
 
-It says where it listens, and then when it is there: before the commit is made, or after it, when nobody has been told.
-There it stays until it is killed.
+It prints its URL and gRPC port, and later "there" when it has reached the commit: before committing, or after
+committing and before answering. It then waits to be killed.
 """
 
 import asyncio

@@ -1,0 +1,127 @@
+"""Process from which the tests fork `oncelog` commands, so that each command starts without importing the package.
+
+Importing `oncelog` takes longer than most commands run. This process imports it once, and then forks a child for each
+request of `cli.processes`. In every other respect the child is a separate process: it has its own process id,
+standard streams, environment, signals and exit status.
+"""
+
+import atexit
+import gc
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from typer.main import get_command
+
+PRELOADED = (
+    *("oncelog.cli", "oncelog.doors.server", "oncelog.stores.postgres", "aiohttp", "uvloop"),
+    # Imported by Typer and others at their first use, which would be in every command.
+    *("typer._adapters", "typer.rich_utils", "rich.markdown", "rich.traceback", "encodings.ascii", "encodings.idna"),
+)
+REQUEST_BYTES_MAX = 1024 * 1024
+RETRY_PAUSE_MS = (10, 50)
+"""Shortest and longest pause of a forked command between two attempts to reach a server."""
+
+
+def shorten_pauses() -> None:
+    """Replace the pauses of the commands: 100 ms to 5 s are for people and networks."""
+    remote: Any = import_module("oncelog.cli.remote")
+    pauses_s = remote.patience.pauses_s
+    remote.patience = SimpleNamespace(pauses_s=lambda _least, _most, draw: pauses_s(*RETRY_PAUSE_MS, draw))
+
+
+def build_parser() -> None:
+    """Build the parser of the command line once. Typer builds it at every call."""
+    cli: Any = import_module("oncelog.cli")
+    cli.app = get_command(cli.app)
+
+
+def serve_requests(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork a child for each request. Returns None at the end of the requests, and in a child the request to run."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors leave no zombies
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
+        if not data:
+            return None
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            *streams, status = descriptors
+            _start_monitored(requests, streams, status)
+            request: dict[str, Any] = pickle.loads(data)  # noqa: S301 - from the test process
+            return request
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _start_monitored(requests: socket.socket, streams: list[int], status: int) -> None:
+    """Fork the command and return in it. The monitor waits for the command, reports its exit status and ends.
+
+    The monitor is the parent of the command, so the test process needs no special role: it stays possible to kill the
+    parent of other processes in a test without leaving them behind as zombies of the test process.
+    """
+    child = os.fork()
+    if child == 0:
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+        os.closerange(3, 1 + max(requests.fileno(), status, *streams))
+        requests.detach()
+        return
+    for descriptor in streams:
+        os.close(descriptor)
+    requests.send(b"%d" % child)
+    requests.close()
+    _, code = os.waitpid(child, 0)
+    os.write(status, b"%d" % os.waitstatus_to_exitcode(code))
+    os._exit(0)
+
+
+def become_command(request: dict[str, Any]) -> None:
+    """Set up this process as if it had been started with the arguments, environment and streams of the request."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["cwd"] is not None:
+        os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["arguments"]
+    # Buffered as Python does without PYTHONUNBUFFERED.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def run_program(program: str) -> None:
+    """Run the command and end the process without the clean-up of the interpreter, which takes longer than most do.
+
+    An unusual end (an exception, a message as exit status, output that cannot be flushed) is left to the interpreter.
+    """
+    code: Any = 0
+    try:
+        exec(program, {"__name__": "__main__"})  # noqa: S102 - from the test process
+    except SystemExit as error:
+        code = 0 if error.code is None else error.code
+    if type(code) is not int:
+        sys.exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test process, which then ends this one
+    for name in PRELOADED:
+        import_module(name)
+    shorten_pauses()
+    build_parser()
+    gc.freeze()  # a child neither collects nor, at its end, frees what it shares with this process
+    command = serve_requests(socket.socket(fileno=int(sys.argv[1])))
+    if command is not None:
+        become_command(command)
+        run_program(command["program"])

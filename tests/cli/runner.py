@@ -1,0 +1,19 @@
+"""Runs commands in the test process."""
+
+from functools import cache
+from typing import Any, Final
+
+from typer import testing
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from oncelog.cli import app
+
+__all__ = ["COMMAND", "RUNNER", "Result"]
+
+# The runner builds the command line for every command, which takes longer than most commands.
+_testing: Any = testing
+_testing._get_command = cache(get_command)
+
+COMMAND: Final = app
+RUNNER: Final = CliRunner()

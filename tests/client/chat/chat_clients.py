@@ -1,0 +1,81 @@
+"""Chat clients for tests, with short pauses, and clients and servers in separate processes."""
+
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from client import waiting
+from client.waiting import WAIT_S, line_of, soon
+from oncelog.client.chat import ChatClient, ChatLimits, Message, Outcome, Sent, Update
+
+HERE: Final = Path(__file__).parent
+SHORT: Final = {
+    "pause_ms_min": 1, "pause_ms_max": 20, "refused_pause_ms_min": 1, "refused_pause_ms_max": 20,
+    "retry_after_ms_max": 20, "ack_wait_ms": 5, "gap_wait_ms": 20,
+}  # fmt: skip
+LIMITS: Final = ChatLimits(**SHORT)
+NOWHERE: Final = "http://127.0.0.1:9"
+"""No server listens there."""
+
+
+def client_of(url: str, user: str = "ann", path: Path | str = ":memory:", **options: Any) -> ChatClient:
+    """Return a client with short pauses."""
+    return ChatClient(url, path=path, **{"token": user, "limits": LIMITS, **options})
+
+
+def sent(outcome: Outcome) -> Sent:
+    assert isinstance(outcome, Sent), outcome
+    return outcome
+
+
+async def said(client: ChatClient, chat_id: str, content: str) -> Sent:
+    """Send a message and wait for its ack."""
+    return sent(await soon((await client.send(chat_id, content)).sent()))
+
+
+async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:
+    """Return the next messages."""
+    return [await soon(anext(messages)) for _ in range(count)]
+
+
+async def heard(updates: AsyncIterator[Update], expected: Update) -> None:
+    """Wait for this update; others may precede it."""
+    while await soon(anext(updates)) != expected:
+        pass
+
+
+def contents(messages: list[Message]) -> list[str | None]:
+    return [one.content for one in messages]
+
+
+async def all_of(client: ChatClient, chat_id: str) -> list[Message]:
+    """Wait until the client is live, and return all messages that a user interface shows."""
+    await soon(client.until_live())
+    lines = await client.lines(chat_id, count=10_000)
+    return [one.message for one in lines if one.message is not None]
+
+
+@contextmanager
+def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a script of this directory in a separate process."""
+    with waiting.started(HERE / script, *arguments) as process:
+        yield process
+
+
+@contextmanager
+def server_process(store: str, port: int = 0) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Run a server in a separate process; yield the process and its URL."""
+    with started("chat_server_worker.py", store, str(port)) as process:
+        url = line_of(process)
+        assert url.startswith("http://127.0.0.1:")
+        yield process, url
+
+
+def killed_client(url: str, path: Path, moment: str, count: int) -> None:
+    """Run a client that kills itself at the given moment of its first message."""
+    with started("chat_client_worker.py", url, str(path), moment, str(count)) as process:
+        process.wait(WAIT_S)
+        assert process.returncode == -signal.SIGKILL

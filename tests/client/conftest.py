@@ -1,0 +1,30 @@
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from client.clients import client_of
+from client.waiting import reserved_port
+from doors.serving import Serving, serving
+from oncelog.client import Client
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Port of 127.0.0.1 for servers that the test stops and starts again."""
+    with reserved_port() as number:
+        yield number
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A server with default settings."""
+    async with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(served: Serving) -> AsyncIterator[Client]:
+    """An open client of `served`, with its store in memory."""
+    async with client_of(served.url) as opened:
+        yield opened

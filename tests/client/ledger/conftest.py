@@ -1,0 +1,14 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from client.ledger.ledgers import address_of, ledger_of
+from doors.serving import Serving
+from oncelog.client.ledger import LedgerClient
+
+
+@pytest.fixture
+async def ledger(served: Serving) -> AsyncIterator[LedgerClient]:
+    """An open ledger client of `served`, with its store in memory."""
+    async with ledger_of(address_of(served)) as opened:
+        yield opened

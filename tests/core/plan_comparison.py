@@ -1,0 +1,272 @@
+"""Run a history through the decision and through its model (`plan_model`) and compare verdicts and state."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from core.plan_author import (
+    CONSUMERS,
+    MEMBERS,
+    SCOPES,
+    SNAPSHOT_TABLES,
+    History,
+)
+from core.plan_model import LeaseChange, PlanModel, Validate, Write
+from core.plan_model_rules import entity_of, identity_of, newest, row_of
+from oncelog.core.footprint import Footprint, footprint
+from oncelog.core.operations import Operation, Relate, Unrelate
+from oncelog.core.plan import plan
+from oncelog.core.policy import (
+    LEDGER,
+    Order,
+)
+from oncelog.core.values import (
+    Applied,
+    ClientEntry,
+    Committed,
+    Granted,
+    LaneHead,
+    Reason,
+    Record,
+    Refused,
+    Remembered,
+    Replayed,
+    Snapshot,
+    Submission,
+    Verdict,
+)
+from oncelog.stores.memory import MemoryLog
+
+# --- comparing -------------------------------------------------------------------------------------------
+
+
+def compare(history: History) -> Counter[str]:
+    """Run the history through both and compare verdicts and state. Returns the number of verdicts by kind."""
+    log, model = MemoryLog(history.settings, draw=bytes), PlanModel(history.settings)
+    verdicts_by_kind: Counter[str] = Counter()
+    for number, (batch, now_ms, validate) in enumerate(history.steps):
+        asked: list[Submission] = []
+        asked_by_model: list[Submission] = []
+        expected = model.submit(batch, now_ms, watched(validate, asked_by_model))
+        actual = log.submit(batch, now_ms, watched(validate, asked))
+        assert [[without_words(it) for it in verdicts] for verdicts in actual] == expected, f"batch {number}"
+        assert asked == asked_by_model, f"batch {number}: the application was asked about other submissions"
+        verdicts_by_kind.update(word_for(verdict) for verdicts in expected for verdict in verdicts)
+    compare_order(log, model)
+    compare_memory(log, model)
+    compare_side_state(log, model)
+    compare_rates(log, model)
+    return verdicts_by_kind
+
+
+def without_words(verdict: Verdict) -> Verdict:
+    """The verdict without messages and field names, which the model does not have."""
+    if not isinstance(verdict, Refused):
+        return verdict
+    names_an_entity = verdict.reason in (
+        Reason.KEY_EXISTS,
+        Reason.KEY_NOT_FOUND,
+        Reason.VERSION_MISMATCH,
+        Reason.VALUE_MISMATCH,
+    )
+    return replace(verdict, message="", field=verdict.field if names_an_entity else "")
+
+
+def watched(validate: Validate | None, asked: list[Submission]) -> Validate | None:
+    """The same callable; it also records its submissions, which are new writes only (CO-18)."""
+
+    def watching(submission: Submission) -> str | None:
+        asked.append(submission)
+        return validate(submission) if validate else None
+
+    return watching if validate else None
+
+
+def word_for(verdict: Verdict) -> str:
+    match verdict:
+        case Refused():
+            return verdict.reason.name
+        case Replayed(receipt=None):
+            return "Replayed without a receipt"
+        case Replayed(mismatch=True):
+            return "Replayed with a mismatch"
+        case Applied():
+            return f"Applied {verdict.changed}"
+        case _:
+            return type(verdict).__name__
+
+
+def compare_order(log: MemoryLog, model: PlanModel) -> None:
+    lanes = range(model.settings.lanes + 1)
+    heads = [replace(log.snapshot.heads.get(lane, LaneHead()), block_hash=b"") for lane in lanes]
+    assert heads == [
+        LaneHead(
+            position=model.position(lane),
+            log_time_ms=model.saved_log_time_ms(lane),
+            eviction_time_ms=max(model.evictions(lane), default=0),
+            fence=model.fence(lane),
+            revision=model.revision(lane),
+            height=len(model.blocks(lane)),
+            block_hash=b"",
+        )
+        for lane in lanes
+    ]
+    by_lane = [[record for record in log.records if record.lane == lane] for lane in lanes]
+    assert by_lane == [[record_of(write) for write in model.writes() if write.receipt.lane == lane] for lane in lanes]
+    scopes = {getattr(it, "scope", "") for it in model.history}
+    streams = {write.submission.scope for write in model.writes() if write.receipt.sequence}
+    streams |= {scope for scope in scopes if model.is_open(scope) and scope}
+    assert log.snapshot.streams == {scope: model.sequence(scope) for scope in streams}
+
+
+def record_of(write: Write) -> Record:
+    submission, receipt = write.submission, write.receipt
+    return Record(
+        lane=receipt.lane,
+        position=receipt.position,
+        sequence=receipt.sequence,
+        log_time_ms=receipt.log_time_ms,
+        height=receipt.height,
+        policy=submission.policy.name,
+        scope=submission.scope,
+        key=submission.key,
+        fingerprint=submission.fingerprint,
+        actor=submission.actor,
+        client=submission.client,
+        client_sequence=submission.client_sequence,
+        partitions=submission.partitions,
+        body=submission.body,
+    )
+
+
+def compare_memory(log: MemoryLog, model: PlanModel) -> None:
+    """Compare keys, client sequences, clients and leases. A store may still have expired entries, but no others."""
+    keys, numbers, clients = set(), set(), set()
+    for write in model.writes():
+        submission, receipt = write.submission, write.receipt
+        name, scope, client, key = identity_of(submission)
+        remembered = Remembered(receipt, submission.fingerprint)
+        if key:
+            keys.add((name, scope, client, key))
+            if model.known(submission) == write:
+                assert log.snapshot.keys[name, scope, client, key] == remembered
+        if not submission.policy.client_sequence:
+            continue
+        numbers.add((name, scope, client, submission.client_sequence))
+        clients.add((name, scope, client))
+        if not model.forgotten(submission, receipt.log_time_ms):
+            assert log.snapshot.sequences[name, scope, client, submission.client_sequence] == remembered
+        if newest(model.client_writes(submission)) == write and model.last_client_sequence(submission):
+            entry = ClientEntry(submission.client_sequence, receipt.log_time_ms, key, submission.fingerprint)
+            assert log.snapshot.clients[name, scope, client] == entry
+    assert log.snapshot.keys.keys() <= keys
+    assert log.snapshot.sequences.keys() <= numbers
+    assert log.snapshot.clients.keys() <= clients
+    compare_leases(log, model)
+
+
+def compare_leases(log: MemoryLog, model: PlanModel) -> None:
+    changes = [event for event in model.history if isinstance(event, LeaseChange)]
+    for change in changes:
+        lease = model.lease(change.item)
+        assert lease is None or log.snapshot.leases[identity_of(change.item)] == lease
+    assert log.snapshot.leases.keys() <= {identity_of(change.item) for change in changes}
+
+
+def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
+    """Everything else, as a reader at the lane's log time sees it."""
+    snapshot = log.snapshot
+    cursors = {(scope, name): model.cursor(scope, name) for scope in ("", *SCOPES) for name in CONSUMERS}
+    assert snapshot.consumers == {name: cursor for name, cursor in cursors.items() if cursor is not None}
+    for scope in SCOPES:
+        operations = model.operations(scope)
+        log_time_ms = model.saved_log_time_ms(model.lane_of(LEDGER, scope))
+        stored = {key: it for (its_scope, key), it in snapshot.entities.items() if its_scope == scope}
+        entities = {key: entity_of(operations, key, log_time_ms) for key in ("k", "l")}
+        live = {key: it for key, it in stored.items() if it.expires_at_ms is None or it.expires_at_ms > log_time_ms}
+        assert live == {key: it for key, it in entities.items() if it}
+        relationships = {it[1:]: version for it, version in snapshot.relationships.items() if it[0] == scope}
+        assert relationships == relationships_of(operations)
+        for row_id in ("r", "s"):
+            row, expected = snapshot.rows.get((scope, "t", row_id)), row_of(model.deltas(scope, "t", row_id))
+            assert (row is not None and row.exists, row.values if row else {}) == (
+                expected is not None,
+                expected or {},
+            )
+        for member in MEMBERS:
+            assert snapshot.members.get((scope, member), False) == model.is_member(scope, member)
+            assert snapshot.acknowledged.get((scope, member), 0) == model.acknowledged(scope, member)
+
+
+def compare_rates(log: MemoryLog, model: PlanModel) -> None:
+    """Compare the tokens of every actor that wrote under a rate, as of the log time of the lane."""
+    names = set()
+    for write in model.writes():
+        submission = write.submission
+        if submission.rate is None or submission.fence:
+            continue
+        name = (submission.scope if submission.policy.order is Order.STREAM else "", submission.actor)
+        names.add(name)
+        at_ms = model.saved_log_time_ms(write.receipt.lane)
+        left_us, price_us = model.tokens_us(submission, submission.rate, at_ms)
+        full_at_us = at_ms * 1000 + submission.rate.burst * price_us - left_us
+        assert max(log.snapshot.rates[name].full_at_us, at_ms * 1000) == full_at_us
+    assert log.snapshot.rates.keys() == names
+
+
+def relationships_of(operations: Sequence[tuple[int, Operation]]) -> dict[tuple[str, str, str], int]:
+    """The relationships of a scope after all these operations, each with the version that made it."""
+    made: dict[tuple[str, str, str], int] = {}
+    for version, operation in operations:
+        if isinstance(operation, Relate):
+            made.setdefault((operation.resource, operation.relation, operation.subject), version)
+        elif isinstance(operation, Unrelate):
+            made.pop((operation.resource, operation.relation, operation.subject), None)
+    return made
+
+
+def check_footprints(history: History) -> None:
+    """Asserts that a plan reads and writes only what `footprint` names, and changes nothing itself."""
+    log = MemoryLog(history.settings, draw=bytes)
+    for batch, now_ms, validate in history.steps:
+        needs = footprint(batch, history.settings)
+        whole, part = restricted(log.snapshot, None), restricted(log.snapshot, needs)
+        decided = plan(batch, log.snapshot, now_ms, validate)
+        assert log.snapshot == whole
+        assert plan(batch, part, now_ms, validate) == decided
+        for table in SNAPSHOT_TABLES:
+            assert getattr(decided.changes, table).keys() <= names_of(needs, table)
+        log.save(decided.changes)
+
+
+def restricted(snapshot: Snapshot, needs: Footprint | None) -> Snapshot:
+    """Copy the snapshot, or the part of it that the footprint names."""
+    tables: dict[str, Any] = {table: dict(getattr(snapshot, table)) for table in SNAPSHOT_TABLES}
+    if needs is not None:
+        for table, rows in tables.items():
+            tables[table] = {name: value for name, value in rows.items() if name in names_of(needs, table)}
+    return Snapshot(settings=snapshot.settings, **tables)
+
+
+def names_of(needs: Footprint, table: str) -> set[Any]:
+    names: set[Any] = getattr(needs, "lanes" if table == "heads" else table)
+    return names
+
+
+def check_retries(history: History) -> None:
+    """Asserts that a batch in which nothing is new changes nothing (CO-15)."""
+    log = MemoryLog(history.settings, draw=bytes)
+    for batch, now_ms, validate in history.steps:
+        decided = plan(batch, log.snapshot, now_ms, validate)
+        is_anything_new = any(is_new(verdict) for verdicts in decided.verdicts for verdict in verdicts)
+        assert decided.changes.is_empty is not is_anything_new
+        if not is_anything_new:
+            assert not decided.changes.records
+            assert not any(getattr(decided.changes, table) for table in SNAPSHOT_TABLES)
+        log.save(decided.changes)
+
+
+def is_new(verdict: Verdict) -> bool:
+    return isinstance(verdict, Committed | Granted) or verdict == Applied(changed=True)

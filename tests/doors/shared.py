@@ -1,0 +1,35 @@
+"""Servers that many tests share: one for each store, in the event loop of the test session."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from hashlib import sha256
+from typing import Any, Generic, TypeVar
+
+import pytest
+
+S = TypeVar("S")
+
+
+class ServerPool(Generic[S]):
+    """Starts a server when the first test of a store needs one, and stops all of them with the session."""
+
+    def __init__(self, start: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+        self._start = start
+        self._stack = AsyncExitStack()
+        self._servers: dict[str, S] = {}
+
+    async def get(self, store_kind: str) -> S:
+        if store_kind not in self._servers:
+            self._servers[store_kind] = await self._stack.enter_async_context(self._start())
+        return self._servers[store_kind]
+
+    async def __aenter__(self) -> "ServerPool[S]":
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await self._stack.aclose()
+
+
+def unique_name(request: pytest.FixtureRequest) -> str:
+    """Return a name for the data of the running test, which no other test uses."""
+    return sha256(request.node.nodeid.encode()).hexdigest()[:20]

@@ -1,0 +1,33 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import oncelog
+from engine.watched import LoopClock, Open, WatchedLog
+from oncelog import Log
+from oncelog.testing.clock import ManualClock
+
+
+@pytest_asyncio.fixture
+async def loop_clock() -> LoopClock:
+    return LoopClock(asyncio.get_running_loop())
+
+
+@pytest.fixture
+def open_log(place: str) -> Open:
+    """Return a function that opens a log on a manual clock."""
+
+    def opened(clock: ManualClock | None = None, **more: Any) -> Log:
+        return oncelog.open(place, clock=clock or ManualClock(), **more)
+
+    return opened
+
+
+@pytest_asyncio.fixture
+async def log() -> AsyncIterator[WatchedLog]:
+    """An open log in memory with default limits."""
+    async with WatchedLog() as opened:
+        yield opened

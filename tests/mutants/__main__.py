@@ -1,0 +1,158 @@
+"""Introduce the faults of mutants.toml one at a time, and report which of them the tests notice.
+
+    python -m mutants                       all mutants, all stages
+    python -m mutants --only 3 17           some of them, by number
+    python -m mutants --tree DIR            the source and tests of another checkout, with its own .venv
+
+A mutant is killed when a test fails or a run takes longer than its limit. Each mutant runs in stages: first the tests
+that are closest to the code, then all others. A control run without a mutant comes first: a tree whose tests fail would
+seem to kill everything.
+"""
+
+import argparse
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MUTANTS: Final = Path(__file__).with_name("mutants.toml")
+IGNORED: Final = shutil.ignore_patterns(".git", ".venv*", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__")
+RUN_S: Final = 1800
+"""A mutant that makes the tests hang is killed after this time."""
+NOT_POSTGRES: Final = ("-k", "not postgres and not Postgres")
+
+Stage = tuple[str, ...]
+CORE: Final[list[Stage]] = [
+    ("tests/core",),
+    ("tests/engine", "tests/stores", "tests/idempotency", *NOT_POSTGRES),
+]
+ENGINE: Final[list[Stage]] = [
+    ("tests/engine", *NOT_POSTGRES),
+    ("tests/engine", "tests/stores", "tests/idempotency", "tests/core"),
+]
+SQLITE: Final[list[Stage]] = [
+    ("tests/stores", "tests/engine", *NOT_POSTGRES),
+    ("tests/crash", "tests/idempotency", *NOT_POSTGRES),
+]
+POSTGRES: Final[list[Stage]] = [
+    ("tests/stores", "tests/engine", "-k", "postgres or Postgres"),
+    ("tests/gateways", "tests/idempotency", "tests/cli/test_verify_database.py", "tests/cli/test_move.py"),
+]
+REST: Final[Stage] = ("tests/doors", "tests/client", "tests/cli", "tests/crash", "tests/gateways")
+STAGES: Final = {"core": CORE, "engine": ENGINE, "sqlite": SQLITE, "postgres": POSTGRES}
+
+
+class Mutant(NamedTuple):
+    """One line of source and what replaces it."""
+
+    file: str
+    function: str
+    before: str
+    after: str
+
+    @property
+    def stages(self) -> list[Stage]:
+        part = next(name for name in ("sqlite", "postgres", "engine", "core") if f"/{name}/" in self.file)
+        return [*STAGES[part], REST]
+
+    def applied(self, text: str) -> str:
+        """Return the source with the first matching line of the function replaced."""
+        first, last = _lines_of(ast.parse(text), self.function.split("."))
+        lines = text.split("\n")
+        for number in range(first - 1, last):
+            if lines[number].strip() == self.before:
+                indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+                lines[number] = indent + self.after
+                return "\n".join(lines)
+        raise LookupError(f"{self.file}: {self.function} has no line {self.before!r}")
+
+
+def load_mutants() -> list[Mutant]:
+    return [Mutant(**table) for table in tomllib.loads(MUTANTS.read_text())["mutant"]]
+
+
+def _lines_of(node: ast.AST, path: Sequence[str]) -> tuple[int, int]:
+    for name in path:
+        node = next(
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and child.name == name
+        )
+    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    return node.lineno, node.end_lineno or node.lineno
+
+
+def failing_test(tree: Path, python: Path, stage: Stage, workers: int) -> str | None:
+    """Run a stage until its first failure and return the name of the test that failed."""
+    command = [str(python), "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:randomly", f"-n{workers}", *stage]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {RUN_S} s"
+    if done.returncode == 0:
+        return None
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0] if failed else f"exit status {done.returncode}"
+
+
+def run(tree: Path, only: Sequence[int], stages: int, workers: int) -> int:
+    """Print a line for each mutant and return the number of survivors."""
+    python = tree / ".venv/bin/python"
+    survivors, began = [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="oncelog-mutants-") as directory:
+        copy = Path(directory) / "tree"
+        shutil.copytree(tree, copy, ignore=IGNORED, symlinks=True)
+        if (tree / ".node").exists() and not (copy / ".node").exists():
+            (copy / ".node").symlink_to(tree / ".node")
+        chosen = [(number, mutant) for number, mutant in enumerate(load_mutants(), 1) if not only or number in only]
+        for stage in dict.fromkeys(stage for _, mutant in chosen for stage in mutant.stages[:stages]):
+            failed = failing_test(copy, python, stage, workers)
+            if failed is not None:
+                _print(f"the control run of {' '.join(stage)} fails: {failed}")
+                return len(chosen)
+        for number, mutant in chosen:
+            source = copy / mutant.file
+            text = source.read_text()
+            source.write_text(mutant.applied(text))
+            killer = None
+            for stage in mutant.stages[:stages]:
+                killer = failing_test(copy, python, stage, workers)
+                if killer is not None:
+                    break
+            source.write_text(text)
+            if killer is None:
+                survivors.append(number)
+            outcome = "SURVIVED" if killer is None else f"killed by {killer}"
+            _print(f"{number:3d} {mutant.file} {mutant.function}: {outcome}")
+        minutes = (time.monotonic() - began) / 60
+        killed = len(chosen) - len(survivors)
+        _print(f"{killed} of {len(chosen)} killed in {minutes:.0f} minutes; survivors: {survivors}")
+    return len(survivors)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", type=int, nargs="+", default=(), metavar="N", help="numbers of mutants; default: all")
+    parser.add_argument("--tree", type=Path, default=Path.cwd(), help="a checkout with a .venv; default: this one")
+    parser.add_argument("--stages", type=int, default=3, help="run only the first N stages of each mutant")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that run tests")
+    options = parser.parse_args()
+    sys.exit(1 if run(options.tree.resolve(), options.only, options.stages, options.workers) else 0)
+
+
+if __name__ == "__main__":
+    main()

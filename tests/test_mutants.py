@@ -1,0 +1,18 @@
+"""Every mutant of the list still applies to the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from mutants.__main__ import Mutant, load_mutants
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("mutant", load_mutants(), ids=lambda mutant: f"{Path(mutant.file).stem}.{mutant.function}")
+def test_mutant_applies_to_the_source(mutant: Mutant) -> None:
+    text = (ROOT / mutant.file).read_text()
+    changed = mutant.applied(text)
+    assert changed != text
+    ast.parse(changed)
