@@ -29,6 +29,8 @@ document.getElementById("state").dataset.state === "live" && !document.getElemen
 KEYS: Final = {"Enter": "\r", " ": " "}
 SHIFT: Final = 8
 WELCOME_BOT: Final = "doorkeeper"
+GREETINGS: Final = 2
+"""Messages that the welcome bot sends into a new lobby."""
 
 Line = dict[str, Any]
 
@@ -169,7 +171,11 @@ async def two_windows(chromium: Chromium, url: str) -> AsyncIterator[tuple[Windo
 
 
 async def both_arrive(ann: Window, bob: Window) -> None:
+    """Open both pages in an empty lobby and wait for the greetings, which would otherwise mix with later messages."""
     await asyncio.gather(ann.arrive("ann"), bob.arrive("bob"))
+    await asyncio.gather(
+        *(one.until(f"{READ}.filter((one) => one.sender === '{WELCOME_BOT}').length", GREETINGS) for one in (ann, bob))
+    )
 
 
 def check_same(*windows: list[Line]) -> None:

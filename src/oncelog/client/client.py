@@ -30,6 +30,7 @@ from oncelog.client.checking import (
     demand_function,
 )
 from oncelog.client.connecting import Connecting
+from oncelog.client.desk import end_store_thread
 from oncelog.client.handlers import EventHandler, Handlers, named
 from oncelog.client.limits import ClientLimits
 from oncelog.client.pending import Draft, Pending, Prepared, prepare
@@ -198,11 +199,8 @@ class Client:
             await self._end(self._tasks)
             await self._transport.close()
         finally:
-            # Whatever happens, the file is let go of, behind all that the thread has still to do.
-            closed = thread.submit(self._store.close)
-            thread.shutdown(wait=False)
             self._tell_waiters(_closed())
-            await asyncio.wrap_future(closed)
+            await end_store_thread(thread, self._store.close)
 
     @staticmethod
     async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

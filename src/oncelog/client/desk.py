@@ -49,10 +49,7 @@ class Desk:
         self.end()
         self.tell_failure(self.failed)
         if self._thread is not None:
-            # Whatever happens, the file is let go of, behind all that the thread has still to do.
-            done = self._thread.submit(close_store)
-            self._thread.shutdown(wait=False)
-            await asyncio.wrap_future(done)
+            await end_store_thread(self._thread, close_store)
 
     def demand_open(self) -> None:
         """Raises ClosedError, or ClientError where a task could not go on."""
@@ -143,3 +140,17 @@ class Desk:
         failed = ClientError(f"the {self.name} client cannot go on: {type(self._failure).__name__}: {self._failure}")
         failed.__cause__ = self._failure
         return failed
+
+
+async def end_store_thread(thread: ThreadPoolExecutor, close_store: Callable[[], None]) -> None:
+    """Close the store after all calls that are queued for its thread, and end the thread.
+
+    The store is closed even if the caller is cancelled while it waits. On return the thread has ended.
+    """
+    done = thread.submit(close_store)
+    thread.shutdown(wait=False)
+    try:
+        await asyncio.shield(asyncio.wrap_future(done))
+    finally:
+        if done.done():
+            thread.shutdown()  # does not block: closing the store was the last call

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncelog.client.cancelling import carried
+from oncelog.client.desk import end_store_thread
 from oncelog.client.ledger.limits import LedgerLimits
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.stream import Stream, closed
@@ -87,11 +88,8 @@ class Shared:
             if self._wire is not None:
                 await self._wire.close()
         finally:
-            # Whatever happens, the file is let go of, behind all that the thread has still to do.
             if self._thread is not None:
-                done = self._thread.submit(self._store.close)
-                self._thread.shutdown(wait=False)
-                await asyncio.wrap_future(done)
+                await end_store_thread(self._thread, self._store.close)
 
     async def _in_store(self, function: Callable[..., T], *arguments: Any) -> T:
         if self._thread is None:
