@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .PHONY: run tour todo cluster test check alone mutants lint format bench peers soak pins stubs conformance clean help new-venv node-and-browser
 
+# Without bytecode files every process of a test run would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
