@@ -16,7 +16,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Two processes more than processors, because many tests wait for other processes. A plain `pytest` uses one process.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$$(($$(nproc) + 2)) --maxprocesses=8 --dist=worksteal
 
-# An environment that was moved or copied here, or whose Python is gone, loses its stamp and is made anew.
+# An environment that was moved or copied here, or whose Python is gone, loses its stamp and is rebuilt.
 WHOLE := import os, sys, oncelog; sys.exit(not oncelog.__file__.startswith(os.getcwd() + os.sep))
 ifneq ($(wildcard $(VENV)/.run),)
 ifneq ($(shell $(BIN)/python -c '$(WHOLE)' 2>/dev/null && echo whole),whole)
@@ -57,7 +57,7 @@ lint: $(VENV)/.dev ## Format, lint, types and import rules, without the tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-format: $(VENV)/.dev ## Put the code into the house's format
+format: $(VENV)/.dev ## Format the code and apply safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -75,16 +75,16 @@ peers: $(VENV)/.dev ## Measure against Powertools, DBOS, NATS and PostgreSQL, in
 soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many seeds, large histories (about 40 minutes)
 	@$(PYTEST) --soak
 
-conformance: $(VENV)/.dev $(NODE)/.whole ## Write docs/conformance.md anew from the tests
+conformance: $(VENV)/.dev $(NODE)/.whole ## Regenerate docs/conformance.md from the tests
 	@$(PYTEST) --conformance=write
 
-pins: $(VENV)/.dev ## Pin requirements/*.in anew, with hashes
+pins: $(VENV)/.dev ## Renew the pins of requirements/*.in, with hashes
 	@for name in runtime dev peers; do \
 	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
 	    --no-strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done
 
-stubs: $(VENV)/.dev ## Compile the ledger's .proto anew, into the Python files beside it
+stubs: $(VENV)/.dev ## Compile the ledger's .proto into Python files
 	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
 	  --plugin=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:src oncelog/ledger/v1/ledger.proto
 
@@ -95,9 +95,9 @@ clean: ## Remove the environment and all caches
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-# A stamp is there only while the environment is whole: it goes before anything is installed and comes back after.
-# What an interruption left without its stamp is not mended (pip takes a half-written package for an installed one)
-# but made anew.
+# A stamp exists only while the environment is complete: make removes it before an installation and writes it after.
+# An environment without its stamp was interrupted and is rebuilt, because pip takes a half-written package for an
+# installed one.
 $(VENV)/.run: requirements/runtime.txt pyproject.toml
 	@if [ ! -e $@ ]; then rm -rf $(VENV); $(MAKE) --no-print-directory new-venv; fi
 	@rm -f $(VENV)/.run $(VENV)/.dev

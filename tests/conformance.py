@@ -1,9 +1,9 @@
-"""A pytest plugin that ties tests to the rules they show, and makes docs/conformance.md.
+"""A pytest plugin that connects tests with the rules that they check, and generates docs/conformance.md.
 
-A test names its rules with ``@pytest.mark.rule("EV-3")``; docs/rules.toml holds the rules. In every
-run a test that names a rule we do not have stops the collection. ``--conformance=check`` also fails
-the run when a rule said to be proven has no passing test, or when the page is not current;
-``--conformance=write`` makes the page anew. Both speak for all tests and so refuse a part of them.
+A test names its rules with ``@pytest.mark.rule("EV-3")``; docs/rules.toml defines the rules. In every run, an unknown
+rule in a test stops the collection. ``--conformance=check`` also fails the run when a proven rule has no passing test,
+or when the page is out of date; ``--conformance=write`` regenerates the page. Both modes need a run of all tests, and
+refuse options that select some of them.
 """
 
 import enum
@@ -26,7 +26,8 @@ DOCUMENTS = {
 PLANNED = "planned"
 PROVEN = "proven"
 
-# The options that leave tests out, by the name pytest keeps them under.
+# Options that do not go with `check` and `write`, because they leave tests out or run them in another way. The key is
+# the name under which pytest stores the option.
 SELECTING_OPTIONS = {
     "keyword": "-k",
     "markexpr": "-m",
@@ -37,6 +38,7 @@ SELECTING_OPTIONS = {
     "ignore_glob": "--ignore-glob",
     "collectonly": "--collect-only",
     "check": "--check",
+    "alone": "--alone",
 }
 
 INTRODUCTION = (
@@ -62,7 +64,7 @@ class Rule(NamedTuple):
 
 
 class Outcome(enum.IntEnum):
-    """What became of a test, from best to worst; a test expected to fail counts as skipped."""
+    """The outcome of a test, from best to worst. An expected failure counts as skipped."""
 
     PASSED = 0
     SKIPPED = 1
@@ -70,7 +72,7 @@ class Outcome(enum.IntEnum):
 
 
 class Case(NamedTuple):
-    """One test as pytest ran it: for a parametrised function, one of its cases."""
+    """The outcome of a test. A parametrised function has several cases."""
 
     function: str
     rule_ids: frozenset[str]
@@ -81,7 +83,7 @@ class Case(NamedTuple):
 
 
 def load_rules(path: Path) -> dict[str, Rule]:
-    """Read the rules by id, in the order of the file; a file that is wrong is a usage error."""
+    """Read the rules by id, in the order of the file. An invalid file is a usage error."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -103,7 +105,7 @@ def _parse_rule(path: Path, rule_id: str, table: object) -> Rule:
 
 
 def render_page(rules: Sequence[Rule], tests_by_rule: Mapping[str, Iterable[str]], to_root: str = "../") -> str:
-    """Make the text of the page; `to_root` leads from the page's folder to where tests are named from."""
+    """Return the text of the page. `to_root` is the path from the directory of the page to the root directory."""
     blocks = ["# Conformance", INTRODUCTION, count_line(rules)]
     for document, title in DOCUMENTS.items():
         rows = [_row(rule, tests_by_rule.get(rule.rule_id, ()), to_root) for rule in rules if rule.document == document]
@@ -114,12 +116,12 @@ def render_page(rules: Sequence[Rule], tests_by_rule: Mapping[str, Iterable[str]
 
 
 def count_line(rules: Sequence[Rule]) -> str:
-    """Say how far we are, in one sentence."""
+    """Return the number of proven rules as a sentence."""
     return f"{sum(rule.state == PROVEN for rule in rules)} of {len(rules)} rules proven."
 
 
 def _row(rule: Rule, tests: Iterable[str], to_root: str) -> str:
-    # The order in which tests ran is random, and must not show.
+    # The tests ran in random order; the page must not depend on it.
     links = ", ".join(_link(test, to_root) for test in sorted(set(tests)))
     meaning = rule.meaning.replace("|", "\\|")
     return f"| {rule.rule_id} | {meaning} | {rule.state} | {links} |"
@@ -130,20 +132,20 @@ def _link(test: str, to_root: str) -> str:
     return f"[`{name}`]({to_root}{path})"
 
 
-# --- What a run showed -----------------------------------------------------------------------
+# --- The outcomes of a run -------------------------------------------------------------------
 
 
 def function_of(node_id: str) -> str:
-    """Name the test function of a node id, whatever stands in the brackets of its parameters."""
+    """Return the test function of a node id, without the parameters in brackets."""
     path, separator, name = node_id.partition("::")
     return path + separator + name.partition("[")[0]
 
 
 def outcomes_by_rule(cases: Iterable[Case]) -> dict[str, dict[str, Outcome]]:
-    """Fold the cases into one outcome for each rule and test function.
+    """Combine the cases into one outcome for each rule and test function.
 
-    One failed case fails the function. A skipped one, such as that of a store which this machine
-    does not have, leaves the function to its other cases.
+    One failed case fails the function. A skipped case, such as that of a store which is not installed, does not
+    count if the function has other cases.
     """
     gathered: dict[str, dict[str, set[Outcome]]] = defaultdict(lambda: defaultdict(set))
     for case in cases:
@@ -160,7 +162,7 @@ def _fold(outcomes: set[Outcome]) -> Outcome:
 
 
 def passing_tests(outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, list[str]]:
-    """Keep the test functions that count: those that passed, by rule."""
+    """Return the test functions that passed, by rule."""
     return {
         rule_id: [test for test, outcome in tests.items() if outcome is Outcome.PASSED]
         for rule_id, tests in outcomes.items()
@@ -168,7 +170,7 @@ def passing_tests(outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, li
 
 
 def unproven(rules: Iterable[Rule], outcomes: Mapping[str, Mapping[str, Outcome]]) -> list[str]:
-    """Name, a sentence each, the rules that are said to be proven and have no passing test."""
+    """Return a sentence for each rule that is marked as proven and has no passing test."""
     sentences = []
     for rule in rules:
         tests = outcomes.get(rule.rule_id, {})
@@ -179,10 +181,10 @@ def unproven(rules: Iterable[Rule], outcomes: Mapping[str, Mapping[str, Outcome]
     return sentences
 
 
-# --- In every run: the option, the marker, no unknown rules ------------------------------------
+# --- In every run: the option, the marker, the check for unknown rules -------------------------
 
 _RULES = pytest.StashKey[dict[str, Rule]]()
-# Ids travel with the reports, because under pytest-xdist nothing else of an item comes back.
+# The reports carry the rule ids, because a pytest-xdist worker returns nothing else of an item.
 _PROPERTY = "rule"
 _DESELECTED = "conformance_deselected"
 
@@ -193,26 +195,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--conformance",
         choices=["off", "check", "write"],
         default="off",
-        help="check: fail when a proven rule has no passing test or docs/conformance.md is not "
-        "current; write: make docs/conformance.md anew; both need a run of all tests. "
-        "Default: off.",
+        help="check: fail when a proven rule has no passing test or docs/conformance.md is out of date; "
+        "write: regenerate docs/conformance.md; both need a run of all tests. Default: off.",
     )
     parser.addini(
         "conformance_rules",
-        "The file of the rules, from the root directory.",
+        "The file of the rules, relative to the root directory.",
         type="string",
         default="docs/rules.toml",
     )
     parser.addini(
         "conformance_page",
-        "The page that is made, from the root directory and inside it.",
+        "The generated page, relative to the root directory and inside it.",
         type="string",
         default="docs/conformance.md",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "rule(*ids): the rules of docs/rules.toml that this test shows.")
+    config.addinivalue_line("markers", "rule(*ids): the rules of docs/rules.toml that this test checks.")
     rules = load_rules(config.rootpath / config.getini("conformance_rules"))
     config.stash[_RULES] = rules
     mode: str = config.getoption("conformance")
@@ -225,7 +226,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(run, "conformance-run")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and -m, so that no unknown id hides behind them
+@pytest.hookimpl(tryfirst=True)  # before -k and -m, so that deselected tests are checked too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rules = config.stash[_RULES]
     mistakes = [mistake for item in items for mistake in _marker_mistakes(item, rules)]
@@ -271,7 +272,7 @@ def _needs_all_tests(mode: str, why: str) -> pytest.UsageError:
 
 
 class ConformanceWorker:
-    """In a worker of pytest-xdist: tells the controller what only a worker sees."""
+    """In a pytest-xdist worker: tells the controller which tests were deselected."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._output: dict[str, Any] = config.workeroutput  # type: ignore[attr-defined]
@@ -282,7 +283,7 @@ class ConformanceWorker:
 
 
 class ConformanceRun:
-    """Follows a run of all tests, and at its end checks the page or writes it."""
+    """Collects the outcomes of a run of all tests, and at its end checks the page or writes it."""
 
     def __init__(self, mode: str, rules: Sequence[Rule], root: Path, page: Path) -> None:
         self._mode = mode
@@ -346,7 +347,7 @@ class ConformanceRun:
             return [f"Not all tests ran, so nothing was {done}."]
         problems = unproven(self._rules, self._outcomes())
         if exitstatus == pytest.ExitCode.TESTS_FAILED:
-            # A page made now would lack the tests that failed.
+            # The page would not contain the failed tests.
             problems.append(f"Tests failed, so {self._page} was not {done}.")
         elif self._mode == "check" and not self._is_current():
             problems.append(f"{self._page} is not current; run `make conformance`.")
@@ -367,7 +368,7 @@ class ConformanceRun:
         return target.is_file() and target.read_bytes() == self._text().encode()
 
     def _skipped_notes(self) -> list[str]:
-        # Without this, a machine that lacks a store would advise to take its tests off the page.
+        # Tells a user whose machine lacks a store why tests are missing from the page.
         skipped = {
             test for tests in self._outcomes().values() for test, outcome in tests.items() if outcome is Outcome.SKIPPED
         }
@@ -375,7 +376,7 @@ class ConformanceRun:
 
 
 def _outcome_of(report: pytest.TestReport) -> Outcome | None:
-    """What one report says of its test; None for a set-up or tear-down in which all was well."""
+    """Return the outcome that a report gives its test; None for a successful setup or teardown."""
     if report.failed:
         return Outcome.FAILED
     if report.skipped or hasattr(report, "wasxfail"):

@@ -5,7 +5,8 @@ import pytest
 
 from crash.observing import say
 
-pytest_plugins = ["conformance", "databases", "isolation", "profiles", "pytester"]
+# `databases` comes before the plugins that import it: pytest rewrites the assertions of a plugin when it imports it.
+pytest_plugins = ["conformance", "databases", "alone", "profiles", "pytester"]
 
 # A process that a shell starts in the background ignores SIGINT, and so do its children. Some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -25,8 +26,7 @@ LONG = (
 @pytest.hookimpl(trylast=True)  # after pytest-randomly has shuffled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if "shared_server" in getattr(item, "fixturenames", ()):
-            # The shared server lives in the session's event loop, so its tests run there too.
+        if "session_loop" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
     if hasattr(config, "workerinput"):  # of pytest-xdist
         items[:] = _long_files_first(items, config.workerinput["workercount"])
@@ -60,6 +60,11 @@ def _long_files_first(items: list[pytest.Item], workers: int) -> list[pytest.Ite
 
 def _start_order(file: str) -> int:
     return next(place for place, prefix in enumerate(LONG) if file.startswith(prefix))
+
+
+@pytest.fixture(scope="session")
+def session_loop() -> None:
+    """Run the test in the event loop of the session. Fixtures with servers that live in that loop request this one."""
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""A real PostgreSQL for all tests of a run, started when the first one needs it, and a schema of its own for each.
+"""A PostgreSQL server that all tests of a process share, with a separate schema for each log.
 
-A test that is marked `BOTH_STORES`, or whose module is, runs once on SQLite and once on PostgreSQL: wherever it would
-name the file of a log, it says `log_at(path)`.
+A test that is marked `BOTH_STORES`, or whose module is, runs once on SQLite and once on PostgreSQL. It names its logs
+with `log_at(path)`, which returns the path of a file or the address of a schema.
 """
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator
@@ -25,17 +26,28 @@ POSTGRES: Final = "postgres"
 BOTH_STORES: Final = pytest.mark.stores(SQLITE, POSTGRES)
 
 
-class _Running:
+class DatabasePool:
+    """The server of this process, which the first test that needs it starts, and one schema for each path."""
+
     def __init__(self) -> None:
-        self.kind = SQLITE
-        """What the test that is running has its logs in."""
+        self.store_kind = SQLITE
+        """The store of the running test."""
+        self.is_allowed = True
+        """Whether tests may start the server."""
         self._stack = ExitStack()
+        self._owner = 0
         self._server: Server | None = None
         self._schemas: dict[Path, str] = {}
 
     @property
     def server(self) -> Server:
         if self._server is None:
+            if not self.is_allowed:
+                raise RuntimeError(
+                    "--check runs without PostgreSQL, and does not recognise that this test needs it: request the "
+                    "fixture `database`, or mark the test @pytest.mark.stores(POSTGRES)"
+                )
+            self._owner = os.getpid()
             directory = Path(tempfile.mkdtemp(prefix="oncelog-postgres-"))
             self._stack.callback(shutil.rmtree, directory, ignore_errors=True)
             self._server = self._stack.enter_context(postgres_server(directory))
@@ -47,15 +59,18 @@ class _Running:
         return self._schemas[path]
 
     def stop(self) -> None:
-        self._stack.close()
-        self._server = None
+        """Stop the server if this process started it. A forked process only uses that of its parent."""
+        if self._owner == os.getpid():
+            self._stack.close()
+            self._server = None
 
 
-_running = _Running()
+_databases = DatabasePool()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "stores(*kinds): the test runs on each of these stores; see databases.py.")
+    _databases.is_allowed = not config.getoption("--check")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -66,33 +81,44 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def store_kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What the test has its logs in, by its parameter."""
-    _running.kind = getattr(request, "param", SQLITE)
-    yield _running.kind
-    _running.kind = SQLITE
+    """The store of the test: a parameter that the marker `stores` sets, else SQLite."""
+    _databases.store_kind = getattr(request, "param", SQLITE)
+    yield _databases.store_kind
+    _databases.store_kind = SQLITE
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    _running.stop()
+    stop_server()
+
+
+def needs_postgres(item: pytest.Item) -> bool:
+    """Whether a test requests a database, or has the word in its name or in a parameter."""
+    return "database" in getattr(item, "fixturenames", ()) or POSTGRES in item.nodeid.lower()
 
 
 def address_of(path: Path) -> str:
-    """The address of a database for whoever would have used the file at the path: the same one for the same path."""
-    return _running.schema_of(path)
+    """Return the address of an empty schema; the same path gives the same schema."""
+    return _databases.schema_of(path)
 
 
 def is_postgres() -> bool:
-    """Whether the test that is running has its logs in PostgreSQL."""
-    return _running.kind == POSTGRES
+    """Whether the running test has its logs in PostgreSQL."""
+    return _databases.store_kind == POSTGRES
 
 
 def log_at(path: Path) -> str:
-    """What names the log of the test that is running: the file at the path, or a database for whoever would use it."""
+    """Return what names a log in the store of the running test: the path, or the address of a schema."""
     return address_of(path) if is_postgres() else str(path)
 
 
 def server_address() -> str:
-    return _running.server.address
+    """Return the address of the shared server."""
+    return _databases.server.address
+
+
+def stop_server() -> None:
+    """Stop the shared server if this process started it."""
+    _databases.stop()
 
 
 def run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -104,19 +130,19 @@ def run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
 def query(address: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
     """Return the rows of a statement, executed in a new session."""
 
-    async def fetched() -> list[tuple[Any, ...]]:
+    async def fetch() -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(address)
         try:
             return [tuple(row) for row in await connection.fetch(statement, *parameters)]
         finally:
             await connection.close()
 
-    return run_in_thread(fetched())
+    return run_in_thread(fetch())
 
 
 @pytest.fixture(params=["memory", SQLITE, POSTGRES])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """What names a log that is not there yet: one in memory, in a file, in a database."""
+    """The name of a log that does not exist yet: in memory, in a file, in a schema."""
     if request.param == POSTGRES:
         return address_of(tmp_path)
     return str(tmp_path / "log.db") if request.param == SQLITE else ":memory:"
@@ -124,5 +150,5 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def database(tmp_path: Path) -> str:
-    """The address of an empty database."""
+    """The address of an empty schema."""
     return address_of(tmp_path)

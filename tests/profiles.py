@@ -5,6 +5,7 @@ many more of them, from a seed that it prints; `--soak --hypothesis-seed=N` repe
 tests for the inner loop: core, protocols, sessions and the SQLite store, without PostgreSQL.
 """
 
+import os
 import secrets
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from databases import needs_postgres
 
 CHECK_FILES: Final = (
     "tests/core/*",
@@ -22,7 +25,9 @@ CHECK_FILES: Final = (
     "tests/doors/*_session*.py",
     "tests/doors/*_camel*.py",
 )
-"""`--check` runs the tests of these files that do not use PostgreSQL."""
+"""`--check` runs the tests of these files that do not need PostgreSQL."""
+SOAK_TIMEOUT_S: Final = 3600
+"""Limit of pytest-timeout for a test under `--soak`, whose storms may last longer than the usual limit."""
 
 settings.register_profile("default", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile(
@@ -40,12 +45,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--check", action="store_true", help="only core, protocols, sessions and the SQLite store")
 
 
-@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed, and pytest-timeout its limit
 def pytest_configure(config: pytest.Config) -> None:
     is_soak = config.getoption("--soak")
     settings.load_profile("soak" if is_soak else "default")
-    if is_soak and config.getoption("--hypothesis-seed") is None:
+    if not is_soak:
+        return
+    # pytest-xdist passes the options of the controller on to its workers.
+    if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(secrets.randbelow(2**32))
+    if config.getoption("--timeout") is None and "PYTEST_TIMEOUT" not in os.environ:
+        config.option.timeout = float(SOAK_TIMEOUT_S)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -59,13 +69,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--check"):
         return
-    selected = [item for item in items if _is_for_check(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
+    selected: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
+    for item in items:
+        (deselected if needs_postgres(item) else selected).append(item)
+    config.hook.pytest_deselected(items=deselected)
     items[:] = selected
-
-
-def _is_for_check(item: pytest.Item) -> bool:
-    return "database" not in getattr(item, "fixturenames", ()) and "postgres" not in item.nodeid.lower()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -4,8 +4,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 import oncelog
-from databases import BOTH_STORES, POSTGRES, SQLITE, is_postgres, log_at, query
+from databases import BOTH_STORES, POSTGRES, SQLITE, DatabasePool, is_postgres, log_at, query
 from oncelog.testing.contract.writes import event
 
 COUNT = "SELECT count(*) FROM oncelog_records"
@@ -32,3 +34,10 @@ def test_log_without_a_marker_is_a_file(tmp_path: Path) -> None:
 @BOTH_STORES
 def test_each_path_has_its_own_database(tmp_path: Path) -> None:
     assert log_at(tmp_path / "a") == log_at(tmp_path / "a") != log_at(tmp_path / "b")
+
+
+def test_server_is_not_started_under_check() -> None:
+    databases = DatabasePool()
+    databases.is_allowed = False
+    with pytest.raises(RuntimeError, match="--check runs without PostgreSQL"):
+        _ = databases.server

@@ -1,4 +1,4 @@
-"""Every mutant of the list still applies to the source."""
+"""Every mutant of the list applies to the source."""
 
 import ast
 from pathlib import Path
@@ -16,3 +16,8 @@ def test_mutant_applies_to_the_source(mutant: Mutant) -> None:
     changed = mutant.applied(text)
     assert changed != text
     ast.parse(changed)
+
+
+def test_mutant_matches_code_without_its_comment() -> None:
+    mutant = Mutant("example.py", "f", "return '# 1'", "return '# 2'")
+    assert mutant.applied("def f():\n    return '# 1'  # a comment\n") == "def f():\n    return '# 2'\n"

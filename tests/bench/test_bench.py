@@ -277,7 +277,7 @@ def test_single_events_measurement_runs() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         full, half = runner.run(half_load())
     assert full.events == len(full.waited) >= 6
-    assert half.events == len(half.waited) == round(full.per_s / 2 * 0.2)
+    assert half.events == len(half.waited) == max(1, round(full.per_s / 2 * 0.2))
 
 
 def test_returning_reader_must_receive_every_event() -> None:

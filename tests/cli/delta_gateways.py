@@ -1,11 +1,10 @@
 """Reads a gateway of a running server over HTTP, independently of the commands under test."""
 
 import json
-import time
 from typing import Any
 from urllib.request import urlopen
 
-POLL_S = 0.01
+from waiting import wait_until
 
 
 def asked(url: str, path: str) -> Any:
@@ -22,8 +21,7 @@ def newest(url: str, gateway: str) -> int:
 
 def wait_for(url: str, gateway: str, sequence: int) -> None:
     """Poll until the gateway has a delta with this sequence."""
-    while newest(url, gateway) < sequence:
-        time.sleep(POLL_S)
+    wait_until(lambda: newest(url, gateway) >= sequence, lambda: newest(url, gateway))
 
 
 def rows_of(url: str, gateway: str, table: str) -> dict[str, dict[str, Any]]:

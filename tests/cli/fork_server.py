@@ -14,8 +14,9 @@ import socket
 import sys
 import threading
 from importlib import import_module
+from io import TextIOWrapper
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any, TextIO, cast
 
 from typer.main import get_command
 
@@ -62,8 +63,8 @@ def serve_requests(requests: socket.socket) -> dict[str, Any] | None:
 def _start_monitored(requests: socket.socket, streams: list[int], status: int) -> None:
     """Fork the command and return in it. The monitor waits for the command, reports its exit status and ends.
 
-    The monitor is the parent of the command, so the test process needs no special role: it stays possible to kill the
-    parent of other processes in a test without leaving them behind as zombies of the test process.
+    The monitor is the parent of the command and reaps it, so that the test process gets no zombies when a test kills
+    other processes.
     """
     child = os.fork()
     if child == 0:
@@ -89,10 +90,22 @@ def become_command(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["arguments"]
-    # Buffered as Python does without PYTHONUNBUFFERED.
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout = _open_unbuffered(1, "strict")
+        sys.stderr = _open_unbuffered(2, "backslashreplace")
+    else:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(  # noqa: SIM115
+            2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        )
+
+
+def _open_unbuffered(descriptor: int, errors: str) -> TextIO:
+    """Open a standard stream as Python does with PYTHONUNBUFFERED."""
+    raw = open(descriptor, "wb", buffering=0, closefd=False)  # noqa: SIM115
+    # Python itself has an unbuffered file below the text, too; the type of its parameter does not allow it.
+    return TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8", errors=errors, write_through=True)
 
 
 def run_program(program: str) -> None:

@@ -1,5 +1,7 @@
 """`oncelog` commands as separate processes, forked from a process that has imported the package already."""
 
+import atexit
+import inspect
 import os
 import pickle
 import select
@@ -32,24 +34,39 @@ class ForkServer:
         """Start a command with these standard streams. Returns its process id."""
         with self._lock:
             if self._requests is None or self._owner != os.getpid():  # `--alone` forks the test process
-                self._requests, self._owner = self._start_server(), os.getpid()
-            socket.send_fds(self._requests, [pickle.dumps(request)], [*descriptors])
-            return int(self._requests.recv(100))
+                self._owner = os.getpid()
+                self._requests = self._start_server()
+            try:
+                socket.send_fds(self._requests, [pickle.dumps(request)], [*descriptors])
+                answer = self._requests.recv(100)
+            except ConnectionError:
+                answer = b""
+            if not answer:
+                raise RuntimeError(f"the fork server does not answer; its exit status is {self._process.poll()}")
+            return int(answer)
 
     def _start_server(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # It ends when the socket is closed, at the latest with this process.
+            # It also ends when the socket is closed, such as by the end of a test process that is killed.
             self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-m", "cli.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
+        atexit.register(self._stop_server, ours)
         return ours
+
+    def _stop_server(self, requests: socket.socket) -> None:
+        requests.close()
+        if self._owner == os.getpid():
+            self._process.terminate()
+            self._process.wait()
 
 
 _fork_server: Final = ForkServer()
+_POPEN_PARAMETERS: Final = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
 class Command(subprocess.Popen[str]):
@@ -80,16 +97,15 @@ class Command(subprocess.Popen[str]):
         )
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
-        """Ask the fork server for the process that Popen would start. The order of `rest` is that of Popen's method."""
-        cwd, environment = rest[4], rest[5]
-        child_in, parent_in, parent_out, child_out, parent_error, child_error = rest[9:15]
+        """Ask the fork server for the process that Popen would start."""
+        given = _POPEN_PARAMETERS.bind(self, args, *rest).arguments
         request = {
             "program": self._program,
             "arguments": [*args],
-            "environment": {**environment},
-            "cwd": None if cwd is None else str(cwd),
+            "environment": {**given["env"]},
+            "cwd": None if given["cwd"] is None else str(given["cwd"]),
         }
-        streams = (child_in, child_out, child_error)
+        streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         inherited = [number if stream < 0 else stream for number, stream in enumerate(streams)]
         self._status, status = os.pipe()
         try:
@@ -97,7 +113,8 @@ class Command(subprocess.Popen[str]):
         finally:
             os.close(status)
         self._child_created = True
-        self._close_pipe_fds(child_in, parent_in, parent_out, child_out, parent_error, child_error)  # type: ignore[attr-defined]
+        pipes = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         """Read the exit status if the command has ended."""
@@ -113,7 +130,10 @@ class Command(subprocess.Popen[str]):
         if self.returncode is None and self._has_ended(timeout):
             with self._status_lock:
                 if self.returncode is None:
-                    self.returncode = int(os.read(self._status, 100))
+                    status = os.read(self._status, 100)
+                    if not status:
+                        raise RuntimeError(f"the monitor of {self.args!r} ended without an exit status")
+                    self.returncode = int(status)
                     os.close(self._status)
         return self.returncode
 

@@ -515,7 +515,7 @@ def test_command_with_closed_standard_output_does_nothing(log: Path, tmp_path: P
     assert names(tmp_path) == {log.name}
 
 
-def test_unwritable_standard_output_is_reported(log: Path, tmp_path: Path) -> None:
+def test_unwritable_standard_output_is_reported(log: Path) -> None:
     with open("/dev/full", "wb") as full, Command("stats", str(log), stdin=None, stdout=full) as process:  # noqa: PTH123
         _, errors = process.communicate()
     assert (process.returncode, errors) == (74, "oncelog: cannot go on: No space left on device\n")

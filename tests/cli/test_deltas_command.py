@@ -17,7 +17,7 @@ import pytest
 from cli.delta_gateways import newest, rows_of
 from cli.runner import COMMAND, RUNNER
 from cli.scripted import answer, scripted
-from cli.served import Served, ended, oncelog, serving, started
+from cli.served import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
 from oncelog.cli import remote
 from oncelog.cli.deltas.pull import _events, _pretty_line
@@ -34,7 +34,7 @@ PUSHED = re.compile(r"(committed|duplicate) (\d+) ([0-9a-f]{64})")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with serving(tmp_path_factory.mktemp("deltas")) as served:
         yield served
 
@@ -67,7 +67,7 @@ def numbers_of(lines: str | Sequence[str]) -> list[int]:
 # --- push ---------------------------------------------------------------------------------------------
 
 
-def test_push_stamps_changes_and_later_lines_win(server: Served) -> None:
+def test_push_stamps_changes_and_later_lines_win(server: ServerProcess) -> None:
     given = change("a", n=1) + "\n\n" + change("a", "UPDATE", n=2) + "\n" + change("b", n=-0.0)
     status, lines, errors = deltas("push", server.url, "stamped", "--client-id", "till", given=given)
     assert (status, errors) == (0, [])
@@ -82,7 +82,7 @@ def test_push_stamps_changes_and_later_lines_win(server: Served) -> None:
     assert [one["deltaId"] for one in whole] == [line.split()[2] for line in lines]
 
 
-def test_output_of_pull_can_be_pushed_again_and_elsewhere(server: Served) -> None:
+def test_output_of_pull_can_be_pushed_again_and_elsewhere(server: ServerProcess) -> None:
     push(server.url, "from", 1, 2, 3)
     _, pulled, _ = deltas("pull", server.url, "from")
     given = "\n".join(pulled)
@@ -96,7 +96,7 @@ def test_output_of_pull_can_be_pushed_again_and_elsewhere(server: Served) -> Non
     assert copied == pulled
 
 
-def test_push_accepts_one_json_text_on_one_or_several_lines(server: Served, tmp_path: Path) -> None:
+def test_push_accepts_one_json_text_on_one_or_several_lines(server: ServerProcess, tmp_path: Path) -> None:
     whole = {"deltas": [json.loads(change(f"r{number}", n=number)) for number in range(3)]}
     for gateway, text in (("text1", json.dumps(whole)), ("text2", json.dumps(whole, indent=2) + "\n")):
         file = tmp_path / gateway
@@ -106,7 +106,7 @@ def test_push_accepts_one_json_text_on_one_or_several_lines(server: Served, tmp_
         assert len(rows_of(server.url, gateway, "t")) == 3
 
 
-def test_push_keeps_the_clock_and_client_of_a_line(server: Served) -> None:
+def test_push_keeps_the_clock_and_client_of_a_line(server: ServerProcess) -> None:
     own = {**json.loads(change("a", n=1)), "clientId": "own", "hlc": "65536"}
     for word in ("committed", "duplicate"):
         status, [line], _ = deltas("push", server.url, "kept", "--client-id", "c", given=json.dumps(own))
@@ -134,7 +134,7 @@ def test_stamped_deltas_are_saved_before_they_are_sent(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_malformed_line_is_named_and_earlier_lines_are_committed(server: Served) -> None:
+def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerProcess) -> None:
     for number, (bad, sentence) in enumerate(
         [
             ("nonsense", "line 2: is no JSON: "),
@@ -238,7 +238,7 @@ def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> 
         later.clear()
         for ending in (signal.SIGINT, signal.SIGTERM):
             received.clear()
-            with started("deltas", "push", "g", "--client-id", "c", "--url", url) as process:
+            with start_command("deltas", "push", "g", "--client-id", "c", "--url", url) as process:
                 assert process.stdin is not None
                 assert process.stderr is not None
                 process.stdin.write(changes([1]))
@@ -254,7 +254,7 @@ def test_push_prints_what_to_push_again_when_it_gives_up_or_is_interrupted() -> 
 # --- pull ---------------------------------------------------------------------------------------------
 
 
-def test_pull_prints_all_pages_with_since_and_limit(server: Served) -> None:
+def test_pull_prints_all_pages_with_since_and_limit(server: ServerProcess) -> None:
     push(server.url, "pages", *range(1100))
     status, lines, errors = deltas("pull", server.url, "pages")
     assert (status, numbers_of(lines), errors) == (0, list(range(1100)), [])
@@ -266,9 +266,9 @@ def test_pull_prints_all_pages_with_since_and_limit(server: Served) -> None:
     assert deltas("pull", server.url, "pages", "--epoch", "other")[0] == 2
 
 
-def test_pull_follows_new_deltas(server: Served) -> None:
+def test_pull_follows_new_deltas(server: ServerProcess) -> None:
     push(server.url, "live", *range(600))
-    with started("deltas", "pull", "live", "--follow", "--limit", "603", "--url", server.url) as process:
+    with start_command("deltas", "pull", "live", "--follow", "--limit", "603", "--url", server.url) as process:
         assert process.stdout is not None
         assert numbers_of([process.stdout.readline() for _ in range(600)]) == list(range(600))
         for number in (600, 601, 602):
@@ -281,7 +281,7 @@ def test_pull_follows_new_deltas(server: Served) -> None:
 def test_pull_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         push(served.url, "a", 1, 2)
-        with started("deltas", "pull", "a", "--follow", "--limit", "5", "--url", served.url) as process:
+        with start_command("deltas", "pull", "a", "--follow", "--limit", "5", "--url", served.url) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             assert numbers_of([process.stdout.readline(), process.stdout.readline()]) == [1, 2]
@@ -297,7 +297,7 @@ def test_pull_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
 def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         push(served.url, "a", 1)
-        with started("deltas", "pull", "a", "--follow", "--url", served.url) as process:
+        with start_command("deltas", "pull", "a", "--follow", "--url", served.url) as process:
             assert process.stdout is not None
             assert numbers_of([process.stdout.readline()]) == [1]
             served.kill()
@@ -309,18 +309,18 @@ def test_pull_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_pull_exits_with_130(server: Served, ending: signal.Signals) -> None:
+def test_interrupted_pull_exits_with_130(server: ServerProcess, ending: signal.Signals) -> None:
     push(server.url, f"ended{ending}", 1)
-    with started("deltas", "pull", f"ended{ending}", "--follow", "--url", server.url) as process:
+    with start_command("deltas", "pull", f"ended{ending}", "--follow", "--url", server.url) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(ending)
         assert ended(process) == (130, "", "")
 
 
-def test_pull_ends_when_its_output_pipe_is_closed(server: Served) -> None:
+def test_pull_ends_when_its_output_pipe_is_closed(server: ServerProcess) -> None:
     push(server.url, "head", 1, 2)
-    with started("deltas", "pull", "head", "--follow", "--url", server.url) as process:
+    with start_command("deltas", "pull", "head", "--follow", "--url", server.url) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
@@ -368,7 +368,7 @@ def test_pretty_line_escapes_control_characters() -> None:
 # --- rows, snapshot and compaction --------------------------------------------------------------------
 
 
-def test_rows_are_printed_in_three_formats(server: Served) -> None:
+def test_rows_are_printed_in_three_formats(server: ServerProcess) -> None:
     given = [
         change("b", name="Tea, green", price=3.5, tags=["x", 1], gone=None),
         change("a", name='say "hi"\nthere \x1b[2J', is_open=True),
@@ -398,7 +398,7 @@ def test_rows_are_printed_in_three_formats(server: Served) -> None:
     )
 
 
-def test_names_with_reserved_url_characters_are_quoted(server: Served) -> None:
+def test_names_with_reserved_url_characters_are_quoted(server: ServerProcess) -> None:
     name, row = "a/b?c=%20&d#e..", "x/../y?&%2f#"
     assert deltas("push", server.url, name, "--client-id", "c", given=change(row, n=1))[0] == 0
     _, [line], _ = deltas("rows", server.url, name, "t", "--row", row)
@@ -454,7 +454,10 @@ def test_interrupted_compaction_prints_how_to_resume() -> None:
             answer(handler, 503, {"error": "busy", "code": "SERVER_BUSY"})
 
     for ending in (signal.SIGINT, signal.SIGTERM):
-        with scripted(handle) as (url, _), started("deltas", "compact", "g", "--keep", "0", "--url", url) as process:
+        with (
+            scripted(handle) as (url, _),
+            start_command("deltas", "compact", "g", "--keep", "0", "--url", url) as process,
+        ):
             assert process.stderr is not None
             assert process.stderr.readline() == "oncelog: server_busy: busy; trying again\n"
             process.send_signal(ending)

@@ -15,11 +15,12 @@ from cli.delta_gateways import asked, newest, rows_of, wait_for
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
 from cli.scripted import answer, scripted
-from cli.served import WAIT_S, Served, ended, oncelog, serving, started
+from cli.served import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
 from oncelog.cli.deltas.kinds import Guess, kind_of
 from oncelog.core.hlc import wall_ms
 from oncelog.core.merge import extract
+from waiting import WAIT_S
 
 HELD = """
 import asyncio, sys
@@ -41,7 +42,7 @@ OPTIONS = ["--row-id", "id", "--client-id", "loader"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with serving(tmp_path_factory.mktemp("import")) as served:
         yield served
 
@@ -69,7 +70,7 @@ def left(file: Path) -> list[str]:
 # --- conversion of rows -------------------------------------------------------------------------------
 
 
-def test_lines_become_rows_and_later_lines_win(server: Served, file: Path) -> None:
+def test_lines_become_rows_and_later_lines_win(server: ServerProcess, file: Path) -> None:
     file.write_bytes(
         b"\xef\xbb\xbfid;Price (EUR);n;ok;tags;note\r\n"
         b'a;2.50;7;TRUE;"[1, {""b"": -0}]";\r\n'
@@ -97,7 +98,7 @@ def test_lines_become_rows_and_later_lines_win(server: Served, file: Path) -> No
     assert (pulled[0]["deltaId"], pulled[0]["op"]) == (made.delta_id.hex(), "INSERT")
 
 
-def test_empty_cells_and_inferred_types(server: Served, file: Path) -> None:
+def test_empty_cells_and_inferred_types(server: ServerProcess, file: Path) -> None:
     file.write_text("id,a,b,c,d\n1,,1,1.5,true\n2,x,,2,\n")
     assert run_import(server.url, "plain", file)[0] == 0
     assert rows_of(server.url, "plain", "t")["2"] == {"a": "x", "b": "", "c": "2", "d": ""}
@@ -176,7 +177,7 @@ def test_cell_is_converted_to_its_type(kind: str, text: str, made: bytes | None)
         kind_of(kind)(text)
 
 
-def test_rows_printed_as_csv_can_be_imported(server: Served, file: Path, tmp_path: Path) -> None:
+def test_rows_printed_as_csv_can_be_imported(server: ServerProcess, file: Path, tmp_path: Path) -> None:
     file.write_text('id,a,n\nx,"1,\n""2""",5\ny,é,\n')
     assert run_import(server.url, "out", file, "--infer")[0] == 0
     copy = tmp_path / "copy.csv"
@@ -196,7 +197,7 @@ def test_import_killed_and_repeated_writes_every_row_once(tmp_path: Path, file: 
     with serving(tmp_path) as served:
         command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "50", "--url", served.url, "--infer"]
         for pushes in (10, 30):
-            with started(str(pushes), *command, program=HELD) as process:
+            with start_command(str(pushes), *command, program=HELD) as process:
                 wait_for(served.url, "g", 50 * pushes)
                 process.send_signal(signal.SIGKILL)
                 assert process.wait(WAIT_S) == -signal.SIGKILL
@@ -220,7 +221,7 @@ def test_import_survives_a_restart_of_the_server(tmp_path: Path, file: Path) -> 
     write_many(file, count)
     with serving(tmp_path) as served:
         command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "50", "--url", served.url]
-        with started("10", *command, program=HELD) as process:
+        with start_command("10", *command, program=HELD) as process:
             assert process.stdin is not None
             assert process.stderr is not None
             wait_for(served.url, "g", 500)
@@ -250,7 +251,7 @@ def test_interrupted_import_prints_how_to_resume(ending: signal.Signals, file: P
 
     with scripted(handle) as (url, received):
         command = ["deltas", "import", "g", "t", str(file), *OPTIONS, "--batch", "10", "--url", url]
-        with started(*command) as process:
+        with start_command(*command) as process:
             assert process.stderr is not None
             assert process.stderr.readline() == "oncelog: server_busy: busy; trying again\n"
             process.send_signal(ending)
@@ -270,7 +271,7 @@ def test_interrupted_import_prints_how_to_resume(ending: signal.Signals, file: P
         assert "Run the same command again: it goes on" in errors_again[-1]
 
 
-def test_import_with_a_given_time_can_be_repeated(server: Served, file: Path) -> None:
+def test_import_with_a_given_time_can_be_repeated(server: ServerProcess, file: Path) -> None:
     write_many(file, 10)
     for committed in (10, 0, 0):
         status, [line], _ = run_import(server.url, "at", file, "--at", "2026-01-31T12:00:00.5+01:00", "--json")
@@ -282,7 +283,7 @@ def test_import_with_a_given_time_can_be_repeated(server: Served, file: Path) ->
     assert left(file) == []
 
 
-def test_unfinished_import_is_not_resumed_with_other_options(server: Served, file: Path) -> None:
+def test_unfinished_import_is_not_resumed_with_other_options(server: ServerProcess, file: Path) -> None:
     write_many(file, 10)
 
     def handle(handler: BaseHTTPRequestHandler, _: int) -> None:
@@ -422,7 +423,7 @@ def peak_kib(url: str, gateway: str, file: Path) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
-def test_import_memory_does_not_grow_with_the_file(server: Served, file: Path) -> None:
+def test_import_memory_does_not_grow_with_the_file(server: ServerProcess, file: Path) -> None:
     def write(count: int) -> None:
         text = "x" * 1000
         file.write_text("id,n,text\n" + "".join(f"r{number},{number},{text}\n" for number in range(count)))
@@ -436,7 +437,7 @@ def test_import_memory_does_not_grow_with_the_file(server: Served, file: Path) -
     assert large - small < 8 * 1024, (small, large)
 
 
-def test_import_shows_its_progress_on_a_terminal(server: Served, file: Path) -> None:
+def test_import_shows_its_progress_on_a_terminal(server: ServerProcess, file: Path) -> None:
     write_many(file, 3000)
     ours, theirs = os.openpty()
     command = ["deltas", "import", "shown", "t", str(file), *OPTIONS, "--batch", "1000", "--url", server.url]
@@ -521,7 +522,7 @@ def test_first_malformed_lines_are_reported(file: Path) -> None:
     assert len(run_dry(file, "--types", "n=integer")[2]) == 21
 
 
-def test_malformed_last_line_prevents_the_whole_import(server: Served, file: Path) -> None:
+def test_malformed_last_line_prevents_the_whole_import(server: ServerProcess, file: Path) -> None:
     write_many(file, 3000)
     with file.open("a") as more:
         more.write("r3000,1\n")

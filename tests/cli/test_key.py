@@ -13,7 +13,7 @@ import pytest
 
 from cli.processes import Command
 from cli.runner import COMMAND, RUNNER
-from cli.served import ended, oncelog, started
+from cli.served import ended, oncelog, start_command
 from core import vectors
 from oncelog.cli.key import LINE_BYTES_MAX
 
@@ -120,7 +120,7 @@ def test_windows_line_ends_and_an_unterminated_last_line_are_accepted() -> None:
 
 
 def test_each_line_is_answered_before_the_next_one_is_read() -> None:
-    with started("key", "jcs") as process:
+    with start_command("key", "jcs") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for number in range(3):
@@ -130,7 +130,7 @@ def test_each_line_is_answered_before_the_next_one_is_read() -> None:
 
 
 def test_closed_output_pipe_ends_the_command_silently() -> None:
-    with started("key", "jcs") as process:
+    with start_command("key", "jcs") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("1\n")

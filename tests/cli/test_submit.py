@@ -14,7 +14,7 @@ import pytest
 
 from cli.runner import COMMAND, RUNNER
 from cli.scripted import answer, scripted
-from cli.served import Served, ended, oncelog, serving, started
+from cli.served import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
 from oncelog.cli import remote
 
@@ -23,7 +23,7 @@ COMMITTED = re.compile(r"committed (\d+) ([0-9a-f-]{36})")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with serving(tmp_path_factory.mktemp("submit")) as served:
         yield served
 
@@ -42,7 +42,7 @@ def events_of(url: str, partition: str, count: int) -> list[dict[str, Any]]:
 # --- one event ----------------------------------------------------------------------------------------
 
 
-def test_repeated_id_gets_the_same_answer(server: Served) -> None:
+def test_repeated_id_gets_the_same_answer(server: ServerProcess) -> None:
     status, [line], errors = submit(server.url, "--partition", "one", '{"type":"x"}')
     assert (status, errors) == (0, [])
     found = COMMITTED.fullmatch(line)
@@ -52,7 +52,7 @@ def test_repeated_id_gets_the_same_answer(server: Served) -> None:
     assert again == (0, [line], [])
 
 
-def test_submit_with_several_partitions_a_client_and_json_output(server: Served) -> None:
+def test_submit_with_several_partitions_a_client_and_json_output(server: ServerProcess) -> None:
     options = ["--partition", "b2", "--partition", "a2", "--id", ID.upper(), "--client-id", "till", "--json"]
     status, [line], errors = submit(server.url, *options, '{"type":"y","n":1.0}')
     assert (status, errors) == (0, [])
@@ -69,7 +69,7 @@ def test_submit_with_several_partitions_a_client_and_json_output(server: Served)
     }
 
 
-def test_rejected_event_exits_with_1_and_prints_the_reason(server: Served) -> None:
+def test_rejected_event_exits_with_1_and_prints_the_reason(server: ServerProcess) -> None:
     id_text = str(UUID(int=1))
     assert submit(server.url, "--partition", "r", "--id", id_text, '{"type":"x"}')[0] == 0
     status, lines, [error] = submit(server.url, "--partition", "r", "--id", id_text, '{"type":"other"}')
@@ -80,7 +80,7 @@ def test_rejected_event_exits_with_1_and_prints_the_reason(server: Served) -> No
     assert "event.type: " in error
 
 
-def test_expected_committed_id_is_checked(server: Served) -> None:
+def test_expected_committed_id_is_checked(server: ServerProcess) -> None:
     _, [line], _ = submit(server.url, "--partition", "e", '{"type":"x"}')
     newest = line.split()[1]
     assert submit(server.url, "--partition", "e", "--expected-committed-id", newest, '{"type":"x"}')[0] == 0
@@ -89,7 +89,7 @@ def test_expected_committed_id_is_checked(server: Served) -> None:
     assert "expected_committed_id: " in error
 
 
-def test_event_is_sent_unchanged(server: Served) -> None:
+def test_event_is_sent_unchanged(server: ServerProcess) -> None:
     status, _, [error] = submit(server.url, "--partition", "raw", '{"type":"x","n":1,"n":2}')
     assert status == 1  # a repeated name reaches the server
     assert "validation_failed" in error
@@ -98,7 +98,7 @@ def test_event_is_sent_unchanged(server: Served) -> None:
 # --- lines --------------------------------------------------------------------------------------------
 
 
-def test_lines_are_submitted_in_their_order_as_events_or_items(server: Served) -> None:
+def test_lines_are_submitted_in_their_order_as_events_or_items(server: ServerProcess) -> None:
     ids = [str(UUID(int=number)) for number in (100, 101)]
     lines = [
         '{"type":"bare"}',
@@ -118,7 +118,7 @@ def test_lines_are_submitted_in_their_order_as_events_or_items(server: Served) -
     assert [one["event"]["type"] for one in events_of(server.url, "own", 1)] == ["full"]
 
 
-def test_lines_are_submitted_in_batches_with_repeated_ids(server: Served) -> None:
+def test_lines_are_submitted_in_batches_with_repeated_ids(server: ServerProcess) -> None:
     items = [
         json.dumps({"id": str(UUID(int=1000 + n % 150)), "event": {"type": "n", "n": n % 150}}) for n in range(300)
     ]
@@ -130,7 +130,7 @@ def test_lines_are_submitted_in_batches_with_repeated_ids(server: Served) -> Non
     assert [one["event"]["n"] for one in events_of(server.url, "many", 150)] == list(range(150))
 
 
-def test_malformed_line_is_named_and_earlier_lines_are_committed(server: Served) -> None:
+def test_malformed_line_is_named_and_earlier_lines_are_committed(server: ServerProcess) -> None:
     for bad, sentence in [
         ("nonsense", "line 3: is no JSON: "),
         ("[1]", "line 3: must be an object"),
@@ -147,7 +147,7 @@ def test_malformed_line_is_named_and_earlier_lines_are_committed(server: Served)
         assert error.startswith(f"oncelog: {sentence}")
 
 
-def test_rejected_line_is_named_and_other_lines_are_committed(server: Served) -> None:
+def test_rejected_line_is_named_and_other_lines_are_committed(server: ServerProcess) -> None:
     given = '{"type":"x"}\n{"type":""}\n{"type":"z"}\n'
     status, lines, [error] = submit(server.url, "--partition", "some", "-", given=given)
     assert status == 1
@@ -155,8 +155,8 @@ def test_rejected_line_is_named_and_other_lines_are_committed(server: Served) ->
     assert error.startswith(f"oncelog: line 2: {lines[1].split()[2]} was rejected: validation_failed: ")
 
 
-def test_line_is_answered_before_the_next_one_is_written(server: Served) -> None:
-    with started("submit", "--url", server.url, "--partition", "typed", "-") as process:
+def test_line_is_answered_before_the_next_one_is_written(server: ServerProcess) -> None:
+    with start_command("submit", "--url", server.url, "--partition", "typed", "-") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for number in range(3):
@@ -166,7 +166,7 @@ def test_line_is_answered_before_the_next_one_is_written(server: Served) -> None
         assert ended(process) == (0, "", "")
 
 
-def test_output_of_tail_can_be_submitted_to_another_log(server: Served, tmp_path: Path) -> None:
+def test_output_of_tail_can_be_submitted_to_another_log(server: ServerProcess, tmp_path: Path) -> None:
     given = "".join(f'{{"type":"x","n":{number}}}\n' for number in range(5))
     assert submit(server.url, "--partition", "copied", given=given)[0] == 0
     events = events_of(server.url, "copied", 5)
@@ -245,7 +245,7 @@ def test_submit_to_a_silent_server_gives_up_after_the_timeout() -> None:
 def test_submit_interrupted_during_retries_prints_the_id() -> None:
     with (
         scripted(busy) as (url, received),
-        started("submit", "--url", url, "--partition", "a", '{"type":"x"}') as process,
+        start_command("submit", "--url", url, "--partition", "a", '{"type":"x"}') as process,
     ):
         assert process.stderr is not None
         assert process.stderr.readline() == "oncelog: server_busy: too much; trying again\n"
@@ -259,7 +259,7 @@ def test_submit_interrupted_during_retries_prints_the_id() -> None:
 def test_submit_waits_for_a_restarting_server(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         served.kill()
-        with started("submit", "--url", served.url, "--partition", "a", '{"type":"x"}') as process:
+        with start_command("submit", "--url", served.url, "--partition", "a", '{"type":"x"}') as process:
             assert process.stderr is not None
             told = process.stderr.readline()
             assert told == f"oncelog: {served.url} cannot be reached: Connection refused; trying again\n"

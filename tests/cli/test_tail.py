@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -12,13 +11,14 @@ import pytest
 from msgspec import Raw
 
 from cli.load_programs import BY_TICKS
-from cli.served import Served, ended, oncelog, serving, started
+from cli.served import ServerProcess, ended, oncelog, serving, start_command
 from databases import BOTH_STORES
 from oncelog.cli.tail import PAGE_EVENTS, _pretty_line
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with serving(tmp_path_factory.mktemp("tail")) as served:
         yield served
 
@@ -42,7 +42,7 @@ def metric(url: str, name: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 
-def test_tail_prints_all_pages_after_since_in_order(server: Served) -> None:
+def test_tail_prints_all_pages_after_since_in_order(server: ServerProcess) -> None:
     numbers = list(range(2 * PAGE_EVENTS + 10))
     committed = submit(server.url, "pages", *numbers)
     command = ["tail", "--url", server.url, "--partition", "pages"]
@@ -53,7 +53,7 @@ def test_tail_prints_all_pages_after_since_in_order(server: Served) -> None:
     assert counted(done.stdout) == numbers[PAGE_EVENTS + 1 : PAGE_EVENTS + 4]
 
 
-def test_tail_prints_events_of_several_partitions_unchanged(server: Served) -> None:
+def test_tail_prints_events_of_several_partitions_unchanged(server: ServerProcess) -> None:
     [first], [second] = submit(server.url, "p1", 1), submit(server.url, "p2", 2)
     done = oncelog("tail", "--url", server.url, "--partition", "p1", "--partition", "p2", "--limit", "2")
     events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -61,9 +61,9 @@ def test_tail_prints_events_of_several_partitions_unchanged(server: Served) -> N
     assert events[0].keys() == {"id", "client_id", "partitions", "committed_id", "event", "status_updated_at"}
 
 
-def test_tail_follows_new_events(server: Served) -> None:
+def test_tail_follows_new_events(server: ServerProcess) -> None:
     submit(server.url, "live", 1)
-    with started("tail", "--url", server.url, "--partition", "live", "--limit", "4") as process:
+    with start_command("tail", "--url", server.url, "--partition", "live", "--limit", "4") as process:
         assert process.stdout is not None
         assert counted([process.stdout.readline()]) == [1]
         for number in (2, 3, 4):
@@ -75,9 +75,10 @@ def test_tail_follows_new_events(server: Served) -> None:
 def test_tail_since_now_skips_existing_events(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "now", 1, 2)
-        with started("tail", "--url", served.url, "--partition", "now", "--since", "now", "--limit", "1") as process:
-            while metric(served.url, "oncelog_frames_received_total") < 2:  # its connect and its sync
-                time.sleep(0.01)
+        with start_command(
+            "tail", "--url", served.url, "--partition", "now", "--since", "now", "--limit", "1"
+        ) as process:
+            wait_until(lambda: metric(served.url, "oncelog_frames_received_total") >= 2)  # its connect and its sync
             submit(served.url, "now", 3)
             status, said, errors = ended(process)
     assert (status, counted(said), errors) == (0, [3], "")
@@ -87,7 +88,7 @@ def test_tail_since_now_skips_existing_events(tmp_path: Path) -> None:
 def test_tail_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "a", 1, 2)
-        with started("tail", "--url", served.url, "--partition", "a", "--limit", "8") as process:
+        with start_command("tail", "--url", served.url, "--partition", "a", "--limit", "8") as process:
             assert process.stdout is not None
             assert process.stderr is not None
             assert counted([process.stdout.readline(), process.stdout.readline()]) == [1, 2]
@@ -105,7 +106,7 @@ def test_tail_reconnects_to_a_killed_server_without_gaps(tmp_path: Path) -> None
 def test_slow_tail_misses_no_event(tmp_path: Path) -> None:
     limits = ["--set", "limits.outbox_bytes_max=100000", "--set", "limits.outbox_frames_max=100"]
     with serving(tmp_path, "--development", "--quiet", *limits) as served:
-        with started("tail", "--url", served.url, "--partition", "load/0") as process:
+        with start_command("tail", "--url", served.url, "--partition", "load/0") as process:
             assert process.stdout is not None
             options = ["--seconds", "6", "--partitions", "1", "--connections", "4", "--size", "4000", "--json"]
             done = oncelog("load", "--url", served.url, *options, program=BY_TICKS)  # the output of `tail` is not read
@@ -118,7 +119,7 @@ def test_slow_tail_misses_no_event(tmp_path: Path) -> None:
 def test_tail_reconnects_to_a_stopped_server(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "a", 1)
-        with started("tail", "--url", served.url, "--partition", "a", "--limit", "2") as process:
+        with start_command("tail", "--url", served.url, "--partition", "a", "--limit", "2") as process:
             assert process.stdout is not None
             assert counted([process.stdout.readline()]) == [1]
             assert served.stop() == 0
@@ -131,7 +132,7 @@ def test_tail_reconnects_to_a_stopped_server(tmp_path: Path) -> None:
 def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         submit(served.url, "a", 1)
-        with started("tail", "--url", served.url, "--partition", "a") as process:
+        with start_command("tail", "--url", served.url, "--partition", "a") as process:
             assert process.stdout is not None
             assert counted([process.stdout.readline()]) == [1]
             backup = str(tmp_path / "backup.db")
@@ -153,15 +154,15 @@ def test_tail_ends_with_an_error_when_the_epoch_changes(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_tail_since_beyond_the_log_is_refused(server: Served) -> None:
+def test_tail_since_beyond_the_log_is_refused(server: ServerProcess) -> None:
     done = oncelog("tail", "--url", server.url, "--partition", "a", "--since", "9000000")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("oncelog: the log has another history than that of 9000000: history_changed: ")
 
 
-def test_tail_ends_when_its_output_pipe_is_closed(server: Served) -> None:
+def test_tail_ends_when_its_output_pipe_is_closed(server: ServerProcess) -> None:
     submit(server.url, "head", 1, 2)
-    with started("tail", "--url", server.url, "--partition", "head") as process:
+    with start_command("tail", "--url", server.url, "--partition", "head") as process:
         assert process.stdout is not None
         assert counted([process.stdout.readline()]) == [1]
         process.stdout.close()
@@ -169,9 +170,9 @@ def test_tail_ends_when_its_output_pipe_is_closed(server: Served) -> None:
         assert ended(process)[0] == 141
 
 
-def test_interrupted_tail_exits_with_130(server: Served) -> None:
+def test_interrupted_tail_exits_with_130(server: ServerProcess) -> None:
     submit(server.url, "interrupted", 1)
-    with started("tail", "--url", server.url, "--partition", "interrupted") as process:
+    with start_command("tail", "--url", server.url, "--partition", "interrupted") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from cli import sample
+from cli.damage import IMPOSSIBLE_SIDE_STATE, Editable
 from cli.runner import COMMAND, RUNNER
 from cli.test_verify import BLOBS, NUMBERS, RECORDS, TEXT, flipped
 from core.writes import result
@@ -30,14 +30,15 @@ from oncelog.stores.postgres.verifying import SHORT_BYTES, DatabaseSource, verif
 from oncelog.stores.postgres.verifying_structure import SHAPE, shape_of
 from oncelog.stores.verifying.findings import ContradictionError, Lie, Passed, Progress, exported_head
 from oncelog.stores.verifying.whole import verify
+from waiting import wait_until
 
 HASHES = ("key_hash", "sequence_hash")
 ROUNDS = 8
 REFUSED = ContradictionError("a unique index does not let such a change be made")
 
 
-class EditableLog:
-    """A log that is changed in a transaction, verified and rolled back."""
+class EditableLog(Editable):
+    """A log in a database."""
 
     def __init__(self, session: Looking) -> None:
         self._session = session
@@ -50,7 +51,6 @@ class EditableLog:
         return self._session.call(fetched)
 
     def contradiction_after(self, *statements: tuple[str, tuple[Any, ...]]) -> ContradictionError | None:
-        """Apply changes, return the contradiction that is found, or None, and roll the changes back."""
         transaction = self._session.call(_begin)
         try:
             changed = [self._session.call(_execute, text, *parameters) for text, parameters in statements]
@@ -70,11 +70,6 @@ class EditableLog:
             return error
         assert isinstance(last, Passed)
         return None
-
-    def check_found(self, statement: str, *parameters: Any) -> ContradictionError:
-        lie = self.contradiction_after((statement, parameters))
-        assert lie is not None, (statement, parameters)
-        return lie
 
 
 async def _execute(connection: Any, statement: str, *parameters: Any) -> str:
@@ -152,8 +147,8 @@ def test_stopped_verification_leaves_no_session(database: str) -> None:
     findings.close()  # type: ignore[attr-defined]
     schema = database.rpartition("=")[2]
     ours = "SELECT count(*) FROM pg_locks JOIN pg_class ON relation = oid WHERE relnamespace = $1::text::regnamespace"
-    while query(database, ours, schema) != [(0,)]:  # the server ends a session some time after it was closed
-        time.sleep(0.01)
+    # A session ends some time after it was closed.
+    wait_until(lambda: query(database, ours, schema) == [(0,)], lambda: f"the session of {schema} still has locks")
 
 
 def test_several_pages_of_records_and_a_large_body_are_verified(database: str) -> None:
@@ -316,24 +311,8 @@ def test_wrong_partition_row_is_named(editable: EditableLog) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM oncelog_policies WHERE name = 'notes'",
-        "UPDATE oncelog_policies SET name = 'other' WHERE name = 'notes'",
-        "UPDATE oncelog_policies SET declaration = '{' WHERE name = 'notes'",
-        "UPDATE oncelog_policies SET declaration = replace(declaration, '16', '15') WHERE name = 'ledger'",
-        "UPDATE oncelog_acknowledged SET sequence = 1000",
-        "UPDATE oncelog_acknowledged SET scope = 'nowhere'",
-        "UPDATE oncelog_consumers SET cursor = 1000 WHERE scope = ''",
-        "UPDATE oncelog_consumers SET cursor = 1000 WHERE scope != ''",
-        "UPDATE oncelog_consumers SET cursor = -1",
-        "UPDATE oncelog_leases SET fence = 99",
-        "UPDATE oncelog_rates SET full_at_us = full_at_us + 2000000000000",
+        *IMPOSSIBLE_SIDE_STATE,
         "UPDATE oncelog_rates SET full_at_us = 9223372036854775807",
-        "UPDATE oncelog_rates SET full_at_us = -1",
-        "UPDATE oncelog_rates SET lane = lane + 1",
-        "UPDATE oncelog_rates SET scope = 'nowhere'",
-        "UPDATE oncelog_leases SET key_hex = 'no'",
-        "UPDATE oncelog_members SET lane = lane + 1",
-        "UPDATE oncelog_entities SET lane = 0",
         "UPDATE oncelog_rows SET state = '\\x00'",
     ],
 )

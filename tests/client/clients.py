@@ -1,13 +1,13 @@
-"""Clients of the Events API for tests, with short pauses, and waits with a deadline."""
+"""Clients of the Events API for tests, with short pauses."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-from client.waiting import WAIT_S, soon, until
 from oncelog.client import Client, ClientLimits, Committed, Event, Outcome
 from oncelog.errors import LostError
+from waiting import WAIT_S, soon, until
 
 LIMITS: Final = ClientLimits(
     pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, connect_timeout_ms=60_000, answer_timeout_ms=60_000
@@ -23,12 +23,6 @@ def client_of(url: str, store: Path | str = ":memory:", partitions: Any = ("a",)
 
 def counted(number: int) -> dict[str, Any]:
     return {"type": "counted", "number": number}
-
-
-async def turns(count: int = 20) -> None:
-    """Let the other tasks run for `count` iterations of the event loop."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def take(events: AsyncIterator[Event], count: int) -> list[int]:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.served import reserve_port
 from client.clients import client_of
-from client.waiting import reserved_port
 from doors.serving import Serving, serving
 from oncelog.client import Client
 
@@ -12,7 +12,7 @@ from oncelog.client import Client
 @pytest.fixture
 def port() -> Iterator[int]:
     """Port of 127.0.0.1 for servers that the test stops and starts again."""
-    with reserved_port() as number:
+    with reserve_port() as number:
         yield number
 
 

@@ -11,7 +11,6 @@ from client import clients
 from client.chat import chat_clients
 from client.clients import counted
 from client.ledger.ledgers import address_of, keys_of, ledger_of, written
-from client.waiting import soon, until
 from databases import BOTH_STORES
 from doors.serving import Serving, serving
 from oncelog.client import Committed, State, Status
@@ -21,6 +20,7 @@ from oncelog.core.operations import SetEntity
 from oncelog.core.tenants import Tenant
 from oncelog.engine import committer
 from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 
 @pytest.fixture(autouse=True)

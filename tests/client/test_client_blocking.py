@@ -2,7 +2,6 @@
 
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -13,12 +12,12 @@ from uuid import UUID
 import pytest
 
 from client.clients import LIMITS, NOWHERE, counted
-from client.waiting import WAIT_S
 from databases import BOTH_STORES
 from doors.serving import serving
 from oncelog.client import BlockingClient, Committed, Draft, Event, Rejected, State, Status
 from oncelog.errors import CanonicalError, ClosedError, StoreInUseError
 from oncelog.portal import Portal
+from waiting import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_blocking_client_submits_and_receives_events_in_order(url: str) -> None:
         assert client.pending() == []
 
 
-def test_new_event_loop_starts_with_the_last_event_of_the_previous_loop(url: str) -> None:
+def test_new_iteration_repeats_the_last_event(url: str) -> None:
     with client_of(url) as client:
         client.submit_many([Draft(counted(number)) for number in range(9)])
         found = []
@@ -169,8 +168,7 @@ def test_close_ends_all_waits_with_closed_error(tmp_path: Path) -> None:
             pool.submit(wait) for wait in (pending.outcome, client.until_live, client.until_settled)
         ]
         loop = pool.submit(lambda: list(client.events()))
-        while not (loop.running() and all(one.running() for one in waiting)):
-            time.sleep(0.001)
+        wait_until(lambda: loop.running() and all(one.running() for one in waiting))
         client.close()
         for one in waiting:
             with pytest.raises(ClosedError):

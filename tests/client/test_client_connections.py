@@ -23,10 +23,8 @@ from client.clients import (
     restart_connection,
     settled,
     take,
-    turns,
 )
 from client.model_server import frame
-from client.waiting import WAIT_S, soon, until
 from databases import BOTH_STORES
 from doors.serving import api_key, item, serving
 from oncelog.client import (
@@ -38,6 +36,7 @@ from oncelog.client import (
     State,
     Status,
 )
+from waiting import WAIT_S, soon, turns, until
 
 # --- connections --------------------------------------------------------------------------------------------
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from client import clients
-from client.clients import client_of, counted, take, turns
-from client.waiting import WAIT_S, until
+from client.clients import client_of, counted, take
 from doors.serving import Serving, item, serving
 from oncelog.client import Client, Committed, Event
 from oncelog.client import client as client_module
 from oncelog.client import store as store_module
 from oncelog.client.handlers import Handlers
 from oncelog.errors import ClientError, StoreUnavailableError
+from waiting import WAIT_S, turns, until
 
 
 async def commit(served: Serving, first: int, count: int) -> list[int]:
@@ -118,7 +118,7 @@ async def test_cancellation_inside_a_handler_sets_the_event_aside(served: Servin
     assert [one.error.partition(":")[0] for one in await client.set_aside()] == ["CancelledError"] * 2
 
 
-def test_handler_names_are_unique(tmp_path: Path) -> None:
+def test_handler_names_are_unique() -> None:
     client = client_of(clients.NOWHERE)
     client.on_event(print)
     with pytest.raises(ValueError, match="'print' already"):
@@ -151,24 +151,35 @@ async def test_handler_can_submit_and_wait_for_the_outcome(tmp_path: Path) -> No
 
 
 @pytest.mark.rule("EV-17")
-async def test_new_event_loop_starts_with_the_last_event_of_the_previous_loop(tmp_path: Path) -> None:
-    """It is unknown whether the body of a loop that ended had finished or raised."""
-    found: list[int] = []
+async def test_new_iteration_repeats_the_last_event(tmp_path: Path) -> None:
+    """The client does not know whether the body of the previous iteration finished with that event or raised."""
+    store = tmp_path / "client.db"
     async with serving(tmp_path) as served:
         await commit(served, 1, 13)
-        store = tmp_path / "client.db"
-        for length in (2, 3, 4):
-            async with client_of(served.url, store) as client:
-                for _ in range(2):
-                    before = len(found)
-                    with suppress(ZeroDivisionError):
-                        async with asyncio.timeout(WAIT_S):
-                            async for one in client.events():
-                                found.append(one.committed_id)
-                                if len(found) == before + length:
-                                    raise ZeroDivisionError
-                await reached(client, found[-1] - 1)
-    assert found == [1, 2, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9, 10, 10, 11, 12, 13]
+        async with client_of(served.url, store) as client:
+            assert await iterate_and_raise(client, 2) == [1, 2]
+            assert await iterate_and_raise(client, 2) == [2, 3]
+            await reached(client, 2)
+        async with client_of(served.url, store) as client:
+            assert await iterate_and_raise(client, 3) == [3, 4, 5]
+            assert await iterate_and_raise(client, 3) == [5, 6, 7]
+            await reached(client, 6)
+        async with client_of(served.url, store) as client:
+            assert await iterate_and_raise(client, 4) == [7, 8, 9, 10]
+            assert await iterate_and_raise(client, 4) == [10, 11, 12, 13]
+            await reached(client, 12)
+
+
+async def iterate_and_raise(client: Client, count: int) -> list[int]:
+    """Iterate over events until the body of the loop raises at the last one. Return their committed ids."""
+    found: list[int] = []
+    with suppress(ZeroDivisionError):
+        async with asyncio.timeout(WAIT_S):
+            async for one in client.events():
+                found.append(one.committed_id)
+                if len(found) == count:
+                    raise ZeroDivisionError
+    return found
 
 
 async def test_undelivered_events_wait_for_the_next_loop(served: Serving, client: Client) -> None:

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
-from client.clients import LIMITS, NOWHERE, client_of, counted, live, take, turns
-from client.waiting import WAIT_S, soon, started, until
+from client.clients import LIMITS, NOWHERE, client_of, counted, live, take
 from databases import BOTH_STORES
+from doors.commands import oncelog
 from doors.serving import Serving, item, serving
-from oncelog.cli import app
 from oncelog.client import Client, Committed, Event, HistoryChange, Outcome, State
 from oncelog.client import protocol as protocols
 from oncelog.errors import (
     ClosedError,
     StoreInUseError,
 )
+from scripts import start_script
+from waiting import WAIT_S, soon, turns, until
 
 HERE = Path(__file__).parent
 
@@ -87,7 +87,7 @@ async def test_no_events_are_delivered_after_a_restored_backup_until_start_over(
 
 
 async def command(*arguments: str) -> None:
-    done = await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+    done = await oncelog(*arguments)
     assert done.exit_code == 0, done.output
 
 
@@ -118,7 +118,7 @@ async def test_apply_makes_one_row_per_event_when_the_application_is_killed(tmp_
         await served.commit(*(item(number) for number in range(1, count + 1)))
         for rows in (1, 5, 6, 0):
             arguments = (store, served.url, str(rows), str(count))
-            with started(HERE / "apply_worker.py", *arguments) as process:
+            with start_script(HERE / "apply_worker.py", *arguments) as process:
                 status = await asyncio.to_thread(process.wait, WAIT_S)
             assert status == (0 if rows == 0 else -9)
     with closing(sqlite3.connect(store)) as connection:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from client.clients import NOWHERE, client_of, counted
-from client.waiting import WAIT_S, until
 from doors.serving import Serving, item, serving
 from oncelog.client import BlockingClient, Client, ClientLimits, Event, State
 from oncelog.client.blocking import _in_thread
 from oncelog.errors import ClientError, LimitExceededError, SettingsError, StoreUnavailableError
+from waiting import WAIT_S, until
 
 
 async def as_coroutine(*_: Any) -> None:

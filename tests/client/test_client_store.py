@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from client.model_server import entry_of
-from client.waiting import WAIT_S, line_of, started
 from oncelog.client.pending import Draft, Prepared, prepare
 from oncelog.client.store import SCHEMA_VERSION, ClientStore, Kept
 from oncelog.client.values import Committed, Entry, Event, Fault, Rejected, SetAside, Settled
@@ -19,6 +18,8 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from scripts import read_line, start_script
+from waiting import WAIT_S
 
 HERE = Path(__file__).parent
 REJECTED = Rejected("validation_failed", (Fault("event", "not so", 7),))
@@ -170,8 +171,8 @@ def test_outbox_write_is_atomic(opened: Opened) -> None:
 def test_killed_process_keeps_all_accepted_submissions(path: Path) -> None:
     reported: list[str] = []
     for round_ in range(3):
-        with started(HERE / "submit_worker.py", str(path)) as process:
-            reported += [line_of(process) for _ in range(20 + 15 * round_)]
+        with start_script(HERE / "submit_worker.py", path) as process:
+            reported += [read_line(process) for _ in range(20 + 15 * round_)]
             process.kill()
             assert process.stdout is not None
             rest = process.stdout.read().split("\n")
@@ -320,8 +321,8 @@ def test_store_is_opened_by_one_client_at_a_time(opened: Opened, path: Path, tmp
 
 
 def test_store_is_opened_by_one_process_at_a_time(path: Path) -> None:
-    with started(HERE / "holding_worker.py", str(path)) as process:
-        assert line_of(process) == "open"
+    with start_script(HERE / "holding_worker.py", path) as process:
+        assert read_line(process) == "open"
         with pytest.raises(StoreInUseError):
             ClientStore(path).open(None, ["a"], None)
     store = ClientStore(path)
@@ -452,7 +453,7 @@ def test_tables_of_the_application_are_unchanged(path: Path) -> None:
 
 @pytest.mark.rule("EV-17")
 def test_full_disk_is_reported_and_loses_no_accepted_submission(path: Path) -> None:
-    with started(HERE / "full_worker.py", str(path)) as process:
+    with start_script(HERE / "full_worker.py", path) as process:
         said, _ = process.communicate(timeout=WAIT_S)
     raised, taken, pending, was_reported, is_still_reported = said.split()
     assert raised == "StoreUnavailableError"

@@ -9,7 +9,6 @@ from uuid import UUID
 import pytest
 
 from client.clients import NOWHERE, client_of, committed, counted, outcome, take
-from client.waiting import WAIT_S, soon, until
 from databases import BOTH_STORES
 from doors.serving import api_key, serving
 from oncelog.client import Client, ClientLimits, Committed, Draft, Event, Rejected
@@ -22,6 +21,7 @@ from oncelog.errors import (
     SettingsError,
     StoreUnavailableError,
 )
+from waiting import WAIT_S, soon, until
 
 # --- submissions --------------------------------------------------------------------------------------------
 

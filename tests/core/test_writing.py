@@ -146,7 +146,7 @@ def test_partition_length_is_checked_after_normalisation() -> None:
         ({"type": "placed", "at": {1}}, "$.event.at"),
     ],
 )
-def test_an_event_is_an_object_of_a_type_with_a_canonical_form(value: Any, path: str) -> None:
+def test_event_is_an_object_of_a_type_with_a_canonical_form(value: Any, path: str) -> None:
     with pytest.raises(CanonicalError) as raised:
         event(ID, value, ["a"])
     assert raised.value.path == path

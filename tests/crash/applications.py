@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sqlite3
 import sys
@@ -15,7 +16,7 @@ import oncelog
 from cli.served import ENVIRONMENT
 from crash import client_worker
 from crash.client_load import Planned, raced
-from crash.processes import START
+from scripts import RUN
 
 
 class Row(NamedTuple):
@@ -100,10 +101,10 @@ class Application:
         arguments = (client_worker.__file__, url, str(self.store), self.name, *numbers, death.before, *self.partitions)
         self.begun.clear()
         process = self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", START, *arguments),
+            *(sys.executable, "-c", RUN, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
             limit=2**24,
         )
         try:

@@ -77,9 +77,9 @@ def line_of(key: bytes, verdict: Verdict) -> bytes:
     return b"%s %s %s\n" % (b"C" if isinstance(verdict, Committed) else b"R", key.hex().encode(), numbers)
 
 
-def verdict_in(line: bytes) -> tuple[Submission, Verdict]:
+def verdict_in(line: str) -> tuple[Submission, Verdict]:
     """Return the write and its verdict from a line of `line_of`."""
     kind, key, *numbers = line.split()
-    assert kind in {b"C", b"R"}, line
+    assert kind in {"C", "R"}, line
     receipt = Receipt(*map(int, numbers))
-    return write_of(bytes.fromhex(key.decode())), Committed(receipt) if kind == b"C" else Replayed(receipt)
+    return write_of(bytes.fromhex(key)), Committed(receipt) if kind == "C" else Replayed(receipt)

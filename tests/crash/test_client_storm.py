@@ -30,8 +30,9 @@ from crash.applications import (
 from crash.client_load import ALL, FOLLOWED, plan_of
 from crash.observing import say
 from databases import BOTH_STORES, is_postgres
-from doors.serving import SocketClient, soon, until
+from doors.serving import SocketClient
 from oncelog.testing.proxy import Faults, FaultyProxy, Incident
+from waiting import soon, until
 
 pytestmark = BOTH_STORES
 
@@ -87,7 +88,7 @@ class Progress:
         """Whether the server is expected to answer."""
         self._moved = asyncio.Condition()
 
-    async def follow(self, served: processes.Served) -> None:
+    async def follow(self, served: processes.ServerProcess) -> None:
         """Follow until cancelled."""
         while True:
             await self.is_up.wait()
@@ -126,7 +127,7 @@ def size_of(*, is_soak: bool) -> Size:
 class Storm:
     """Kill clients and the server at positions of the log. Victims and positions follow from the seed."""
 
-    def __init__(self, directory: Path, served: processes.Served, seed: int, size: Size, faults: Faults) -> None:
+    def __init__(self, directory: Path, served: processes.ServerProcess, seed: int, size: Size, faults: Faults) -> None:
         self._served = served
         self._chance = Random(seed)
         self._progress = Progress()
@@ -183,8 +184,7 @@ class Storm:
             await client.submit({"id": str(UUID(int=1)), "partitions": ALL, "event": {"type": "first"}})
 
     def _find_server(self) -> None:
-        host, _, port = self._served.url.removeprefix("http://").rpartition(":")
-        self.proxy.target = (host, int(port))
+        self.proxy.target = ("127.0.0.1", self._served.port)
         self._progress.is_up.set()
 
     def _deaths(self) -> Iterator[Death]:
@@ -241,14 +241,14 @@ class Storm:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[processes.Served]:
+def served(tmp_path: Path) -> Iterator[processes.ServerProcess]:
     with processes.serving(tmp_path) as found:
         yield found
 
 
 @pytest.mark.rule("EV-14", "EV-15", "EV-17", "CO-13")
 async def test_clients_in_a_storm_receive_the_same_events_once_each(
-    tmp_path: Path, served: processes.Served, seed: int, is_soak: bool
+    tmp_path: Path, served: processes.ServerProcess, seed: int, is_soak: bool
 ) -> None:
     began = time.perf_counter()
     size = size_of(is_soak=is_soak)
@@ -283,7 +283,7 @@ async def test_clients_in_a_storm_receive_the_same_events_once_each(
 
 @pytest.mark.rule("EV-17")
 async def test_application_killed_during_delivery_receives_each_event_once(
-    tmp_path: Path, served: processes.Served, seed: int, is_soak: bool
+    tmp_path: Path, served: processes.ServerProcess, seed: int, is_soak: bool
 ) -> None:
     chance = Random(seed)
     lives = size_of(is_soak=is_soak).lives

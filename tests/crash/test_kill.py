@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from random import Random
 
 import pytest
 
+from cli.processes import Command
 from crash import kill_worker
 from crash.load import SUBMITTERS, WRITES, round_of, verdict_in, write_of
 from crash.observing import (
@@ -25,15 +25,15 @@ from crash.observing import (
     receipt_in,
     say,
 )
-from crash.processes import started
 from oncelog.core.invariants import Answer, History
 from oncelog.core.values import Committed, KeyIdentity, Replayed, key_identity
 from oncelog.engine.log import Log
 from oncelog.stores.sqlite import SqliteStore
 from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import Passed
+from scripts import read_line, start_script, write_line
 
-ROUNDS = 12
+ROUNDS = 25
 SOAK_ROUNDS = 50
 """On one file, so that it grows. Every round checks the whole file, so the time grows with the square."""
 SOAK_FILES = 3
@@ -43,8 +43,8 @@ ANSWERS = SUBMITTERS * (WRITES + 1)
 
 
 @pytest.fixture
-def workers() -> Iterator["subprocess.Popen[bytes]"]:
-    with started(kill_worker.__file__) as process:
+def workers() -> Iterator[Command]:
+    with start_script(kill_worker.__file__) as process:
         yield process
 
 
@@ -62,28 +62,25 @@ class Output:
         check_kept(self.order, history)
 
 
-def parse(lines: Sequence[bytes]) -> tuple[list[Answer], dict[int, KeyIdentity]]:
+def parse(lines: Sequence[str]) -> tuple[list[Answer], dict[int, KeyIdentity]]:
     """Return the answers and the records in the output of a process."""
     answers: list[Answer] = []
     seen: dict[int, KeyIdentity] = {}
     for line in lines:
-        if line.startswith(b"S"):
+        if line.startswith("S"):
             _, position, key = line.split()
             assert int(position) == len(seen) + 1, "a follower missed a record, or saw one twice"
-            seen[int(position)] = key_identity(write_of(bytes.fromhex(key.decode())))
+            seen[int(position)] = key_identity(write_of(bytes.fromhex(key)))
         else:
             answers.append(answer_to(*verdict_in(line)))
     return answers, seen
 
 
-def output_until_killed(workers: "subprocess.Popen[bytes]", path: Path, *numbers: int) -> list[bytes]:
+def output_until_killed(workers: Command, path: Path, *numbers: int) -> list[str]:
     """Have a process work until it is killed; return its output."""
-    assert workers.stdin is not None
-    assert workers.stdout is not None
-    workers.stdin.write("\t".join(map(str, (path, *numbers))).encode() + b"\n")
-    workers.stdin.flush()
-    lines: list[bytes] = []
-    while not (line := workers.stdout.readline()).startswith(b"ended"):
+    write_line(workers, "\t".join(map(str, (path, *numbers))))
+    lines: list[str] = []
+    while not (line := read_line(workers)).startswith("ended"):
         assert line, "the parent of the killed processes has ended"
         lines.append(line)
     assert int(line.split()[1]) == -signal.SIGKILL
@@ -119,7 +116,7 @@ async def reopen_and_resubmit(
     return len(stored - before - acknowledged.keys())
 
 
-async def kill_repeatedly(workers: "subprocess.Popen[bytes]", path: Path, seed: int, rounds: int) -> None:
+async def kill_repeatedly(workers: Command, path: Path, seed: int, rounds: int) -> None:
     """Kill one process per round, all of them on one file."""
     random = Random(seed)
     output = Output()
@@ -144,7 +141,7 @@ async def kill_repeatedly(workers: "subprocess.Popen[bytes]", path: Path, seed: 
 @pytest.mark.rule("CO-13")
 @pytest.mark.rule("CO-16")
 async def test_log_of_process_killed_under_load_keeps_every_acknowledged_write_once(
-    workers: "subprocess.Popen[bytes]", tmp_path: Path, is_soak: bool, seed: int
+    workers: Command, tmp_path: Path, is_soak: bool, seed: int
 ) -> None:
     for number in range(SOAK_FILES if is_soak else 1):
         began = time.perf_counter()

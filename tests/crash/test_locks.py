@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 import oncelog
-from crash.processes import started
+from scripts import start_script
 
-OTHER: Final = str(Path(__file__).with_name("lock_worker.py"))
+OTHER: Final = Path(__file__).with_name("lock_worker.py")
 
 
 def event(number: int) -> oncelog.Submission:
@@ -19,7 +19,7 @@ def event(number: int) -> oncelog.Submission:
 
 
 def open_and_close_elsewhere(path: Path) -> None:
-    with started(OTHER, str(path)) as process:
+    with start_script(OTHER, path) as process:
         assert process.wait() == 0
 
 
@@ -56,8 +56,7 @@ def test_log_keeps_its_locks_when_same_process_opens_the_file_again(tmp_path: Pa
         open_and_close_elsewhere(path)
         verdict = log.submit(event(3))
         assert isinstance(verdict, oncelog.Committed)
-        with started(OTHER, str(path)) as process:
-            assert process.wait() == 0
+        open_and_close_elsewhere(path)
         assert Path(f"{path}-wal").samefile(_wal_of_this_process(path))
     with oncelog.open_blocking(path) as log:
         assert isinstance(log.submit(event(3)), oncelog.Replayed)

@@ -21,20 +21,19 @@ from crash.observing import (
     history_of,
     say,
 )
-from crash.processes import started
 from crash.shared_worker import events_of
 from oncelog.core.invariants import Answer, History, Reading
 from oncelog.core.values import KeyIdentity, key_identity
 from oncelog.stores.sqlite import SqliteStore
 from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import Passed
+from scripts import start_script, write_line
+from waiting import WAIT_S
 
 PROCESSES = 4
 KILLED = 2
 ROUNDS = 4
 SOAK_ROUNDS = 24
-WAIT_S = 600
-"""Guards against a hang: a process that takes longer counts as starved."""
 
 
 class Worker:
@@ -45,19 +44,17 @@ class Worker:
         self.answers: list[Answer] = []
         self.seen: list[tuple[int, KeyIdentity]] = []
         self.took_s: float | None = None
-        self.wrong = b""
+        self.wrong = ""
         """A verdict that is neither committed nor replayed."""
         self.state = "new"
         self._changed = Condition()
-        self._process = stack.enter_context(started(shared_worker.__file__, *map(str, arguments)))
+        self._process = stack.enter_context(start_script(shared_worker.__file__, *arguments))
         self._thread = Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     def begin(self) -> None:
-        assert self._process.stdin is not None
         self.wait(lambda: self.state == "ready")
-        self._process.stdin.write(b"go\n")
-        self._process.stdin.flush()
+        write_line(self._process)
 
     def check_killed(self) -> None:
         self.wait(lambda: self.state == "dead")
@@ -84,15 +81,15 @@ class Worker:
             self.state = self.state if self.state == "end" else "dead"
             self._changed.notify_all()
 
-    def _take(self, line: bytes) -> None:
-        if line in {b"ready\n", b"end\n"}:
-            self.state = line.decode().strip()
-        elif line.startswith(b"done"):
+    def _take(self, line: str) -> None:
+        if line in {"ready\n", "end\n"}:
+            self.state = line.strip()
+        elif line.startswith("done"):
             self.took_s = float(line.split()[1])
-        elif line.startswith(b"S"):
+        elif line.startswith("S"):
             _, position, key = line.split()
-            self.seen.append((int(position), key_identity(write_of(bytes.fromhex(key.decode())))))
-        elif line.startswith(b"?"):
+            self.seen.append((int(position), key_identity(write_of(bytes.fromhex(key)))))
+        elif line.startswith("?"):
             self.wrong = line
         else:
             self.answers.append(answer_to(*verdict_in(line)))

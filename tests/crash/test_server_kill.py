@@ -13,11 +13,12 @@ import pytest
 from cli import served as processes
 from crash.observing import say
 from databases import BOTH_STORES, is_postgres
-from doors.serving import SocketClient, numbers, soon
+from doors.serving import SocketClient, numbers
+from waiting import soon
 
-ROUNDS = 5
+ROUNDS = 10
 SOAK_ROUNDS = 60
-POSTGRES_ROUNDS = 3
+POSTGRES_ROUNDS = 4
 """Other tests kill the stores. Here the server is the subject, and few rounds show that it is the same on both."""
 CONNECTIONS = 16
 READERS = 3
@@ -106,7 +107,7 @@ async def connected(session: aiohttp.ClientSession, url: str, client_id: str) ->
     return client
 
 
-async def load_and_kill(served: processes.Served, load: Load, readers: list[Reader], more: int) -> None:
+async def load_and_kill(served: processes.ServerProcess, load: Load, readers: list[Reader], more: int) -> None:
     """Run all clients and readers until `more` events are acknowledged; then kill the server."""
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
         for number in range(CONNECTIONS):
@@ -117,7 +118,7 @@ async def load_and_kill(served: processes.Served, load: Load, readers: list[Read
         served.process.kill()
 
 
-async def settle(served: processes.Served, load: Load, readers: list[Reader]) -> dict[int, dict[str, Any]]:
+async def settle(served: processes.ServerProcess, load: Load, readers: list[Reader]) -> dict[int, dict[str, Any]]:
     """Send the events in doubt once more and let all readers catch up; return all events by position."""
     async with aiohttp.ClientSession() as session:
         client = await connected(session, served.url, "last")
@@ -138,7 +139,7 @@ async def settle(served: processes.Served, load: Load, readers: list[Reader]) ->
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[processes.Served]:
+def served(tmp_path: Path) -> Iterator[processes.ServerProcess]:
     with processes.serving(tmp_path) as found:
         yield found
 
@@ -146,7 +147,7 @@ def served(tmp_path: Path) -> Iterator[processes.Served]:
 @BOTH_STORES
 @pytest.mark.rule("CO-10", "CO-11", "CO-12", "CO-13", "CO-14", "EV-3", "EV-4", "EV-13", "EV-15")
 async def test_server_killed_under_load_keeps_every_acknowledged_event_once(
-    served: processes.Served, seed: int, is_soak: bool
+    served: processes.ServerProcess, seed: int, is_soak: bool
 ) -> None:
     load = Load(seed)
     readers = [Reader(partition) for partition in PARTITIONS[:READERS]]

@@ -1,28 +1,25 @@
 """Fixtures of the API tests: a server that tests share."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
-
 import aiohttp
 import pytest
 import pytest_asyncio
 
 from doors.serving import Serving, serving
-from doors.shared import ServerPool
+from doors.shared import ServerPool, pool_fixture
+from oncelog.doors import server as server_module
+from waiting import WAIT_S
 
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Serving]]:
-    def start() -> AbstractAsyncContextManager[Serving]:
-        # A malformed request may close its connection, which the next test must not reuse.
-        connector = aiohttp.TCPConnector(force_close=True)
-        return serving(tmp_path_factory.mktemp("shared"), connector=connector)
-
-    async with ServerPool(start) as pool:
-        yield pool
+# A malformed request may close its connection, which the next test must not reuse.
+server_pool = pool_fixture(lambda directory: serving(directory, connector=aiohttp.TCPConnector(force_close=True)))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def shared_server(server_pool: ServerPool[Serving], store_kind: str) -> Serving:
+async def shared_server(session_loop: None, server_pool: ServerPool[Serving], store_kind: str) -> Serving:
     """A server in development mode, for requests that the server refuses: its log stays empty."""
     return await server_pool.get(store_kind)
+
+
+@pytest.fixture(autouse=True)
+def patient_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `/readyz` wait for the store on a slow machine. A test of the timeout sets a short one."""
+    monkeypatch.setattr(server_module, "READY_S", WAIT_S)

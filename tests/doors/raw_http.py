@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
 
-from doors.serving import Serving, soon
+from doors.serving import Serving
+from waiting import soon
 
 WRITE_PATH: Final = "/v1/ledger/write"
 
@@ -56,7 +57,7 @@ class RawConnection:
 @asynccontextmanager
 async def raw_connection(served: Serving) -> AsyncIterator[RawConnection]:
     """Connect to the server."""
-    reader, writer = await soon(asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2])))
+    reader, writer = await soon(asyncio.open_connection("127.0.0.1", served.port))
     try:
         yield RawConnection(reader, writer)
     finally:

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from unittest import mock
 from uuid import UUID
 
@@ -26,35 +26,10 @@ from oncelog.engine.limits import Limits
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.protocol import Decided
 from oncelog.testing.clock import ManualClock
-
-T = TypeVar("T")
-
-WAIT_S: Final = 60
-"""Guards against a hang: no single wait of a test takes that long, even on a busy machine."""
-RUN_S: Final = 200
+from waiting import WAIT_S, soon
 
 _DOOR_LIMITS: Final = frozenset(DoorLimits.__struct_fields__)
 _ENGINE_LIMITS: Final = frozenset(Limits.__struct_fields__)
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a new event loop."""
-    return asyncio.run(asyncio.wait_for(main, RUN_S))
-
-
-async def soon(waited_for: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """Return the result, or raise TimeoutError after `WAIT_S`."""
-    return await asyncio.wait_for(waited_for, WAIT_S)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll until the condition is true, for a state change of the server that has no event."""
-
-    async def waiting() -> None:
-        while not condition():  # noqa: ASYNC110 - the condition has no event
-            await asyncio.sleep(0.001)
-
-    await soon(waiting())
 
 
 class ShiftedClock:
@@ -204,6 +179,14 @@ class EventStream:
 # --- a client of the WebSocket -----------------------------------------------------------------------------
 
 
+def close_code(message: aiohttp.WSMessage, socket: aiohttp.ClientWebSocketResponse) -> int | None:
+    """Return the close code of the server.
+
+    The code of the socket is 1006 if the connection ends before aiohttp has answered the close frame.
+    """
+    return message.data if message.type is WSMsgType.CLOSE else socket.close_code
+
+
 class SocketClient:
     """Sends messages, and receives them with a deadline."""
 
@@ -243,7 +226,7 @@ class SocketClient:
         """Return the close code of the server. No other message may precede it."""
         message = await soon(self.socket.receive())
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
-        return self.socket.close_code
+        return close_code(message, self.socket)
 
     async def close(self) -> None:
         await soon(self.socket.close())
@@ -268,6 +251,10 @@ class Serving:
     @property
     def url(self) -> str:
         return self.server.urls[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     async def request(
         self, method: str, path: str, *, credential: str | None = None, headers: Any = None, **options: Any

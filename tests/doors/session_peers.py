@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from engine.watched import TIMEOUT_SECONDS, WatchedLog
+from engine.watched import WatchedLog
 from oncelog.core.values import Submission
 from oncelog.core.writing import event
 from oncelog.doors.entrance import Entrance
@@ -21,6 +21,7 @@ from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
 from oncelog.doors.rates import Rates
 from oncelog.errors import AuthError
+from waiting import WAIT_S
 
 Json = dict[str, Any]
 
@@ -115,7 +116,7 @@ class MemoryWire:
 
     async def arrived(self, count: int) -> list[Json]:
         """Wait until `count` messages have arrived, and return the first `count`."""
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with asyncio.timeout(WAIT_S):
             while len(self.messages) < count:
                 self._arrived.clear()
                 await self._arrived.wait()

@@ -1,11 +1,13 @@
 """Servers that many tests share: one for each store, in the event loop of the test session."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pytest
+import pytest_asyncio
 
 S = TypeVar("S")
 
@@ -28,6 +30,17 @@ class ServerPool(Generic[S]):
 
     async def __aexit__(self, *exception: Any) -> None:
         await self._stack.aclose()
+
+
+def pool_fixture(start: Callable[[Path], AbstractAsyncContextManager[Any]]) -> Any:
+    """Return a fixture for a pool of servers, each of which `start` starts in a new directory."""
+
+    @pytest_asyncio.fixture(scope="session", loop_scope="session")
+    async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Any]]:
+        async with ServerPool(lambda: start(tmp_path_factory.mktemp("shared"))) as found:
+            yield found
+
+    return pool
 
 
 def unique_name(request: pytest.FixtureRequest) -> str:

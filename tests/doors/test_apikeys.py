@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import pytest
 
-from crash.processes import started
 from doors import material
 from doors.material import NOW_MS, SetClock
 from oncelog.core.limits import NAME_CHARACTERS_MAX
@@ -24,6 +23,8 @@ from oncelog.doors.apikeys import ApiKeys
 from oncelog.doors.grants import Grants, granted
 from oncelog.doors.principal import Principal
 from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
+from scripts import read_line, start_script
+from waiting import WAIT_S
 
 SCRIPT: Final = str(Path(__file__).with_name("apikeys_worker.py"))
 LEFT_OUT: Final = "left out"
@@ -419,11 +420,10 @@ def test_unfinished_file_of_a_killed_process_is_replaced(path: Path, keys: ApiKe
 def test_concurrent_processes_lose_no_change(path: Path) -> None:
     names, count = ("a", "b", "c"), 12
     with ExitStack() as stack:
-        workers = [stack.enter_context(started(SCRIPT, str(path), name, str(count))) for name in names]
+        workers = [stack.enter_context(start_script(SCRIPT, path, name, count)) for name in names]
         for worker in workers:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == b"ready\n"
-        made = [worker.communicate(b"\n", timeout=300)[0].decode().split() for worker in workers]
+            assert read_line(worker) == "ready"
+        made = [worker.communicate("\n", timeout=WAIT_S)[0].split() for worker in workers]
         assert [worker.returncode for worker in workers] == [0] * len(names)
     keys = ApiKeys(path, SetClock())
     keys.reload()

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from doors.serving import serving, soon, until
+from doors.serving import serving
 from oncelog.doors import server as server_module
 from oncelog.doors.arrivals import RESERVE, Arrivals
 from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 
 class Transport:

@@ -110,7 +110,7 @@ def test_reload_applies_tokens_and_api_keys_together_or_not_at_all(tmp_path: Pat
 
 
 @pytest.mark.rule("CO-21")
-def test_development_mode_accepts_any_credential(tmp_path: Path) -> None:
+def test_development_mode_accepts_any_credential() -> None:
     open_to_all: Authenticates = DevelopmentAuthenticator()
     assert open_to_all.is_open
     open_to_all.reload()

@@ -48,7 +48,7 @@ async def preflight(served: Serving, path: str, origin: str | None) -> Answer:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared_server(
-    tmp_path_factory: pytest.TempPathFactory,
+    session_loop: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Mapping[tuple[str, ...], Serving]]:
     """Servers with API keys for preflight requests, by their configured origins."""
     async with (

@@ -11,12 +11,12 @@ from doors import camel_peers as camel
 from doors.camel_peers import PROJECT, CamelPeer, draft
 from doors.malformed import VALUES
 from doors.session_peers import Peer, Tokens, code_of, item, session_server, uuid
-from engine.watched import turns, until
 from oncelog.core.values import Submission
 from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, project_of
 from oncelog.doors.frames import CloseCode
 from oncelog.doors.grants import granted
 from oncelog.errors import CanonicalError
+from waiting import turns, until
 
 pytestmark = pytest.mark.rule("EV-18")
 

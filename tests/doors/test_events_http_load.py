@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from databases import BOTH_STORES
-from doors.serving import WAIT_S, ShiftedClock, item, numbers, serving, soon
+from doors.serving import ShiftedClock, item, numbers, serving
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.moving import move
 from oncelog.testing.clock import ManualClock
+from waiting import WAIT_S, soon
 
 
 @BOTH_STORES
@@ -159,7 +160,7 @@ async def test_server_of_a_moved_log_refuses_writes(tmp_path: Path, database: st
 @pytest.mark.rule("CO-33")
 async def test_incomplete_requests_do_not_affect_other_clients(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        port = int(served.url.rpartition(":")[2])
+        port = served.port
         begun = b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         for data in (
             begun,

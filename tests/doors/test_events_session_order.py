@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from doors.session_peers import SessionServer, Tokens, code_of, item, session_server, submissions, uuid
-from engine.watched import nothing, turns, until
+from engine.watched import nothing
 from oncelog.core.values import Record
 from oncelog.doors.events.hub import Flight
 from oncelog.doors.frames import CloseCode, frame
@@ -16,6 +16,7 @@ from oncelog.doors.limits import CONNECT_BYTES_MAX, LONG_FRAME_BYTES, DoorLimits
 from oncelog.doors.outbox import STILL_FULL_S
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.protocol import Query
+from waiting import turns, until
 
 
 @pytest.mark.rule("EV-14", "EV-15")
@@ -96,7 +97,7 @@ async def test_commit_of_another_process_is_broadcast_before_later_results() -> 
 
 @pytest.mark.rule("EV-13", "EV-14")
 async def test_results_that_would_overtake_broadcasts_wait_for_the_end_of_the_sync_cycle() -> None:
-    async with session_server() as server:
+    async with session_server(cycle_idle_ms=10**7) as server:
         ada, bob = await server.connected("ada"), await server.connected("bob")
         await bob.submit(item(1), item(2), item(3))
         page = await ada.sync(limit=2)

@@ -5,9 +5,10 @@ import random
 import pytest
 
 from doors.session_peers import Peer, SessionServer, item, numbers, session_server, submissions
-from engine.watched import nothing, turns, until
+from engine.watched import nothing
 from oncelog.doors.frames import CloseCode
 from oncelog.errors import HistoryChangedError
+from waiting import turns, until
 
 
 class Crowd:

@@ -15,9 +15,10 @@ from crash.observing import say
 from databases import BOTH_STORES, is_postgres
 from doors.malformed import malformed_frames
 from doors.material import NOW_MS, token
-from doors.serving import EventStream, SocketClient, api_key, item, numbers, serving, soon, until
+from doors.serving import EventStream, SocketClient, api_key, item, numbers, serving
 from oncelog.doors import server as server_module
 from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 MALFORMED_FRAMES = 20_000
 """With --soak; a tenth of it by default."""
@@ -231,14 +232,14 @@ async def test_malformed_frames_are_all_answered_without_memory_growth(tmp_path:
             assert served.process.poll() is None
 
 
-async def _storm(session: aiohttp.ClientSession, served: processes.Served, seed: int, count: int) -> None:
+async def _storm(session: aiohttp.ClientSession, served: processes.ServerProcess, seed: int, count: int) -> None:
     """Send frames on several connections, and require an answer to each."""
     await asyncio.gather(
         *(_send_all(session, served, seed * 100 + number, count // CONNECTIONS) for number in range(CONNECTIONS))
     )
 
 
-async def _send_all(session: aiohttp.ClientSession, served: processes.Served, seed: int, count: int) -> None:
+async def _send_all(session: aiohttp.ClientSession, served: processes.ServerProcess, seed: int, count: int) -> None:
     client = await _client(session, served, f"storm-{seed}")
     for is_text, data in malformed_frames(seed, count):
         await client.socket.send_frame(data, WSMsgType.TEXT if is_text else WSMsgType.BINARY)
@@ -254,13 +255,13 @@ async def _send_all(session: aiohttp.ClientSession, served: processes.Served, se
     await client.close()
 
 
-async def _client(session: aiohttp.ClientSession, served: processes.Served, name: str) -> SocketClient:
+async def _client(session: aiohttp.ClientSession, served: processes.ServerProcess, name: str) -> SocketClient:
     client = SocketClient(await soon(session.ws_connect(served.url + "/v1/events")))
     assert "epoch" in await client.connect(name)
     return client
 
 
-def _resident_bytes(served: processes.Served) -> int:
+def _resident_bytes(served: processes.ServerProcess) -> int:
     pages = int(Path(f"/proc/{served.process.pid}/statm").read_text().split()[1])
     return pages * 4096
 

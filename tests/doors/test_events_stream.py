@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from databases import BOTH_STORES
 from doors import material
 from doors.material import token
-from doors.serving import Serving, api_key, item, numbers, serving, soon, until
+from doors.serving import Serving, api_key, item, numbers, serving
 from oncelog.doors import server as server_module
 from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 STREAM: Final = "/v1/events/stream"
 
@@ -231,11 +233,24 @@ def large(number: int) -> dict[str, Any]:
     return {**item(number), "event": {"type": "large", "text": "x" * 100_000}}
 
 
+NEVER_MS: Final = 3_600_000
+
+
+async def slow_stream(served: Serving, heartbeat_ms: int) -> socket.socket:
+    """Open a stream and do not read it. The server waits two heartbeats for this reader, and no other one."""
+    streams = served.server.http.streams
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(streams, "_limits", replace(streams._limits, heartbeat_ms=heartbeat_ms))
+        raw = unread_stream(served)
+        await until(lambda: len(streams) == 1)
+    return raw
+
+
 def unread_stream(served: Serving) -> socket.socket:
     """Open a stream and do not read it."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    raw.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
+    raw.connect(("127.0.0.1", served.port))
     raw.sendall(f"GET {STREAM}?partition=a HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return raw
 
@@ -243,8 +258,8 @@ def unread_stream(served: Serving) -> socket.socket:
 @BOTH_STORES
 @pytest.mark.rule("CO-31")
 async def test_slow_reader_is_disconnected_and_does_not_delay_others(tmp_path: Path) -> None:
-    async with serving(tmp_path, heartbeat_ms=500, subscription_bytes_max=1_000_000) as served:
-        with unread_stream(served):
+    async with serving(tmp_path, heartbeat_ms=NEVER_MS, subscription_bytes_max=1_000_000) as served:
+        with await slow_stream(served, heartbeat_ms=500):
             reader = await served.stream("a")
             await reader.connected()
             await until(lambda: len(served.server.http.streams) == 2)

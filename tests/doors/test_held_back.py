@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.served import WAIT_S, Served, oncelog
+from cli.served import ServerProcess, oncelog
 from cli.served import serving as process
 from databases import BOTH_STORES, SQLITE
 from doors.chat.chat_doors import Door as ChatDoor
@@ -20,7 +20,7 @@ from doors.chat.chat_doors import message_uuid
 from doors.deltas.delta_doors import Gateway, change, refusal
 from doors.ledger.ledger_doors import Door
 from doors.ledger.wires import GRPC, HTTP, CallError, code, put, success
-from doors.serving import Serving, item, serving, soon, until
+from doors.serving import Serving, item, serving
 from oncelog.client import Client
 from oncelog.client.deltas import DeltasClient
 from oncelog.client.ledger import LedgerClient
@@ -32,6 +32,7 @@ from oncelog.engine import committer
 from oncelog.engine.room import RETRY_AFTER_MS
 from oncelog.stores.sqlite.files import SqliteDriver
 from oncelog.testing.clock import ManualClock
+from waiting import WAIT_S, soon, until
 
 Refusal = tuple[str, dict[str, Any]]
 """Code and details of an error."""
@@ -228,14 +229,18 @@ async def test_tenant_usage_and_quotas_are_exported_as_metrics(tmp_path: Path) -
 class Operator:
     """Edits the settings file of a server process, and reads its state."""
 
-    def __init__(self, served: Served, config: Path, session: aiohttp.ClientSession) -> None:
+    def __init__(self, served: ServerProcess, config: Path, session: aiohttp.ClientSession) -> None:
         self._served = served
         self._config = config
         self._session = session
 
     async def get(self, path: str) -> str:
-        async with asyncio.timeout(WAIT_S), self._session.get(self._served.url + path) as response:
-            return await response.text()
+        """Return the page. On a slow machine the server may not be ready at first."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                async with self._session.get(self._served.url + path) as response:
+                    if response.status == 200:
+                        return await response.text()
 
     async def submit(self, number: int) -> tuple[int, str]:
         """Submit an event and return status and body of the answer."""
@@ -250,9 +255,14 @@ class Operator:
 
     async def until_shown(self, path: str, text: str, is_shown: bool = True) -> None:
         """Poll until the page shows the text, or does not show it."""
-        async with asyncio.timeout(WAIT_S):
-            while (text in await self.get(path)) is not is_shown:  # noqa: ASYNC110 - state of another process
-                await asyncio.sleep(0.01)
+        seen = ""
+
+        async def is_so() -> bool:
+            nonlocal seen
+            seen = await self.get(path)
+            return (text in seen) is is_shown
+
+        await until(is_so, lambda: seen)
 
 
 @pytest.fixture

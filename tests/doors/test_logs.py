@@ -206,8 +206,9 @@ def test_long_values_are_shortened_with_a_note() -> None:
 # --- configuration ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_records_of_all_loggers_from_the_level_on_are_written(root: logging.Logger, form: Format) -> None:
+def test_records_of_all_loggers_from_the_level_on_are_written(form: Format) -> None:
     stream = io.StringIO()
     configure("warning", form, stream)
     logging.getLogger("oncelog.doors").info("quiet")
@@ -232,7 +233,8 @@ def test_second_configuration_replaces_the_first(root: logging.Logger) -> None:
     assert root.handlers[:-1] == others
 
 
-def test_log_goes_to_standard_error_by_default(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("root")
+def test_log_goes_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     configure("info", "text")
     logging.getLogger("oncelog.doors").info("hello")
     out, err = capsys.readouterr()
@@ -240,7 +242,8 @@ def test_log_goes_to_standard_error_by_default(root: logging.Logger, capsys: pyt
     assert err.endswith(" INFO oncelog.doors hello\n")
 
 
-def test_request_lines_are_not_logged(root: logging.Logger) -> None:
+@pytest.mark.usefixtures("root")
+def test_request_lines_are_not_logged() -> None:
     stream = io.StringIO()
     configure("debug", "text", stream)
     logging.getLogger("aiohttp.access").info('"GET /v1/events?token=secret HTTP/1.1" 200')

@@ -15,13 +15,14 @@ from schemathesis.engine.events import FatalError, NonFatalError, ScenarioFinish
 from schemathesis.engine.recorder import ScenarioRecorder
 
 from doors.material import token
-from doors.serving import WAIT_S, Serving, item, serving
+from doors.serving import Serving, item, serving
 from oncelog.core.identity import delta_id_of
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.openapi import description
 from oncelog.doors.requests import STATUS
 from oncelog.doors.settings import GeneralSettings
 from oncelog.errors import CanonicalError
+from waiting import WAIT_S
 
 METHODS: Final = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
 STREAM: Final = "/v1/events/stream"

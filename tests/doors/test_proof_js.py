@@ -23,11 +23,10 @@ from oncelog.core.values import Committed, Record, Submission
 from oncelog.engine.cursors import Proven
 from oncelog.errors import ProofError
 from oncelog.proof import decode, encode, proof_document, verify
+from waiting import WAIT_S
 
 VERIFIER = Path(__file__).parents[2] / "examples" / "proof" / "verify.mjs"
 LINES_MAX = 99
-WAIT_S = 300
-"""Guards against a hang of node."""
 PAGE = """
 const { parse: whole, verify } = await import(process.argv[1]);
 const parse = process.argv[2] === "rounding" ? JSON.parse : whole;

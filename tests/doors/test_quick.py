@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from doors.raw_http import WRITE_PATH, RawConnection, post, raw_connection, write
-from doors.serving import Serving, serving, soon, until
+from doors.serving import Serving, serving
 from oncelog.doors import quick
 from oncelog.doors.server import KEEP_ALIVE_S
+from waiting import soon, until
 
 
 def fast_connections(served: Serving) -> int:
@@ -45,7 +46,7 @@ async def test_connection_answers_sequential_writes_and_retries(served: Serving,
     assert first[2] == second[2]  # the original answer, with its proof
 
 
-async def test_pipelined_requests_are_answered_in_order(served: Serving, client: RawConnection) -> None:
+async def test_pipelined_requests_are_answered_in_order(client: RawConnection) -> None:
     client.send(*(post(write(number)) for number in range(1, 51)))
     assert [await client.written() for _ in range(50)] == list(range(1, 51))
 

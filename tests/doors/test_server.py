@@ -16,13 +16,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from databases import BOTH_STORES
-from doors.serving import Serving, api_key, item, numbers, serving, soon, until
+from doors.serving import Serving, api_key, item, numbers, serving
 from oncelog.doors import server as server_module
 from oncelog.doors import sockets
 from oncelog.doors.server import Server, _place
 from oncelog.doors.settings import ServerSettings, TlsSettings
 from oncelog.errors import OncelogError, SettingsError, StoreUnavailableError
 from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 SHUTDOWN_MS: Final = 600_000
 """How long a server may wait for accepted requests."""
@@ -118,7 +119,7 @@ async def test_metrics_count_events_requests_and_connections(tmp_path: Path) -> 
 @pytest.mark.rule("CO-21", "CO-33")
 async def test_malformed_http_is_not_quoted_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(tmp_path) as served:
-        port = int(served.url.rpartition(":")[2])
+        port = served.port
         for end in (b"\x01", b"x" * 100_000):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer SECRET" + end + b"\r\n\r\n")
@@ -159,7 +160,7 @@ async def name_served(served: Serving) -> str:
     """Return the name in the certificate that a new connection receives."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    port = int(served.url.rpartition(":")[2])
+    port = served.port
     _, writer = await soon(asyncio.open_connection("127.0.0.1", port, ssl=context))
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()
@@ -398,7 +399,7 @@ async def test_stop_is_idempotent(tmp_path: Path) -> None:
 async def test_second_server_on_the_same_port_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     async with serving(tmp_path) as served:
-        port = int(served.url.rpartition(":")[2])
+        port = served.port
         with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{port}: "):
             async with serving(tmp_path / "other", port=port):
                 pytest.fail("it started")

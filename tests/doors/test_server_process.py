@@ -17,9 +17,13 @@ import pytest
 import curl
 from cli.served import ENVIRONMENT
 from databases import BOTH_STORES, log_at
-from doors.serving import SocketClient, item, numbers, serving, soon
+from doors.serving import Serving, SocketClient, item, numbers, serving
+from oncelog.testing.clock import ManualClock
+from waiting import soon
 
 HANDBOOK: Final = Path(__file__).parent.parent.parent / "docs" / "http.md"
+DOCUMENTED_MS: Final = 1_794_808_200_000
+"""Time of the answers in the handbook."""
 
 
 # --- documented examples ----------------------------------------------------------------------------------------
@@ -55,41 +59,35 @@ def _failing(command: str) -> str:
     return command.replace("curl ", "curl --fail ", 1)
 
 
+def documented_examples(served: Serving) -> list[tuple[str, str]]:
+    """Return the curl commands of the handbook and the outputs that it shows, for the address and epoch of a server."""
+    page = HANDBOOK.read_text(encoding="utf-8")
+    page = page.replace("127.0.0.1:7171", served.url.removeprefix("http://"))
+    page = page.replace("d532c440b69ab0ff", served.server.log.epoch)
+    blocks = re.findall(r"```console\n\$ (curl .*?)```", page, re.DOTALL)
+    assert len(blocks) == page.count("$ curl")
+    examples = [re.fullmatch(r"(curl [^\n]* -d '[^']*'|[^\n]*)\n(.*)", block, re.DOTALL) for block in blocks]
+    return [(example[1], example[2].strip()) for example in examples if example is not None]
+
+
 @pytest.mark.parametrize("kind", curl.kinds())
 async def test_documented_curl_examples_work(tmp_path: Path, kind: str) -> None:
     environment = curl.environment_with(kind, ENVIRONMENT, tmp_path)
-    page = HANDBOOK.read_text(encoding="utf-8")
-    blocks = re.findall(r"```console\n\$ (curl .*?)```", page, re.DOTALL)
-    found = [re.fullmatch(r"(curl [^\n]* -d '[^']*'|[^\n]*)\n(.*)", block, re.DOTALL) for block in blocks]
-    assert len(found) == page.count("$ curl") == 5
+    async with serving(tmp_path, clock=ManualClock(DOCUMENTED_MS)) as served:
+        submit, read, read_next_page, follow, resume = documented_examples(served)
 
-    async with serving(tmp_path) as served:
-        place = served.url.removeprefix("http://")
+        for command, shown in (submit, read):
+            assert await run_curl(command, environment) == (0, shown)
 
-        def as_documented(text: str) -> str:
-            text = re.sub(r'"status_updated_at":\d+', '"status_updated_at":1794808200000', text)
-            return text.replace(served.server.log.epoch, "d532c440b69ab0ff").strip()
+        await served.commit(*(item(number, "orders/1") for number in range(2, 251)))
+        status, text = await run_curl(read_next_page[0], environment)
+        assert (status, numbers(json.loads(text)["events"])) == (0, list(range(101, 201)))
 
-        for number, example in enumerate(found):
-            assert example is not None
-            command, shown = example.groups()
-            command = command.replace("127.0.0.1:7171", place)
-            if "-sN" not in command:
-                status, text = await run_curl(command, environment)
-                assert status == 0, text
-                if number < 2:
-                    assert as_documented(text) == shown.strip()
-                if number == 1:
-                    events = (item(one, "orders/1") for one in range(2, 251))  # for the page from 100 on
-                    await served.commit(*events)
-                elif number == 2:
-                    assert numbers(json.loads(text)["events"]) == list(range(101, 201))
-                continue
-            text = await run_curl_until(command, environment, "\nid: 2\n")
-            if number == 3:
-                assert as_documented(text).replace('id":250', 'id":1').startswith(shown.strip())
-            else:
-                assert "\nid: 1\n" not in text
+        text = await run_curl_until(follow[0], environment, "\nid: 2\n")
+        assert text.startswith(follow[1].replace('"server_last_committed_id":1,', '"server_last_committed_id":250,'))
+
+        text = await run_curl_until(resume[0], environment, "\nid: 2\n")
+        assert "\nid: 1\n" not in text
 
 
 @pytest.mark.parametrize("kind", curl.kinds())

@@ -11,12 +11,13 @@ from typing import Any, Final
 import pytest
 
 from doors.raw_http import RawConnection, post, raw_connection, write
-from doors.serving import Serving, item, serving, soon, until
+from doors.serving import Serving, item, serving
 from engine.watched import Gate
 from oncelog.doors import server as servers
 from oncelog.doors.server import Server
 from oncelog.stores.protocol import BriefPage
 from oncelog.stores.sqlite import SqliteStore
+from waiting import soon, until
 
 SHUTDOWN_MS: Final = 600_000
 SHUTDOWN_S: Final = 60.0
@@ -171,12 +172,13 @@ async def test_open_socket_and_stream_do_not_delay_the_stop(tmp_path: Path) -> N
             assert await socket.closed() == 1001
 
 
-async def test_connections_not_yet_accepted_are_answered(tmp_path: Path) -> None:
+async def test_connections_not_yet_accepted_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has accepted the connection and the request; closing the listener would reset it."""
+    monkeypatch.setattr(servers, "LINGER_S", SHUTDOWN_MS / 1000)
     async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
         clients = []
         for _ in range(50):  # without a turn of the event loop, in which the server would accept them
-            client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
+            client = socket.create_connection(("127.0.0.1", served.port))
             client.sendall(EVENT)
             client.setblocking(False)
             clients.append(client)
@@ -184,5 +186,5 @@ async def test_connections_not_yet_accepted_are_answered(tmp_path: Path) -> None
             loop = asyncio.get_running_loop()
             answers = [await soon(loop.sock_recv(client, 100)) for client in clients]
             assert {answer.split(b" ", 2)[1] for answer in answers} <= {b"200", b"503"}
-        for client in clients:
-            client.close()
+            for client in clients:
+                client.close()

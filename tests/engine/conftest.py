@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -6,14 +5,11 @@ import pytest
 import pytest_asyncio
 
 import oncelog
-from engine.watched import LoopClock, Open, WatchedLog
+from engine.watched import Open, WatchedLog, loop_clock
 from oncelog import Log
 from oncelog.testing.clock import ManualClock
 
-
-@pytest_asyncio.fixture
-async def loop_clock() -> LoopClock:
-    return LoopClock(asyncio.get_running_loop())
+__all__ = ["loop_clock"]
 
 
 @pytest.fixture

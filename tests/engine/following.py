@@ -3,10 +3,10 @@
 import asyncio
 
 import oncelog
-from engine.watched import turns
 from oncelog import Record, Settings
 from oncelog.engine.follower import Follower
 from oncelog.engine.subscription import Subscription
+from waiting import turns
 
 ONE_LANE = Settings(lanes=1)
 NO_POLL_MS = 3_600_000

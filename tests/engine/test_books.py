@@ -11,12 +11,12 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import until
 from oncelog import Condition, DeleteEntity, Must, Relate, SetEntity, Settings, Unrelate, ledger_scope, transaction
 from oncelog.errors import ClosedError
 from oncelog.stores.protocol import RelationshipQuery
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import DAY_MS, committed
+from waiting import until
 
 ACME = ledger_scope("acme")
 pytestmark = BOTH_STORES

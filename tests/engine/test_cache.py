@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog, nothing, turns, until
+from engine.watched import WatchedLog, nothing
 from oncelog import (
     Committed,
     OnReuse,
@@ -40,6 +40,7 @@ from oncelog.testing.contract.writes import (
     result,
     transaction,
 )
+from waiting import turns, until
 
 FOR_AN_HOUR: Final = Policy(
     name="for-an-hour", key_bytes=(1, 16), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=kept_for(hours=1)
@@ -152,7 +153,7 @@ async def test_cached_proof_data_is_bounded() -> None:
 
 
 @pytest.mark.rule("CO-15", "LG-10")
-async def test_a_retry_is_answered_without_the_store(log: WatchedLog) -> None:
+async def test_retry_is_answered_without_the_store(log: WatchedLog) -> None:
     for item in (event(1), transaction(1, 1), result(1), write(FOR_AN_HOUR, 1)):
         receipt = committed(await log.submit(item))
         commits = len(log.store.batches)

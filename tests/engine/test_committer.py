@@ -10,7 +10,7 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog, nothing, positions, turns
+from engine.watched import WatchedLog, nothing, positions
 from oncelog import (
     ClockJumpedError,
     ClosedError,
@@ -32,6 +32,7 @@ from oncelog.testing.contract.writes import (
     refused,
     replayed,
 )
+from waiting import turns
 
 
 def keys(batch: Sequence[Any]) -> list[int]:

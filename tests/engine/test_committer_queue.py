@@ -8,7 +8,7 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import WatchedLog, positions, turns
+from engine.watched import WatchedLog, positions
 from oncelog import (
     Committed,
     Reason,
@@ -28,6 +28,7 @@ from oncelog.testing.contract.writes import (
     replayed,
     transaction,
 )
+from waiting import turns
 
 # --- equal submissions in flight -------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ async def test_duplicates_through_two_logs_on_one_store_commit_once(tmp_path: Pa
 
 @pytest.mark.rule("CO-32")
 @pytest.mark.parametrize(("limits", "body"), [({"queue_items_max": 2}, "x"), ({"queue_bytes_max": 20}, "x" * 10)])
-async def test_a_full_queue_answers_new_writes_as_busy_and_recovers(limits: dict[str, Any], body: str) -> None:
+async def test_full_queue_answers_new_writes_as_busy_and_recovers(limits: dict[str, Any], body: str) -> None:
     async with WatchedLog(**limits) as log:
         log.hold_commits()
         accepted = log.submitting(event(1, body), event(2, body))

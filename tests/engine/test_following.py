@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import oncelog
 from databases import BOTH_STORES, log_at
 from engine.following import NO_POLL_MS, ONE_LANE, is_quiet, numbers, take
-from engine.watched import WatchedLog, positions, turns, until
+from engine.watched import WatchedLog, positions
 from oncelog import (
     HistoryChangedError,
     Limits,
@@ -26,6 +26,7 @@ from oncelog.engine import tailer
 from oncelog.engine.tailer import PAGE_RECORDS
 from oncelog.stores.protocol import Query
 from oncelog.testing.contract.writes import CHANNEL, committed, event, message, result
+from waiting import turns, until
 
 SCOPES: dict[str, tuple[dict[str, Any], Callable[[int], Submission], Callable[[int], Submission]]] = {
     "lane": ({}, event, result),

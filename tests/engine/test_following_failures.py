@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from engine.following import NO_POLL_MS, subscriptions, take
-from engine.watched import WatchedLog, nothing, positions, turns, until
+from engine.watched import WatchedLog, nothing, positions
 from oncelog import (
     HistoryChangedError,
     StoreUnavailableError,
@@ -15,6 +15,7 @@ from oncelog.core.values import Request
 from oncelog.engine import tailer
 from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX
 from oncelog.testing.contract.writes import event
+from waiting import turns, until
 
 
 @pytest.mark.rule("CO-13")

@@ -216,7 +216,8 @@ def test_busy_thread_waits_for_a_limited_time(now_s: list[float], computed_s: li
     assert not queue.gathering.is_wanted_still
 
 
-async def test_wait_ends_when_half_of_the_callers_returned(monkeypatch: pytest.MonkeyPatch, now_s: list[float]) -> None:
+@pytest.mark.usefixtures("now_s")
+async def test_wait_ends_when_half_of_the_callers_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "SILENT_S", 1000)
     queue = Queue()
     queue.settle(100)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from databases import BOTH_STORES, log_at
-from engine.watched import TIMEOUT_SECONDS, until
 from oncelog.core.identity import lane_of
 from oncelog.core.values import Acknowledge, LaneHead, OpenStream, Record, SetMember
 from oncelog.engine import member_tailer, tailer
@@ -17,6 +16,7 @@ from oncelog.errors import ClosedError, HistoryChangedError, StoreUnavailableErr
 from oncelog.stores.protocol import MemberChange, MemberPlace
 from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.testing.contract.writes import CHANNEL, committed, message
+from waiting import WAIT_S, until
 
 pytestmark = BOTH_STORES
 
@@ -37,7 +37,7 @@ class Heard:
         return [(one.scope, one.member, one.kind, one.present, one.acknowledged) for one in self.changes]
 
     async def until(self, *wanted: tuple[str, str, int, bool, int]) -> None:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with asyncio.timeout(WAIT_S):
             while not set(wanted) <= set(self.reported):
                 self._arrived.clear()
                 await self._arrived.wait()

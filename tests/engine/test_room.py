@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import oncelog
 from core.writes import committed, event, key, message, refused, replayed, result, transaction
 from databases import BOTH_STORES, POSTGRES, log_at
-from engine.watched import WatchedLog, until
+from engine.watched import WatchedLog
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Applied, Claim, Granted, Mode, Reason, Refused, SetCursor, SetMember, Verdict
 from oncelog.engine.log import Log, open_log
@@ -24,6 +24,7 @@ from oncelog.stores.memory import MemoryStore
 from oncelog.stores.sqlite import SqliteStore
 from oncelog.stores.sqlite.files import SqliteDriver
 from oncelog.testing.disk import Disk, DiskDriver, Fault
+from waiting import until
 
 QUICK: dict[str, Any] = {"look_ms": 1, "store_look_ms": 1}
 

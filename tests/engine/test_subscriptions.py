@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.following import NO_POLL_MS, ONE_LANE, is_slow, numbers, subscriptions, take
-from engine.watched import WatchedLog, positions, turns, until
+from engine.watched import WatchedLog, positions
 from oncelog import (
     ClosedError,
     Cursor,
@@ -18,6 +18,7 @@ from oncelog import (
 )
 from oncelog.core.identity import lane_of
 from oncelog.testing.contract.writes import CHANNEL, event, message, result
+from waiting import turns, until
 
 # --- slow readers --------------------------------------------------------------------------------------
 

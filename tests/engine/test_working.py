@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.watched import LoopClock, WatchedLog, nothing, until
+from engine.watched import LoopClock, WatchedLog, nothing
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Granted, Release, Renew, Request, Submission
 from oncelog.engine.results import Result
@@ -14,6 +14,7 @@ from oncelog.engine.work import Holding, Work
 from oncelog.errors import BusyError, ClosedError, LeaseLostError, StoreUnavailableError
 from oncelog.stores.protocol import Decided
 from oncelog.testing.contract.writes import event, key
+from waiting import until
 
 WORK = Work(policy=RUNS, scope="campaign/1", key=key(1), fingerprint=b"f", lease_ms=30_000)
 

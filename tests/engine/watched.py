@@ -1,8 +1,10 @@
-"""A store that tests can hold, break and observe, and helpers to wait for other tasks."""
+"""A store that tests can hold, break and observe, and a clock of the event loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+import pytest_asyncio
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
@@ -35,31 +37,19 @@ from oncelog.stores.protocol import (
     Store,
 )
 from oncelog.testing.clock import ManualClock
+from waiting import turns, until
 
 Open = Callable[..., Log]
 """Type of the fixture `open_log`."""
-TIMEOUT_SECONDS = 120
-"""Guard against a hang."""
 
 
 async def nothing(*_: object) -> None:
     """Default of every hook."""
 
 
-async def turns(count: int = 25) -> None:
-    """Run the loop until all tasks that need neither time nor threads wait for something else."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a state that other tasks or threads bring about without an event."""
-    for _ in range(25):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    while not condition():  # noqa: ASYNC110 - the condition has no event
-        await asyncio.sleep(0.001)
+@pytest_asyncio.fixture
+async def loop_clock() -> "LoopClock":
+    return LoopClock(asyncio.get_running_loop())
 
 
 class LoopClock:
@@ -78,9 +68,14 @@ class LoopClock:
 
     async def advance_until(self, condition: Callable[[], bool], step_s: float) -> None:
         """Advance the time step by step until the condition holds."""
-        while not condition():
+
+        async def is_true_after_a_step() -> bool:
             self.advance(step_s)
             await turns()
+            return condition()
+
+        if not condition():
+            await until(is_true_after_a_step, lambda: f"{condition} after {self._ahead_s} s of the event loop")
 
 
 class Gate:

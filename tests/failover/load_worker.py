@@ -10,7 +10,6 @@ must reach before it ends.
 
 import asyncio
 import json
-import os
 import sys
 import time
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -26,6 +25,7 @@ from failover.replicas import Replicas
 from gateways.checker import COMMITTED, UNKNOWN, Call, Seen, line_of
 from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError
+from scripts import print_line
 
 CLIENTS: Final = 4
 """Clients of each API."""
@@ -120,10 +120,6 @@ class Reader:
         self.cursor = max(self.cursor, seen.position)
 
 
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
-
-
 async def live(directory: Path, seed: int, pause_s: float, doors: list[Door], replicas: Replicas) -> None:
     clients: list[Client] = []
     readers: dict[str, list[Reader]] = {}
@@ -142,14 +138,14 @@ async def live(directory: Path, seed: int, pause_s: float, doors: list[Door], re
         writing.append(tasks.create_task(replicas.run()))
         while (asked := (await asyncio.to_thread(sys.stdin.readline)).strip()) in COUNTED:
             each = [sum(getattr(one, asked) for one in clients if one._door is door) for door in doors]
-            say(json.dumps(each))
+            print_line(json.dumps(each))
         assert asked == "stop", asked
         for client in clients:
             client.is_done = True
         replicas.is_done = True
         await asyncio.gather(*writing)
         await replicas.check_agreement()
-        say("stopped")
+        print_line("stopped")
         heads = json.loads(await asyncio.to_thread(sys.stdin.readline))
         while any(reader.cursor < heads[name] for name, some in readers.items() for reader in some):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -164,10 +160,10 @@ async def main(directory: str, seed: str, pause_s: str, address: str, *urls: str
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         logs = [await stack.enter_async_context(open_log(address)) for _ in range(LIBRARIES)]
         places = Places(session, urls, logs)
-        say("ready")
+        print_line("ready")
         replicas = await Replicas.open(stack, Path(directory), session, list(urls))
         await live(Path(directory), int(seed), float(pause_s), [door(places) for door in DOORS], replicas)
-    say("end")
+    print_line("end")
 
 
 if __name__ == "__main__":

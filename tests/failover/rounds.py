@@ -6,31 +6,30 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from cli.processes import Command
 from oncelog.testing.cluster import Cluster, Node
 from oncelog.testing.cluster.layout import SCOPE
+from scripts import read_line, write_line
+from waiting import WAIT_S, wait_until
 
 FLOW = 5
 """Writes that each API must acknowledge before a round goes on."""
 GIVEN_UP = 4
 """Calls that must have been given up at each API before the standbys return: as many as it has clients."""
-WAIT_S = 600
-"""Guards against a hang."""
 
 
 class Flow:
     """The load process, which reports its progress."""
 
-    def __init__(self, process: Any) -> None:
+    def __init__(self, process: Command) -> None:
         self._process = process
 
     def tell(self, line: str) -> None:
-        self._process.stdin.write(f"{line}\n".encode())
-        self._process.stdin.flush()
+        write_line(self._process, line)
 
     def heard(self) -> str:
-        return str(self._process.stdout.readline().decode().strip())
+        return read_line(self._process)
 
     def counts(self, what: str) -> list[int]:
         """Return a counter of each API."""
@@ -47,10 +46,10 @@ class Flow:
 
     def _until(self, what: str, more: int) -> None:
         before = self.counts(what)
-        deadline = time.monotonic() + WAIT_S
-        while any(now < then + more for now, then in zip(self.counts(what), before, strict=True)):
-            assert time.monotonic() < deadline, f"{what}: {before} before, {self.counts(what)} now"
-            time.sleep(0.05)
+        wait_until(
+            lambda: all(now >= then + more for now, then in zip(self.counts(what), before, strict=True)),
+            lambda: f"{what}: {before} before, {self.counts(what)} now",
+        )
 
 
 @dataclass
@@ -76,24 +75,29 @@ def expire_lock(cluster: Cluster) -> None:
 
     20 s is the shortest that Patroni accepts. Only rounds that are not measured use this.
     """
+    ports = [port for port, _ in cluster.layout.etcd_ports]
+    wait_until(lambda: any(is_lock_deleted(port) for port in ports), lambda: "etcd has no leader lock")
+
+
+def is_lock_deleted(port: int) -> bool:
+    """Delete the leader lock through a member of etcd; return False if there is none, or etcd elects a leader."""
     body = json.dumps({"key": base64.b64encode(f"/service/{SCOPE}/leader".encode()).decode()})
-    for port, _ in cluster.layout.etcd_ports:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
-        try:
-            connection.request("POST", "/v3/kv/deleterange", body)
-            if json.loads(connection.getresponse().read()).get("deleted"):
-                return
-        finally:
-            connection.close()
-    raise AssertionError("etcd has no leader lock")
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    try:
+        connection.request("POST", "/v3/kv/deleterange", body)
+        return bool(json.loads(connection.getresponse().read()).get("deleted"))
+    finally:
+        connection.close()
 
 
 def wait_for_another(cluster: Cluster, old: Node) -> None:
     """Return when another server is the primary."""
-    deadline = time.monotonic() + WAIT_S
-    while (found := cluster.state().primary) is None or found.name == old.name:
-        assert time.monotonic() < deadline, cluster.state()
-        time.sleep(0.05)
+
+    def has_moved() -> bool:
+        found = cluster.state().primary
+        return found is not None and found.name != old.name
+
+    wait_until(has_moved, cluster.state)
 
 
 def kill(cluster: Cluster, flow: Flow, primary: Node) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +22,10 @@ from oncelog.testing.cluster import Cluster, Layout, PortError
 from oncelog.testing.cluster.__main__ import app
 from oncelog.testing.cluster.processes import end_all, is_looked_after
 from oncelog.testing.programs import born_at, held_port, send
+from waiting import WAIT_S, until, wait_until
 
 COMMAND = [sys.executable, "-m", "oncelog.testing.cluster"]
 ROOT = Path(__file__).parents[2]
-WAIT_S = 600
-"""Guards against a hang."""
 MADE_TABLE = "CREATE TABLE tried (n int)"
 
 
@@ -44,6 +42,12 @@ def run_command(*arguments: str) -> tuple[int, str]:
     """Run a command and return its exit status and output."""
     ended = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     return ended.exit_code, ended.output
+
+
+async def succeeded(command: str, directory: Path) -> str:
+    """Run a command and return its output; an empty string if it failed, as when no Patroni answers in time."""
+    status, said = await asyncio.to_thread(run_command, command, "--directory", str(directory))
+    return "" if status else said
 
 
 def pids_of(directory: Path) -> dict[int, str]:
@@ -101,13 +105,12 @@ def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
 
 def wait_for_patronis(directory: Path, count: int = 1) -> list[int]:
     """Return the process ids of Patroni when this number runs. Patroni is started last."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
+
+    def patronis() -> list[int]:
         found = [pid for pid, said in pids_of(directory).items() if "\0-m\0patroni\0" in said and "setpriv" not in said]
-        if len(found) >= count:
-            return found
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return found if len(found) >= count else []
+
+    return list(wait_until(patronis, lambda: pids_of(directory)))
 
 
 async def test_start_prints_usage_and_leaves_nothing_behind(directory: Path) -> None:
@@ -121,15 +124,13 @@ async def test_start_prints_usage_and_leaves_nothing_behind(directory: Path) -> 
         addresses = set(re.findall(r"--store (\S+)", said))
         assert addresses == {Layout.load(directory).address}
         await can_be_written_to(addresses.pop())
-        status, shown = await asyncio.to_thread(run_command, "state", "--directory", str(directory))
-        assert status == 0
+        shown = await until(lambda: succeeded("state", directory))
         assert [shown.count(role) for role in (" primary ", " sync_standby ", " replica ")] == [1, 1, 1], shown
         status, again = await asyncio.to_thread(run_command, "start", "--directory", str(directory))
         assert status == 2
         assert "is in use" in again
         (primary,) = re.findall(r"(node\d) .* primary", shown)
-        status, killed = await asyncio.to_thread(run_command, "kill", "--directory", str(directory))
-        assert status == 0
+        killed = await until(lambda: succeeded("kill", directory))
         assert f"{primary} at port" in killed
         process.send_signal(signal.SIGTERM)
         assert "nothing is left" in process.stdout.read()

@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 
 from crash.observing import say
-from crash.processes import started
 from failover import load_worker
 from failover.judging import Kept, findings, kept_by, stood_still_s
 from failover.load_doors import DOORS, Door, Places, RunsByLibrary
@@ -21,6 +20,7 @@ from gateways.running import running_servers
 from oncelog.engine.log import open_log
 from oncelog.stores.postgres import Timeouts
 from oncelog.testing.cluster import Cluster
+from scripts import start_script
 
 SERVERS = 2
 PAUSE_S = 0.1
@@ -37,7 +37,7 @@ async def storm(cluster: Cluster, directory: Path, seed: int, kinds: Sequence[Ki
     rounds = []
     async with running_servers(*[cluster.address] * SERVERS, **LIMITS) as found:
         urls = [server.url for server in found]
-        with started(load_worker.__file__, str(directory), str(seed), str(pause_s), cluster.address, *urls) as process:
+        with start_script(load_worker.__file__, directory, seed, pause_s, cluster.address, *urls) as process:
             flow = Flow(process)
             assert await asyncio.to_thread(flow.heard) == "ready"
             for kind in kinds:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.watched import loop_clock
 from oncelog.engine.log import open_log
 from oncelog.testing.postgres import fresh_schema, postgres_server
+
+__all__ = ["loop_clock"]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -14,11 +14,12 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
-
-WAIT_S = 600
-"""Guards against a hang."""
+from waiting import WAIT_S
 
 T = TypeVar("T")
+
+LONG_MS: Final = 1_000_000
+"""Longer than a test may take. A test that is about a timeout shortens that one."""
 
 
 def event(number: int, partition: str = "a", **members: Any) -> Submission:
@@ -26,15 +27,16 @@ def event(number: int, partition: str = "a", **members: Any) -> Submission:
 
 
 def limits(**changed: int) -> Limits:
-    """Return limits with shorter timeouts than the defaults."""
-    return Limits(**{"postgres_lane_ms": 500, "postgres_commit_ms": 5_000, "postgres_connect_ms": 2_000, **changed})
+    """Return limits whose timeouts are `LONG_MS`, unless changed."""
+    timeouts = ("postgres_connect_ms", "postgres_lane_ms", "postgres_commit_ms", "postgres_patience_ms")
+    return Limits(**{**dict.fromkeys(timeouts, LONG_MS), **changed})
 
 
 @asynccontextmanager
 async def proxied(address: str, **changed: int) -> AsyncIterator[tuple[PostgresProxy, Log]]:
     """Open a log whose sessions go through a proxy."""
     if changed:  # short timeouts may not suffice to create the log
-        async with open_log(address):
+        async with open_log(address, limits=limits()):
             pass
     async with PostgresProxy(address) as proxy:
         log = await insisted(lambda: open_log(proxy.address, limits=limits(**changed)).__aenter__())
@@ -66,18 +68,6 @@ def place(verdict: Verdict) -> int:
     assert isinstance(verdict, Committed | Replayed), verdict
     assert verdict.receipt is not None
     return verdict.receipt.position
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Poll a function or coroutine function until its result is true, and return it."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            found = condition()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return found
-            await asyncio.sleep(0.01)
 
 
 async def insisted(call: Callable[[], Awaitable[T]]) -> T:

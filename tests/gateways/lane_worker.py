@@ -4,7 +4,6 @@ It starts at the first line of its input. A follower writes all positions that i
 """
 
 import asyncio
-import os
 import sys
 from array import array
 from pathlib import Path
@@ -13,13 +12,10 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.values import Committed, Submission
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
+from scripts import print_line
 
 BATCH = 1000
 LIMITS = Limits(cache_entries_max=0, subscription_records_max=5_000)
-
-
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
 
 
 def batch_of(name: str, start: int) -> list[Submission]:
@@ -45,7 +41,7 @@ async def follow(log: Log, count: int) -> "array[int]":
 
 async def main(address: str, kind: str, name: str, count: int) -> "array[int] | None":
     async with open_log(address, limits=LIMITS) as log:
-        say("ready")
+        print_line("ready")
         await asyncio.to_thread(sys.stdin.readline)
         return await (write(log, name, count) if kind == "write" else follow(log, count))
 
@@ -54,4 +50,4 @@ if __name__ == "__main__":
     found = asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
     if found is not None:
         Path(sys.argv[5]).write_bytes(found.tobytes())
-    say("end")
+    print_line("end")

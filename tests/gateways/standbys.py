@@ -7,10 +7,8 @@ from typing import Any
 
 import asyncpg
 
-from gateways.gateway_stores import until
+from waiting import WAIT_S, until
 
-BOUND_S = 120
-"""Guards against a hang: a call that must fail as unavailable fails long before."""
 GATEWAY = "oncelog"
 PROBE = "probe"
 WAITING = """
@@ -53,15 +51,13 @@ class Operator:
         """End the wait of a COMMIT, as if by mistake. The server then shows the commit to all sessions."""
         await self._connection.execute("SELECT pg_cancel_backend($1)", pid)
 
-    async def cancel_until(self, task: "asyncio.Task[Any]") -> None:
+    async def cancel_until(self, task: "asyncio.Future[Any]") -> None:
         """Cancel all waiting sessions, repeatedly, until a task has ended. At least one is cancelled."""
-        cancelled = False
-        async with asyncio.timeout(BOUND_S):
+        await self.cancel(await self.first_waiting())
+        async with asyncio.timeout(WAIT_S):
             while not task.done():
                 for pid in await self.waiting():
                     await self.cancel(pid)
-                    cancelled = True
-        assert cancelled
 
     async def end_sessions(self, statement: str = END_ALL) -> None:
         """Terminate the sessions of all logs, and return when they are gone."""

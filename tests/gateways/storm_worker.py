@@ -24,6 +24,7 @@ import aiohttp
 from doors.serving import EventStream, SocketClient
 from gateways.checker import COMMITTED, REFUSED, UNKNOWN, Call, Look, Seen, line_of
 from oncelog.engine.log import Log, open_log
+from scripts import print_line
 
 CALL_S: Final = 10.0
 """Then another server is tried."""
@@ -36,6 +37,7 @@ OTHER_RATE: Final = 0.1
 WANDERERS: Final = 2
 LOOK_S: Final = 0.05
 LOOKS_MIN: Final = 10
+"""Minimum number of looks of a worker in total. It looks on if its clients are done sooner."""
 LOST: Final = (aiohttp.ClientError, OSError, AssertionError, TimeoutError, KeyError, ValueError)
 """Errors of a client whose server is killed or unavailable: no answer, or an error."""
 
@@ -200,16 +202,13 @@ async def follow(work: Work, log: Log) -> None:
 
 async def look(work: Work, log: Log) -> None:
     """Read the newest position through the library."""
-    looks = count()
-    while not work.is_done or next(looks) < LOOKS_MIN:
+    for looks in count():
+        if work.is_done and looks >= LOOKS_MIN:
+            break
         began = time.monotonic_ns()
         newest = (await log.read(limit=1)).newest
         work.looks.write(line_of(Look(len(work.urls), began, newest)))
         await asyncio.sleep(LOOK_S)
-
-
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
 
 
 async def live(work: Work, log: Log, clients: int, events: int) -> None:
@@ -223,7 +222,7 @@ async def live(work: Work, log: Log, clients: int, events: int) -> None:
         submitting = [tasks.create_task(Client(work, number).run(events)) for number in range(clients)]
         await asyncio.gather(*submitting)
         work.is_done = True
-        say("done")
+        print_line("done")
         head = json.loads(await asyncio.to_thread(sys.stdin.readline))
         while min(work.followed, *(reader.cursor for reader in readers)) < head:  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.01)
@@ -237,7 +236,7 @@ async def main(directory: str, name: str, *numbers: str) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, open_log(address) as log:
         await live(Work(Path(directory), name, seed, urls, session), log, clients, events)
-    say("end")
+    print_line("end")
 
 
 if __name__ == "__main__":

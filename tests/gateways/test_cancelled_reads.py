@@ -5,9 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
+import pytest
 
-from gateways.gateway_stores import event, fetched, proxied, until
+from gateways.gateway_stores import LONG_MS, event, fetched, proxied
+from oncelog.stores.postgres import news
 from oncelog.stores.postgres.store import READERS
+from waiting import until
 
 WAITING = """
     SELECT a.pid FROM pg_stat_activity AS a JOIN pg_locks AS l ON l.pid = a.pid
@@ -28,9 +31,11 @@ async def records_locked(address: str) -> AsyncIterator[None]:
         await connection.close()
 
 
-async def test_cancelled_reads_keep_their_sessions(database: str) -> None:
-    async with proxied(database, postgres_lane_ms=30_000) as (proxy, log):
+async def test_cancelled_reads_keep_their_sessions(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news, "LOOK_MS", LONG_MS)  # the listening session is not replaced
+    async with proxied(database) as (proxy, log):
         await log.submit(event(1))
+        await until(lambda: log._store._news._connection)  # type: ignore[attr-defined]
         async with records_locked(database):
             reads = [asyncio.create_task(log.read()) for _ in range(READERS)]
             pids = await until(lambda: all_waiting(database))
@@ -56,7 +61,7 @@ async def all_waiting(address: str) -> list[tuple[int]]:
 
 
 async def test_close_waits_for_a_cancelled_read(database: str) -> None:
-    async with proxied(database, postgres_lane_ms=30_000) as (proxy, log):
+    async with proxied(database) as (proxy, log):
         await log.submit(event(1))
         async with records_locked(database):
             read = asyncio.create_task(log.read())

@@ -7,10 +7,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateways.gateway_stores import event, proxied, until
+from gateways.gateway_stores import event, proxied
 from gateways.test_unknown_commit import CUTS, MADE
 from oncelog.engine.log import Log, open_log
 from oncelog.testing.postgres_proxy import Fate
+from waiting import until
 
 
 @asynccontextmanager

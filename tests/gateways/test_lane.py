@@ -4,22 +4,17 @@ import time
 from array import array
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from crash.observing import say
-from crash.processes import started
 from databases import query
 from gateways import lane_worker
+from scripts import read_line, start_script, write_line
 
 WRITERS = 4
 RECORDS = 24_000
 SOAK_RECORDS = 400_000
-
-
-def line_from(process: Any) -> str:
-    return str(process.stdout.readline().decode().strip())
 
 
 @pytest.mark.rule("CO-12", "CO-13")
@@ -31,16 +26,14 @@ def test_follower_of_lane_with_several_writers_receives_every_record_once(
     with ExitStack() as stack:
         kinds = [["write", f"writer{number}", str(records // WRITERS)] for number in range(WRITERS)]
         kinds.append(["follow", "reader", str(records), str(path)])
-        found = [stack.enter_context(started(lane_worker.__file__, database, *kind)) for kind in kinds]
-        assert [line_from(process) for process in found] == ["ready"] * len(found)
+        found = [stack.enter_context(start_script(lane_worker.__file__, database, *kind)) for kind in kinds]
+        assert [read_line(process) for process in found] == ["ready"] * len(found)
         began = time.perf_counter()
         for process in found:
-            assert process.stdin is not None
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
+            write_line(process)
         *writers, reader = found
-        assert [line_from(process) for process in writers] == ["end"] * WRITERS
-        assert line_from(reader) == "end"
+        assert [read_line(process) for process in writers] == ["end"] * WRITERS
+        assert read_line(reader) == "end"
         say(f"{records} records in {time.perf_counter() - began:.1f} s")
     assert array("Q", path.read_bytes()) == array("Q", range(1, records + 1))
     assert query(database, "SELECT position FROM oncelog_lanes WHERE lane = 0") == [(records,)]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateways.gateway_stores import event, fetched, limits, place, until
+from gateways.gateway_stores import event, fetched, limits, place
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.postgres import news
 from oncelog.testing.postgres_proxy import Incident, PostgresProxy
+from waiting import until
 
 NEVER_MS = 3_600_000
-LISTENING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND query LIKE '%' || $1 || '%'"
 
 
 class Following:
@@ -39,15 +39,16 @@ async def following(address: str, poll_ms: int, **changed: int) -> AsyncIterator
         found = Following(log)
         task = asyncio.create_task(found.run())
         try:
-            await until(lambda: len(log._tailers._tailers) and listening(address, log))
+            await until(lambda: log._tailers._tailers and listening_session(log))
             yield log, found
         finally:
             task.cancel()
 
 
-async def listening(address: str, log: Log) -> list[Any]:
-    """Return the sessions that listen."""
-    return [pid for (pid,) in await fetched(address, LISTENING, log.epoch)]
+def listening_session(log: Log) -> int | None:
+    """Return the process id of the session that listens; None if there is none."""
+    connection: Any = log._store._news._connection  # type: ignore[attr-defined]
+    return None if connection is None else int(connection.get_server_pid())
 
 
 @pytest.mark.rule("CO-13")
@@ -64,38 +65,30 @@ async def test_commit_wakes_followers_of_another_log(database: str) -> None:
 async def test_log_without_listening_session_finds_records_by_polling(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(news, "LOOK_MS", NEVER_MS)
     async with open_log(database, limits=limits()) as writer, following(database, 20) as (log, reader):
         monkeypatch.setattr(news, "PAUSE_S", NEVER_MS / 1000)
-        (pid,) = await listening(database, log)
-        await fetched(database, "SELECT pg_terminate_backend($1)", pid)
-        await until(lambda: _is_away(database, log))
+        await fetched(database, "SELECT pg_terminate_backend($1)", listening_session(log))
+        await until(lambda: listening_session(log) is None)
         for number in range(1, 6):
             await writer.submit(event(number))
             assert await reader.next() == number
-        assert await listening(database, log) == []
-
-
-async def _is_away(address: str, log: Log) -> bool:
-    return not await listening(address, log)
+        assert listening_session(log) is None
 
 
 @pytest.mark.rule("CO-13")
 async def test_terminated_listening_session_is_replaced(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(news, "PAUSE_S", 0.01)
+    monkeypatch.setattr(news, "LOOK_MS", NEVER_MS)
     async with open_log(database, limits=limits()) as writer, following(database, NEVER_MS) as (log, reader):
         for number in range(1, 4):
-            (pid,) = await listening(database, log)
+            pid = listening_session(log)
             await fetched(database, "SELECT pg_terminate_backend($1)", pid)
             await writer.submit(event(2 * number))  # no session hears of it; a new one polls first
             assert await reader.next() == 2 * number - 1
-            await until(lambda gone=pid: _is_another(database, log, gone))  # type: ignore[misc]
+            await until(lambda gone=pid: listening_session(log) not in (None, gone))  # type: ignore[misc]
             await writer.submit(event(2 * number + 1))
             assert await reader.next() == 2 * number
-
-
-async def _is_another(address: str, log: Log, gone: int) -> bool:
-    found = await listening(address, log)
-    return bool(found) and gone not in found
 
 
 @pytest.mark.rule("CO-13")
@@ -106,10 +99,11 @@ async def test_listening_session_without_answers_is_replaced(
     """Its connection stays open, but the server's messages are lost. A NOTIFY on it gets no answer either."""
     monkeypatch.setattr(news, "LOOK_MS", 300)
     monkeypatch.setattr(news, "PAUSE_S", 0.01)
+    hurry = {"postgres_lane_ms": 500, "postgres_connect_ms": 500, "postgres_commit_ms": 5_000}
     async with (
         PostgresProxy(database) as proxy,
         open_log(database, limits=limits()) as writer,
-        following(proxy.address, NEVER_MS, postgres_connect_ms=500) as (log, reader),
+        following(proxy.address, NEVER_MS, **hurry) as (log, reader),
     ):
         proxy.stall_all()
         if tells:
@@ -131,13 +125,12 @@ async def test_failed_notification_is_sent_by_the_next_session(database: str, mo
     ):
         assert place(await writer.submit(event(1))) == 1
         assert await reader.next() == 1
-        telling = writer._store._news  # type: ignore[attr-defined]
-        pid = telling._connection.get_server_pid()
+        pid = await until(lambda: listening_session(writer))
         proxy.is_shut = True
         refused = proxy.done[Incident.REFUSED]
         await fetched(database, "SELECT pg_terminate_backend($1)", pid)
         await until(lambda: proxy.done[Incident.REFUSED] > refused)  # it tries to connect again
         assert place(await writer.submit(event(2))) == 2
-        assert telling._connection is None
+        assert listening_session(writer) is None
         proxy.is_shut = False
         assert await reader.next() == 2

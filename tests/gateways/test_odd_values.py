@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 import oncelog
-from doors.serving import Answer, Serving, item, numbers, serving, soon
+from doors.serving import Answer, Serving, item, numbers, serving
 from gateways.gateway_stores import event, place, positions
 from oncelog.core.limits import ROW_BYTES_MAX
 from oncelog.core.merge import Op, RowDelta
@@ -37,6 +37,7 @@ from oncelog.engine.log import Log, open_log
 from oncelog.engine.outcome import Outcome
 from oncelog.engine.subscription import Subscription
 from oncelog.errors import OncelogError
+from waiting import soon
 
 NUL = "a\0b"
 LARGE = 10 * 2**20

@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 
-from gateways.gateway_stores import event, insisted, place, proxied, until
+from gateways.gateway_stores import LONG_MS, event, insisted, place, proxied
 from oncelog.engine.log import Log
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.postgres import news
 from oncelog.testing.postgres_proxy import Incident, PostgresProxy
+from waiting import until
 
 GONE = "no session can be had, which is tried again: "
 BACK = "sessions can be had again"
@@ -35,6 +36,7 @@ async def test_each_outage_is_logged_once(
     database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(news, "PAUSE_S", 0.01)
+    monkeypatch.setattr(news, "LOOK_MS", LONG_MS)  # only the outage ends the listening session
 
     with caplog.at_level(logging.WARNING, "oncelog.postgres"):
         async with proxied(database, postgres_patience_ms=100) as (proxy, log):

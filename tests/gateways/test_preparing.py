@@ -6,7 +6,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateways.gateway_stores import event, fetched, place
+from engine.watched import LoopClock
+from gateways.gateway_stores import LONG_MS, event, fetched, place
 from oncelog.core.policy import EVENTS
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.postgres import PostgresStore
@@ -17,8 +18,7 @@ from oncelog.testing.postgres_proxy import PostgresProxy
 
 BARRIER = "SELECT pg_logical_emit_message"
 HALFWAY = len(STATEMENTS) // 2
-LONG_MS = 1_000_000
-"""Longer than a test may take."""
+CONNECT_MS = LONG_MS // 10
 
 
 class FarAway:
@@ -83,15 +83,16 @@ async def test_preparing_on_a_distant_server_may_take_longer_than_a_transaction(
 
 
 @pytest.mark.rule("CO-16")
-async def test_writer_without_answer_to_prepare_takes_another_session(database: str) -> None:
+async def test_writer_without_answer_to_prepare_takes_another_session(database: str, loop_clock: LoopClock) -> None:
     """It waits for the connect timeout, which is far shorter than that of a transaction."""
-    timeouts = Timeouts(connect_ms=500, lane_ms=LONG_MS, commit_ms=LONG_MS)
+    timeouts = Timeouts(connect_ms=CONNECT_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
     async with PostgresProxy(database) as proxy:
         store = PostgresStore(proxy.address, timeouts=timeouts)
         await store.open()
         held = proxy.hold_after(BARRIER, HALFWAY)
         declared = asyncio.create_task(store.declare([EVENTS]))
         await held.reached()
+        loop_clock.advance(CONNECT_MS / 1000)
         assert list(await declared) == [EVENTS.name]
         await store.close()
 

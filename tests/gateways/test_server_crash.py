@@ -11,13 +11,15 @@ from random import Random
 import aiohttp
 import pytest
 
+from cli.served import ServerProcess
 from crash.observing import say
 from doors.serving import SocketClient, item
-from gateways.gateway_stores import fetched, limits, positions, until
-from gateways.running import ServerProcess, running_servers
+from gateways.gateway_stores import fetched, limits, positions
+from gateways.running import running_servers
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX
 from oncelog.testing.postgres import DURABLE, Server, fresh_schema, postgres_server
+from waiting import until
 
 CLIENTS = 8
 CRASHES = 2
@@ -69,9 +71,11 @@ class Reader:
 
     def __init__(self) -> None:
         self.seen: list[int] = []
+        self.is_following = False
 
     async def by_library(self, log: Log) -> None:
         async with log.follow() as records:
+            self.is_following = True
             async for record in records:
                 self.seen.append(record.position)
 
@@ -80,6 +84,7 @@ class Reader:
         await client.connect("reader")
         page = await client.sync("a")
         self.seen += [event["committed_id"] for event in page["events"]]
+        self.is_following = True
         async for message in client.socket:
             self.seen.append(message.json()["payload"]["committed_id"])
 
@@ -107,6 +112,7 @@ async def crash_repeatedly(
     reading += [
         asyncio.create_task(one.by_socket(session, other)) for one, other in zip(readers[1:], found, strict=True)
     ]
+    await until(lambda: all(one.is_following for one in readers) or any(task.done() for task in reading))
     clients = [asyncio.create_task(load.client(session)) for _ in range(CLIENTS)]
     chance = Random(seed)
     for crash in range(crashes):

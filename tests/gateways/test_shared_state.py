@@ -2,19 +2,19 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from crash.processes import started
 from doors.serving import item, serving
 from gateways.gateway_stores import event, limits, place
-from idempotency.test_once_processes import LEASE_S, SCRIPT, Worker, runs
+from idempotency.test_once_processes import LONG_LEASE_S, SCRIPT, SHORT_LEASE_S, Worker, runs
 from oncelog.core.values import Applied, Refused
 from oncelog.engine.log import open_log
 from oncelog.testing.clock import ManualClock
+from scripts import start_script
 
 PROCESSES = 4
 CALLERS = 25
@@ -22,11 +22,13 @@ RATE = 20
 
 
 @contextmanager
-def workers(database: str, path: Path, count: int, lease_s: float, hold: str) -> Iterator[list[Worker]]:
+def workers(database: str, path: Path, leases_s: Sequence[float], hold: str) -> Iterator[list[Worker]]:
     """Start processes that call one function with one key, on one database."""
-    arguments = (database, str(path / "ran"), str(CALLERS), str(lease_s), hold)
     with ExitStack() as stack:
-        found = [Worker(stack.enter_context(started(SCRIPT, *arguments))) for _ in range(count)]
+        found = [
+            Worker(stack.enter_context(start_script(SCRIPT, database, path / "ran", CALLERS, lease_s, hold)))
+            for lease_s in leases_s
+        ]
         for worker in found:
             assert worker.line() == "ready"
         yield found
@@ -34,7 +36,7 @@ def workers(database: str, path: Path, count: int, lease_s: float, hold: str) ->
 
 @pytest.mark.rule("RU-7", "CO-14")
 def test_callers_in_four_processes_run_the_function_once(database: str, tmp_path: Path) -> None:
-    with workers(database, tmp_path, PROCESSES, 30, "no") as found:
+    with workers(database, tmp_path, [LONG_LEASE_S] * PROCESSES, "no") as found:
         for worker in found:
             worker.go_on()
         answers = [line for worker in found for line in worker.lines()]
@@ -45,7 +47,8 @@ def test_callers_in_four_processes_run_the_function_once(database: str, tmp_path
 
 @pytest.mark.rule("RU-7")
 def test_one_process_takes_over_the_lease_of_a_killed_process(database: str, tmp_path: Path) -> None:
-    with workers(database, tmp_path, PROCESSES, LEASE_S, "hold") as (first, *others):
+    leases_s = [SHORT_LEASE_S] + [LONG_LEASE_S] * (PROCESSES - 1)
+    with workers(database, tmp_path, leases_s, "hold") as (first, *others):
         first.go_on()
         assert first.line() == "holding"
         for worker in others:
@@ -60,10 +63,10 @@ def test_one_process_takes_over_the_lease_of_a_killed_process(database: str, tmp
 
 @pytest.mark.rule("RU-7")
 def test_process_frozen_beyond_its_lease_cannot_complete(database: str, tmp_path: Path) -> None:
-    with workers(database, tmp_path, 2, 1, "hold") as (first, second):
+    with workers(database, tmp_path, [SHORT_LEASE_S, LONG_LEASE_S], "hold") as (first, second):
         first.go_on()
         assert first.line() == "holding"
-        first.end(signal.SIGSTOP)
+        first.stop()
         second.go_on()
         assert second.lines() == [f"got {second.pid}"] * CALLERS + ["done"]
         first.end(signal.SIGCONT)

@@ -9,20 +9,23 @@ import asyncpg
 import pytest
 
 import oncelog
-from gateways.gateway_stores import event, fetched, insisted, limits, place, positions, until
-from gateways.standbys import BOUND_S, END_IDLE, GATEWAY, Operator, connected, standby_away
+from engine.watched import LoopClock
+from gateways.gateway_stores import LONG_MS, event, fetched, insisted, limits, place, positions
+from gateways.standbys import END_IDLE, GATEWAY, Operator, connected, standby_away
 from oncelog.core.values import Item, Replayed, Verdict
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
+from waiting import WAIT_S, turns, until
 
-COMMIT_MS = 200
+COMMIT_MS = 300
 PATIENCE_MS = 200
-LONG_MS = 600_000
-"""More patience than the return of the standby takes."""
-COMMAND_S = 1.0
+COMMAND_S = 1_000
 """Limit of each command, also of those before the one that waits."""
 SESSIONS_MAX = 3
+RETRY_MS = 20_000
+STEP_S = 4
+PAUSE_S = 0.005
 
 
 def hurried(address: str, **changed: int) -> Log:
@@ -42,7 +45,7 @@ async def gateway(address: str, **changed: int) -> AsyncIterator[Log]:
 
 async def unavailable(call: Awaitable[Any]) -> None:
     """The call ends with an error that can be retried."""
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WAIT_S):
         with pytest.raises(StoreUnavailableError):
             await call
 
@@ -162,25 +165,40 @@ async def opened_and_read(address: str, **changed: int) -> list[Any]:
 
 
 @pytest.mark.rule("CO-11")
-async def test_log_that_retries_has_few_waiting_sessions(address: str) -> None:
-    async with gateway(address, postgres_commit_ms=100, postgres_patience_ms=100) as log:
-        most = 0
+async def test_log_that_retries_has_few_waiting_sessions(address: str, loop_clock: LoopClock) -> None:
+    most = 0
+
+    async def wait_in_vain(*calls: Awaitable[Any]) -> None:
+        """Advance the time while a session of the log waits, until all calls have failed."""
+        nonlocal most
+        tries = asyncio.gather(*calls, return_exceptions=True)
+        while not tries.done():
+            waiting = await operator.waiting()
+            most = max(most, len(waiting))
+            if sessions_of(log) & set(waiting):
+                loop_clock.advance(STEP_S)
+            await asyncio.sleep(PAUSE_S)
+        assert all(isinstance(outcome, StoreUnavailableError) for outcome in await tries)
+
+    async with gateway(address, postgres_commit_ms=RETRY_MS, postgres_patience_ms=RETRY_MS) as log:
         async with standby_away(address) as operator:
-            first = asyncio.create_task(log.submit(event(1)))
-            await operator.first_waiting()
-            await unavailable(first)
+            await wait_in_vain(log.submit(event(1)))
             await operator.end_sessions(END_IDLE)  # from now on reads need a new session too
             for number in range(8):
-                tries = asyncio.gather(unavailable(log.submit(event(1 + number % 4))), unavailable(log.read()))
-                while not tries.done():
-                    most = max(most, len(await operator.waiting()))
-                await tries
+                await wait_in_vain(log.submit(event(1 + number % 4)), log.read())
         for number in range(1, 5):
             await answered(log, event(number))
         assert 1 <= most <= SESSIONS_MAX
     found = await positions(address)
     assert sorted(found) == [1, 2, 3, 4]
     assert sorted(found.values()) == [[1], [2], [3], [4]]
+
+
+def sessions_of(log: Log) -> set[int]:
+    """Return the process ids of the writer's session and of the session at its barrier."""
+    store: Any = log._store
+    found = [store._writer._connection, *store._sessions._at_barrier.values()]
+    return {one.get_server_pid() for one in found if one is not None and not one.is_closed()}
 
 
 # --- transactions that are shared with the caller
@@ -236,7 +254,10 @@ async def shown(address: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("lending", [alone, of_a_pool])
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "command_timeout"])
 async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_server(
-    address: str, lending: Callable[..., AbstractAsyncContextManager[Lend]], is_cancelled: bool
+    address: str,
+    loop_clock: LoopClock,
+    lending: Callable[..., AbstractAsyncContextManager[Lend]],
+    is_cancelled: bool,
 ) -> None:
     bookings = Bookings()
     await fetched(address, "CREATE TABLE bookings (number int)")
@@ -250,8 +271,9 @@ async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_
                 if is_cancelled:
                     called.cancel()
                     await ended(called)
-                else:  # longer than the limit of the connection
-                    await asyncio.wait([called], timeout=1.5 * COMMAND_S)
+                else:
+                    loop_clock.advance(1.5 * COMMAND_S)
+                    await turns()
                 # A cancel request would have reached the proxy before this session.
                 assert await shown(proxy.address) == [(1, 1)]
                 assert proxy.cancel_requests == 0
@@ -267,6 +289,6 @@ async def test_shared_transaction_waiting_for_a_standby_is_not_cancelled_on_the_
 
 async def ended(task: "asyncio.Task[int]") -> int | BaseException:
     """Return the result or the exception of a task."""
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WAIT_S):
         (outcome,) = await asyncio.gather(task, return_exceptions=True)
     return outcome

@@ -5,11 +5,13 @@ from threading import Event
 
 import pytest
 
-from gateways.gateway_stores import WAIT_S, fetched
+from gateways.gateway_stores import LONG_MS, fetched
 from gateways.standbys import standby_away
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.about import new_epoch
-from oncelog.stores.postgres import inspecting
+from oncelog.stores.postgres import inspecting, looking
+from oncelog.stores.postgres.connecting import Timeouts
+from waiting import WAIT_S
 
 
 @pytest.mark.rule("CO-11")
@@ -22,6 +24,8 @@ async def test_new_epoch_with_cancelled_wait_is_not_reported(address: str, monke
         may_go_on.wait(WAIT_S)
         return new_epoch()
 
+    patient = Timeouts(connect_ms=LONG_MS, lane_ms=LONG_MS, commit_ms=LONG_MS)
+    monkeypatch.setattr(looking, "_TIMEOUTS", patient)
     monkeypatch.setattr(inspecting, "new_epoch", held)
     renewing = asyncio.create_task(asyncio.to_thread(inspecting.inspector_of(address).renew_epoch))
     await is_inside.wait()

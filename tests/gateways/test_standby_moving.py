@@ -8,7 +8,7 @@ import pytest
 
 from cli.sample import make_log
 from gateways.gateway_stores import fetched
-from gateways.standbys import BOUND_S, standby_away
+from gateways.standbys import standby_away
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.address import shown
 from oncelog.stores.moving import move, mover
@@ -16,6 +16,7 @@ from oncelog.stores.moving.target import Target
 from oncelog.stores.sqlite.looking import looking_at
 from oncelog.stores.sqlite.moved import moved
 from oncelog.testing.postgres import fresh_schema
+from waiting import WAIT_S
 
 
 def silent(_: Any) -> None:
@@ -39,7 +40,7 @@ async def test_commit_with_cancelled_wait_ends_the_move(
     original = getattr(Target, step)
 
     async def cancelled(target: Target, *arguments: Any) -> None:
-        async with standby_away(database) as operator, asyncio.timeout(BOUND_S):
+        async with standby_away(database) as operator, asyncio.timeout(WAIT_S):
             doing = asyncio.create_task(original(target, *arguments))
             await operator.cancel(await operator.first_waiting())
             await doing

@@ -4,32 +4,31 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from cli.sample import make_log
-from gateways.gateway_stores import event, fetched, limits, place, until
-from gateways.standbys import BOUND_S, GATEWAY, WRITE, Operator, connected, standby_away
+from gateways.gateway_stores import LONG_MS, event, fetched, limits, place
+from gateways.standbys import GATEWAY, WRITE, Operator, connected, standby_away
 from oncelog.engine.log import open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.moving import demand_possible, target
-from oncelog.stores.postgres import looking
+from oncelog.stores.postgres import connecting, looking
 from oncelog.stores.postgres.connecting import Timeouts
 from oncelog.testing.postgres import fresh_schema
+from waiting import WAIT_S, until
 
-CONNECT_MS = 3_000
+CONNECT_MS = 50
 """A session that has waited for longer shows that the standby is away."""
-COMMIT_MS = 600_000
-"""Not reached: the standby is seen to be away before."""
 PATIENCE_MS = 300
-HURRY = Timeouts(connect_ms=CONNECT_MS, commit_ms=COMMIT_MS)
-LONG_MS = 600_000
+HURRY = Timeouts(connect_ms=CONNECT_MS, commit_ms=LONG_MS)
 TRIES = 2
 WAITS_FOR_LONG = """
-    SELECT pid FROM pg_stat_activity
-    WHERE wait_event = 'SyncRep' AND application_name = $1 AND clock_timestamp() - state_change > interval '3 seconds'
+    SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = $1
+    AND clock_timestamp() - state_change > $2 * interval '1 millisecond'
 """
 
 
@@ -39,7 +38,7 @@ async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[in
     async with connected(address, GATEWAY) as connection:
         waiting = asyncio.create_task(connection.execute(WRITE))
         try:
-            ((pid,),) = await until(lambda: fetched(address, WAITS_FOR_LONG, GATEWAY))
+            ((pid,),) = await until(lambda: fetched(address, WAITS_FOR_LONG, GATEWAY, CONNECT_MS))
             assert await operator.waiting() == [pid]
             yield pid
         finally:
@@ -48,7 +47,7 @@ async def waiting_for_long(address: str, operator: Operator) -> AsyncIterator[in
 
 
 async def open_a_log(address: str, _: Path) -> None:
-    chosen = limits(postgres_connect_ms=CONNECT_MS, postgres_commit_ms=COMMIT_MS, postgres_patience_ms=PATIENCE_MS)
+    chosen = limits(postgres_connect_ms=CONNECT_MS, postgres_patience_ms=PATIENCE_MS)
     async with open_log(address, limits=chosen):
         pass
 
@@ -65,6 +64,11 @@ async def check_move(address: str, path: Path) -> None:
     await asyncio.to_thread(demand_possible, str(path), address)
 
 
+def patiently(connect: Callable[[str, Timeouts], Awaitable[Any]]) -> Callable[[str, Timeouts], Awaitable[Any]]:
+    """Connect without a timeout; `connect_ms` is only how long sessions wait when the standby is away."""
+    return lambda address, timeouts: connect(address, replace(timeouts, connect_ms=LONG_MS))
+
+
 class Waiting(NamedTuple):
     """A log on a server where a session has waited for long."""
 
@@ -74,8 +78,8 @@ class Waiting(NamedTuple):
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="session")
-async def waiting(standby_server: str) -> AsyncIterator[Waiting]:
-    """Shared by the tests of a class, because the session must wait for seconds first."""
+async def waiting(session_loop: None, standby_server: str) -> AsyncIterator[Waiting]:
+    """Shared by the tests of a class."""
     address = str(await fresh_schema(standby_server))
     async with open_log(address):
         pass
@@ -84,7 +88,6 @@ async def waiting(standby_server: str) -> AsyncIterator[Waiting]:
 
 
 class TestAnotherSessionHasWaitedForLong:
-    @pytest.mark.asyncio(loop_scope="session")
     @pytest.mark.rule("CO-11")
     @pytest.mark.parametrize("use", [open_a_log, inspect_a_log, check_move])
     async def test_no_session_is_left_waiting(
@@ -96,11 +99,12 @@ class TestAnotherSessionHasWaitedForLong:
     ) -> None:
         path = tmp_path / "log.db"
         await asyncio.to_thread(make_log, path, rounds=1)
+        monkeypatch.setattr(connecting, "_connect", patiently(connecting._connect))
         monkeypatch.setattr(looking, "_TIMEOUTS", HURRY)
         monkeypatch.setattr(target, "_TIMEOUTS", HURRY)
-        monkeypatch.setattr(target, "CALL_MS", COMMIT_MS)
+        monkeypatch.setattr(target, "CALL_MS", LONG_MS)
         for _ in range(TRIES):
-            async with asyncio.timeout(BOUND_S):
+            async with asyncio.timeout(WAIT_S):
                 with pytest.raises(StoreUnavailableError, match="it waits for a standby that is away"):
                     await use(waiting.address, path)
             assert await waiting.operator.waiting() == [waiting.pid]
@@ -112,7 +116,7 @@ async def test_log_waits_when_others_have_just_begun_to_wait(address: str) -> No
     async with connected(address, GATEWAY) as connection, standby_away(address) as operator:
         others = asyncio.create_task(connection.execute(WRITE))
         first = await operator.first_waiting()
-        log = open_log(address, limits=limits(postgres_connect_ms=LONG_MS, postgres_commit_ms=LONG_MS))
+        log = open_log(address, limits=limits())
         opening = asyncio.create_task(log.__aenter__())
         await until(lambda: is_second(operator, first))
         assert not opening.done()

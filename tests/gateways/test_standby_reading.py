@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from gateways.gateway_stores import event, insisted, limits, place, positions, until
+from engine.watched import LoopClock
+from gateways.gateway_stores import LONG_MS, event, insisted, limits, place, positions
 from gateways.standbys import Operator, standby_away
 from gateways.test_standby import answered, gateway, read, unavailable
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.postgres import news, sessions
 from oncelog.testing.postgres_proxy import Incident, PostgresProxy
+from waiting import until
 
-LOOK_MS = 200
-LONG_MS = 1_000_000
-"""Longer than a test may take, so a log that waits for this time fails the test."""
+LOOK_MS = 60_000
+"""Less than the time after which idle sessions are closed."""
 
 
 async def shown(address: str, operator: Operator, number: int) -> bool:
@@ -33,22 +34,25 @@ def knows_of_standbys(log: Log) -> bool:
 
 @pytest.mark.rule("CO-11", "CO-13")
 async def test_open_session_does_not_return_data_without_a_standby(
-    address: str, monkeypatch: pytest.MonkeyPatch
+    address: str, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
 ) -> None:
     """If the server were lost now, a reader would have seen a record that exists nowhere else."""
     monkeypatch.setattr(news, "LOOK_MS", LOOK_MS)
-    async with gateway(address) as log:
-        assert place(await answered(log, event(1))) == 1
-        assert [record.position for record in await read(log)] == [1]
-        await until(lambda: log._store._news._connection)  # type: ignore[attr-defined]
+    async with gateway(address, postgres_commit_ms=LONG_MS) as log:
+        assert place(await log.submit(event(1))) == 1
+        assert [record.position for record in await insisted(lambda: read(log))] == [1]
+        telling = log._store._news  # type: ignore[attr-defined]
+        await until(lambda: telling._connection and telling._telling is None)
         async with standby_away(address) as operator:
+            loop_clock.advance(LOOK_MS / 1000)
             await until(lambda: knows_of_standbys(log))
             # Data that a standby is known to have is returned, even while the standby is away.
-            assert [record.position for record in await read(log)] == [1]
+            assert [record.position for record in await insisted(lambda: read(log))] == [1]
             submitted = asyncio.create_task(log.submit(event(2)))
             await until(lambda: shown(address, operator, 2))
-            await unavailable(read(log))
-            await unavailable(submitted)
+            calls = asyncio.gather(unavailable(read(log)), unavailable(submitted))
+            await operator.cancel_until(calls)
+            await calls
         assert [record.position for record in await insisted(lambda: read(log))] == [1, 2]
         assert place(await answered(log, event(2))) == 2
 
@@ -58,8 +62,7 @@ async def log_with_silent_first_host(address: str) -> AsyncIterator[Log]:
     """A log without sessions, whose address names first a host that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         several = address.replace("127.0.0.1", f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1", 1)
-        patient = limits(postgres_connect_ms=LONG_MS, postgres_commit_ms=LONG_MS)
-        async with open_log(address, limits=patient) as log:
+        async with open_log(address, limits=limits()) as log:
             store: Any = log._store
             store._sessions._address, store._sessions._last = several, ""
             store._writer.abandon()

@@ -11,14 +11,16 @@ from typing import Any
 import asyncpg
 import pytest
 
+from cli.served import ServerProcess
 from crash.observing import say
-from crash.processes import started
 from gateways import storm_worker
 from gateways.checker import COMMITTED, UNKNOWN, History, violations
-from gateways.gateway_stores import fetched, until
-from gateways.running import ServerProcess, running_servers
+from gateways.gateway_stores import fetched
+from gateways.running import running_servers
 from gateways.storm_worker import planned
 from oncelog.testing.postgres_proxy import Fate, Incident, PostgresFaults, PostgresProxy
+from scripts import read_line, start_script, write_line
+from waiting import until
 
 LOADS = 2
 HEAD = "SELECT position FROM oncelog_lanes WHERE lane = 0"
@@ -54,6 +56,10 @@ async def head_of(address: str) -> int:
     return int(position)
 
 
+async def has_reached(connection: Any, position: int) -> bool:
+    return bool(await connection.fetchval(HEAD) >= position)
+
+
 async def dump(address: str, directory: Path) -> None:
     rows = await fetched(address, "SELECT position, key, body FROM oncelog_records WHERE lane = 0 ORDER BY position")
     records = [(position, _uuid(key), json.loads(body)["content"]) for position, key, body in rows]
@@ -71,8 +77,7 @@ async def kill_some(found: list[ServerProcess], address: str, chance: Random, si
     connection = await asyncpg.connect(address)
     try:
         for moment in moments:
-            while await connection.fetchval(HEAD) < moment:  # noqa: ASYNC110 - the condition has no event
-                await asyncio.sleep(0.02)
+            await until(lambda moment=moment: has_reached(connection, moment))  # type: ignore[misc]
             victim = chance.choice(found)
             await asyncio.to_thread(victim.kill)
             await asyncio.to_thread(victim.start)
@@ -87,10 +92,6 @@ async def cut_once(proxies: list[PostgresProxy]) -> None:
         await until(lambda: proxies[0].done[Incident.CUT])
 
 
-async def line_from(process: Any) -> str:
-    return str((await asyncio.to_thread(process.stdout.readline)).decode().strip())
-
-
 async def storm(database: str, directory: Path, seed: int, size: Size) -> list[PostgresProxy]:
     chance = Random(seed)
     async with AsyncExitStack() as stack:
@@ -102,23 +103,21 @@ async def storm(database: str, directory: Path, seed: int, size: Size) -> list[P
         for proxy in proxies:
             proxy.faults = size.faults
             proxy.fates.extend(chance.sample(list(Fate), len(Fate)))  # each fate once, and then by chance
-        rest = (str(seed), str(size.clients), str(size.events), database, *(server.url for server in found))
+        rest = (seed, size.clients, size.events, database, *(server.url for server in found))
         loads = [
-            stack.enter_context(started(storm_worker.__file__, str(directory), f"load{load}", *rest))
+            stack.enter_context(start_script(storm_worker.__file__, directory, f"load{load}", *rest))
             for load in range(LOADS)
         ]
         killing = asyncio.create_task(kill_some(found, database, chance, size, len(wanted(seed, size))))
-        assert [await line_from(load) for load in loads] == ["done"] * LOADS
+        assert [await asyncio.to_thread(read_line, load) for load in loads] == ["done"] * LOADS
         await killing
         await cut_once(proxies)
         for proxy in proxies:
             proxy.calm()
         head = await head_of(database)
         for load in loads:
-            assert load.stdin is not None
-            load.stdin.write(b"%d\n" % head)
-            load.stdin.flush()
-        assert [await line_from(load) for load in loads] == ["end"] * LOADS
+            write_line(load, str(head))
+        assert [await asyncio.to_thread(read_line, load) for load in loads] == ["end"] * LOADS
     return proxies
 
 

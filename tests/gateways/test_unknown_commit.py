@@ -11,12 +11,14 @@ import asyncpg
 import pytest
 
 from crash.load import members, round_of
-from gateways.gateway_stores import event, fetched, insisted, limits, place, positions, proxied, until
+from engine.watched import LoopClock
+from gateways.gateway_stores import LONG_MS, event, fetched, insisted, limits, place, positions, proxied
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Applied, Claim, Committed, Granted, Item, Replayed, Request, SetCursor, Verdict
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import Fate, Incident, PostgresFaults, PostgresProxy
+from waiting import until
 
 CUTS = (Fate.CUT_BEFORE, Fate.CUT_AFTER, Fate.CUT_AT_ANSWER, Fate.CUT_IN_ANSWER)
 MADE = (Fate.CUT_AT_ANSWER, Fate.CUT_IN_ANSWER)
@@ -147,11 +149,14 @@ async def test_log_cut_at_every_commit_reports_unavailable(database: str) -> Non
 
 @pytest.mark.rule("CO-16")
 @pytest.mark.parametrize("is_let_go", [False, True], ids=["never", "late"])
-async def test_commit_beyond_its_timeout_is_abandoned_and_found_out(database: str, is_let_go: bool) -> None:
-    async with proxied(database, postgres_commit_ms=200) as (proxy, log):
+async def test_commit_beyond_its_timeout_is_abandoned_and_found_out(
+    database: str, loop_clock: LoopClock, is_let_go: bool
+) -> None:
+    async with proxied(database) as (proxy, log):
         answer = proxy.hold("COMMIT")
         submitted = asyncio.create_task(log.submit(event(1)))
         await answer.reached()
+        loop_clock.advance(LONG_MS / 1000)
         if is_let_go:  # after the client has closed its socket
             await asyncio.wait([submitted])
             answer.let_go()
@@ -225,7 +230,7 @@ async def test_outcome_of_commit_is_found_out_after_its_lane_is_free(
 
 @pytest.mark.rule("CO-16")
 async def test_session_without_answers_is_replaced(database: str) -> None:
-    hurry = {"postgres_lane_ms": 100, "postgres_connect_ms": 500, "postgres_patience_ms": 600_000}
+    hurry = {"postgres_lane_ms": 100, "postgres_connect_ms": 500, "postgres_commit_ms": 5_000}
     async with proxied(database, **hurry) as (proxy, log):
         assert place(await log.submit(event(1))) == 1
         assert len((await log.read()).records) == 1

@@ -10,7 +10,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,13 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncelog.idempotency.asgi import IdempotencyMiddleware, Receive, Scope, Send
-
-STDOUT: Final = 1
-WAIT_S: Final = 600
-
-
-def print_line(word: str) -> None:
-    os.write(STDOUT, f"{word}\n".encode())
+from scripts import print_line
+from waiting import WAIT_S
 
 
 class RequestPrinter:

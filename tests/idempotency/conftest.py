@@ -2,9 +2,26 @@
 
 import pytest
 
-from engine.watched import until
+from oncelog.engine import working
 from oncelog.engine.results import Result
 from oncelog.engine.work import Holding
+from oncelog.stores.postgres import guest
+from waiting import WAIT_S, until
+
+
+@pytest.fixture(autouse=True)
+def patient_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing call returns when its release is committed, however slow the machine is.
+
+    Otherwise the next call with the same key could find the work still held, and would receive the error of the first.
+    """
+    monkeypatch.setattr(working, "RELEASE_WAIT_S", WAIT_S)
+
+
+@pytest.fixture(autouse=True)
+def patient_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let PostgreSQL not end the session of a shared connection because the machine is slow."""
+    monkeypatch.setattr(guest, "LANE_LIMIT", "1h")
 
 
 @pytest.fixture(params=["starlette", "fastapi"])

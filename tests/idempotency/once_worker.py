@@ -1,19 +1,21 @@
 """One of the processes of test_once_processes.py: python once_worker.py LOG RAN CALLERS LEASE_S HOLD
 
 It waits for a line, calls the function CALLERS times concurrently, and prints the outcome of every call. Each run of
-the function appends its process id to the file RAN. With HOLD the first run waits for a line before it returns.
+the function appends its process id to the file RAN. With HOLD the first run waits for a line before it returns. The
+line `stop` stops the process, as SIGSTOP does, at a moment when it holds no lock of the store; then it waits for the
+next line.
 """
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import oncelog
-
-
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
+from scripts import print_line
+from waiting import until
 
 
 def record_run(path: Path) -> int:
@@ -26,6 +28,13 @@ def record_run(path: Path) -> int:
     return len(path.read_text().split())
 
 
+async def stop_process(log: oncelog.Log) -> None:
+    """Stop this process while no write is under way. Returns when it is continued."""
+    writer: Any = log._store._writer  # type: ignore[attr-defined]
+    await until(lambda: not log.queued and getattr(writer, "is_idle", True))  # of SQLite, a thread
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 async def main(path: str, runs: Path, callers: int, lease_s: float, *, hold: bool) -> None:
     loop = asyncio.get_running_loop()
     log = oncelog.open(path)
@@ -33,21 +42,22 @@ async def main(path: str, runs: Path, callers: int, lease_s: float, *, hold: boo
     @oncelog.once(log, name="work", lease_s=lease_s)
     async def work(number: int) -> int:
         if record_run(runs) == 1 and hold:
-            say("holding")
-            await loop.run_in_executor(None, sys.stdin.readline)
+            print_line("holding")
+            while await loop.run_in_executor(None, sys.stdin.readline) == "stop\n":
+                await stop_process(log)
         return os.getpid() + 0 * number
 
     async def called() -> None:
         try:
-            say(f"got {await work(7)}")
+            print_line(f"got {await work(7)}")
         except oncelog.OncelogError as error:
-            say(f"raised {type(error).__name__}")
+            print_line(f"raised {type(error).__name__}")
 
     async with log:
-        say("ready")
+        print_line("ready")
         await loop.run_in_executor(None, sys.stdin.readline)
         await asyncio.gather(*[called() for _ in range(callers)])
-    say("done")
+    print_line("done")
 
 
 asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), hold=sys.argv[5] == "hold"))

@@ -357,7 +357,7 @@ async def test_messages_of_other_extensions_pass_through_and_are_not_replayed() 
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "sent"),
+    ("options", "error", "message"),
     [
         ({"log": 17}, TypeError, "not int"),
         ({"log": None}, TypeError, "not NoneType"),
@@ -371,10 +371,10 @@ async def test_messages_of_other_extensions_pass_through_and_are_not_replayed() 
         ({"name": "No Name"}, ValueError, "a policy's name"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], sent: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as raised:
         IdempotencyMiddleware(Scripted(), **{"log": "log.db", "scope": user_of, **options})
-    assert sent in str(raised.value)
+    assert message in str(raised.value)
 
 
 async def test_log_function_that_returns_no_log_raises_type_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from engine.watched import WatchedLog, turns, until
+from engine.watched import WatchedLog
 from idempotency.asgi_application import (
     START,
     WHOLE,
@@ -31,6 +31,7 @@ from idempotency.asgi_application import (
 )
 from idempotency.conftest import Waiters
 from oncelog.idempotency.asgi import IdempotencyMiddleware, Message, Receive, Scope, Send
+from waiting import turns, until
 
 # --- status codes ---------------------------------------------------------------------------------------
 

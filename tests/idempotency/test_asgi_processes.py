@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
@@ -13,16 +12,17 @@ from typing import Final
 import httpx
 import pytest
 
-from crash.processes import started
+from cli.processes import Command
 from databases import POSTGRES, SQLITE, log_at
 from idempotency import asgi_worker
 from idempotency.asgi_application import (
     is_replay,
 )
+from scripts import start_script, write_line
+from waiting import WAIT_S
 
 PROCESSES: Final = 3
 REQUESTS: Final = 100
-DEADLINE_S: Final = 300
 LONG_LEASE_S: Final = 600
 SHORT_LEASE_S: Final = 0.5
 BOTH_FRAMEWORKS_AND_STORES: Final = pytest.mark.parametrize(
@@ -41,7 +41,7 @@ class Servers:
         self.running: list[int] = []
         """The numbers of the processes that began to run the request, in order."""
         self.processes = [
-            stack.enter_context(started(asgi_worker.__file__, path, kind, str(lease_s))) for lease_s in leases_s
+            stack.enter_context(start_script(asgi_worker.__file__, path, kind, lease_s)) for lease_s in leases_s
         ]
         for number, process in enumerate(self.processes):
             Thread(target=self._read_lines, args=(number, process), daemon=True).start()
@@ -55,14 +55,11 @@ class Servers:
     def finish(self, *numbers: int) -> None:
         """Let the request end in these processes."""
         for number in numbers:
-            pipe = self.processes[number].stdin
-            assert pipe is not None
-            pipe.write(b"go\n")
-            pipe.flush()
+            write_line(self.processes[number])
 
     def kill(self, number: int) -> None:
         self.processes[number].kill()
-        assert self.processes[number].wait(DEADLINE_S) == -signal.SIGKILL
+        assert self.processes[number].wait(WAIT_S) == -signal.SIGKILL
 
     async def send(self, client: httpx.AsyncClient, number: int) -> httpx.Response:
         url = f"http://127.0.0.1:{self._ports[number]}/pay"
@@ -70,12 +67,12 @@ class Servers:
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, DEADLINE_S), (self.lines, self.running)
+            assert self._changed.wait_for(condition, WAIT_S), (self.lines, self.running)
 
-    def _read_lines(self, number: int, process: "subprocess.Popen[bytes]") -> None:
+    def _read_lines(self, number: int, process: Command) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            word, *more = line.decode().split()
+            word, *more = line.split()
             with self._changed:
                 self.lines[word] += 1
                 if word == "port":
@@ -85,7 +82,7 @@ class Servers:
                 self._changed.notify_all()
 
 
-def check_one_answer(answers: Sequence[httpx.Response], process: "subprocess.Popen[bytes]") -> None:
+def check_one_answer(answers: Sequence[httpx.Response], process: Command) -> None:
     """Check that all answers are of one run by this process, and that one of them is not a replay."""
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.content for answer in answers}) == 1
@@ -95,7 +92,7 @@ def check_one_answer(answers: Sequence[httpx.Response], process: "subprocess.Pop
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=DEADLINE_S, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(timeout=WAIT_S, limits=httpx.Limits(max_connections=None)) as client:
         yield client
 
 

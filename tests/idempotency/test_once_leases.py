@@ -8,7 +8,7 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import Gate, turns, until
+from engine.watched import Gate
 from idempotency.conftest import Waiters
 from idempotency.once_samples import Counted, DeclinedError
 from oncelog import (
@@ -17,6 +17,7 @@ from oncelog import (
     work_of,
 )
 from oncelog.testing.clock import ManualClock
+from waiting import turns, until
 
 LEASE_MS: Final = 30_000
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,15 +9,15 @@ from typing import Final
 
 import pytest
 
-from crash.processes import started
+from cli.processes import Command
 from databases import BOTH_STORES, log_at
+from scripts import read_line, start_script, write_line
+from waiting import wait_until
 
 pytestmark = BOTH_STORES
 
 PROCESSES: Final = 4
 CALLERS: Final = 25
-LEASE_S: Final = 2
-"""Longer than a process needs to complete after a takeover; used by the tests of several servers."""
 SHORT_LEASE_S: Final = 0.2
 """Lease of the process that is killed or stopped."""
 LONG_LEASE_S: Final = 600
@@ -27,13 +26,12 @@ SCRIPT: Final = str(Path(__file__).with_name("once_worker.py"))
 
 
 class Worker:
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: Command) -> None:
         self._process = process
         self.pid = process.pid
 
     def line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().decode().strip()
+        return read_line(self._process)
 
     def lines(self) -> list[str]:
         """Read all lines until the process ends."""
@@ -43,12 +41,16 @@ class Worker:
         return found
 
     def go_on(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
+        write_line(self._process)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pid, how)
+
+    def stop(self) -> None:
+        """Make the process stop itself when it holds no lock of the store, and wait until it is stopped."""
+        write_line(self._process, "stop")
+        status = Path(f"/proc/{self.pid}/stat")
+        wait_until(lambda: status.read_text().rpartition(") ")[2].startswith("T"), status.read_text)
 
 
 @contextmanager
@@ -56,8 +58,7 @@ def workers(path: Path, leases_s: Sequence[float], callers: int, hold: str) -> I
     log, ran = log_at(path / "app.db"), str(path / "ran")
     with ExitStack() as stack:
         found = [
-            Worker(stack.enter_context(started(SCRIPT, log, ran, str(callers), str(lease_s), hold)))
-            for lease_s in leases_s
+            Worker(stack.enter_context(start_script(SCRIPT, log, ran, callers, lease_s, hold))) for lease_s in leases_s
         ]
         for worker in found:
             assert worker.line() == "ready"
@@ -102,7 +103,7 @@ def test_stopped_process_cannot_complete_after_a_takeover(tmp_path: Path) -> Non
     with workers(tmp_path, [SHORT_LEASE_S, LONG_LEASE_S], 1, "hold") as (first, second):
         first.go_on()
         assert first.line() == "holding"
-        first.end(signal.SIGSTOP)
+        first.stop()
         second.go_on()
         assert second.lines() == [f"got {second.pid}", "done"]
         first.end(signal.SIGCONT)

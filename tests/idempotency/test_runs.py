@@ -10,7 +10,7 @@ import pytest
 
 import oncelog
 from databases import BOTH_STORES, log_at
-from engine.watched import Gate, until
+from engine.watched import Gate
 from idempotency.conftest import Waiters
 from oncelog import (
     BlockingRuns,
@@ -28,6 +28,7 @@ from oncelog import (
     scope_of,
 )
 from oncelog.testing.clock import ManualClock
+from waiting import until
 
 FIELDS: Final[dict[str, Any]] = {
     "plan_id": "plan-7",

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 import oncelog
-from crash.processes import started
+from cli import served as processes
 from oncelog import (
     FOREVER,
     ConflictError,
@@ -320,8 +320,7 @@ class TestSharedFileWithLog:
         assert index._unfiltered == []  # it would grow without limit
         with closing(sqlite3.connect(path)) as other:
             assert other.execute("SELECT count(*) FROM oncelog_key_segments").fetchone()[0] > 0
-        with started(str(Path(__file__).with_name("verify_worker.py")), str(path)) as process:
-            assert process.wait() == 0
+        assert processes.oncelog("verify", str(path)).returncode == 0
 
 
 def _event(number: int) -> oncelog.Submission:

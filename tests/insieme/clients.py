@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
+from waiting import WAIT_S
+
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 NODE_MODULES: Final = ROOT / ".node/node_modules"
-WAIT_S: Final = 300
-"""Guards against a hang: a condition that takes longer fails its test."""
 END_S: Final = 60
 """Time for an orderly end of a browser, before it is killed."""
 PROJECT: Final = "p1"

@@ -11,21 +11,29 @@ seem to kill everything.
 
 import argparse
 import ast
+import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 MUTANTS: Final = Path(__file__).with_name("mutants.toml")
 IGNORED: Final = shutil.ignore_patterns(".git", ".venv*", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__")
+TEST_S: Final = 240
+"""A mutant that makes a test hang is killed after this time. No test comes near it on a machine that is not busy."""
 RUN_S: Final = 1800
-"""A mutant that makes the tests hang is killed after this time."""
+"""The same for a hang that pytest-timeout cannot end."""
+STOP_S: Final = 60
+"""Time for an interrupted run to stop the servers that its tests have started."""
 NOT_POSTGRES: Final = ("-k", "not postgres and not Postgres")
 
 Stage = tuple[str, ...]
@@ -50,7 +58,7 @@ STAGES: Final = {"core": CORE, "engine": ENGINE, "sqlite": SQLITE, "postgres": P
 
 
 class Mutant(NamedTuple):
-    """One line of source and what replaces it."""
+    """One line of source and what replaces it, both without indentation and trailing comment."""
 
     file: str
     function: str
@@ -65,11 +73,11 @@ class Mutant(NamedTuple):
     def applied(self, text: str) -> str:
         """Return the source with the first matching line of the function replaced."""
         first, last = _lines_of(ast.parse(text), self.function.split("."))
-        lines = text.split("\n")
-        for number in range(first - 1, last):
-            if lines[number].strip() == self.before:
-                indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
-                lines[number] = indent + self.after
+        lines, comments = text.split("\n"), _comment_columns(text)
+        for number in range(first, last + 1):
+            code = lines[number - 1][: comments.get(number)].rstrip()
+            if code.lstrip() == self.before:
+                lines[number - 1] = code.removesuffix(self.before) + self.after
                 return "\n".join(lines)
         raise LookupError(f"{self.file}: {self.function} has no line {self.before!r}")
 
@@ -89,20 +97,48 @@ def _lines_of(node: ast.AST, path: Sequence[str]) -> tuple[int, int]:
     return node.lineno, node.end_lineno or node.lineno
 
 
+def _comment_columns(text: str) -> dict[int, int]:
+    """Return the column at which a comment begins, by the number of the line."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return dict(token.start for token in tokens if token.type == tokenize.COMMENT)
+
+
 def failing_test(tree: Path, python: Path, stage: Stage, workers: int) -> str | None:
     """Run a stage until its first failure and return the name of the test that failed."""
     command = [str(python), "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:randomly", f"-n{workers}", *stage]
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"no end within {RUN_S} s"
-    if done.returncode == 0:
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTEST_TIMEOUT": str(TEST_S)}
+    with subprocess.Popen(  # noqa: S603
+        command,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=RUN_S)
+        except subprocess.TimeoutExpired:
+            return f"no end within {RUN_S} s"
+        finally:
+            _stop(process)
+    if process.returncode == 0:
         return None
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0] if failed else f"exit status {done.returncode}"
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0] if failed else f"exit status {process.returncode}"
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """End a run that hangs, with its workers and the processes of its tests.
+
+    An interrupt comes first: the workers stop PostgreSQL, which runs in a session of its own.
+    """
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def run(tree: Path, only: Sequence[int], stages: int, workers: int) -> int:
@@ -110,6 +146,7 @@ def run(tree: Path, only: Sequence[int], stages: int, workers: int) -> int:
     python = tree / ".venv/bin/python"
     survivors, began = [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oncelog-mutants-") as directory:
+        Path(directory).chmod(0o755)  # some tests give up the rights of root, and import modules afterwards
         copy = Path(directory) / "tree"
         shutil.copytree(tree, copy, ignore=IGNORED, symlinks=True)
         if (tree / ".node").exists() and not (copy / ".node").exists():

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cli.served import Served, oncelog, serving
+from cli.served import ServerProcess, oncelog, serving
 from doors.serving import item
 from oncelog.testing.postgres import QUICK, Server, postgres_server
 from oncelog.testing.programs import server_programs
@@ -22,7 +22,6 @@ from oncelog.testing.programs import server_programs
 BEFORE = 20
 DURING_MAX = 900
 """Events written during the backup: all of them fit into one page of 1000."""
-DEVELOPMENT = ("--development", "--quiet")
 
 
 class Writer:
@@ -130,12 +129,11 @@ def server(directory: Path) -> Iterator[Server]:
 
 @pytest.mark.rule("CO-40", "CO-12")
 @pytest.mark.parametrize("how", ["pg_basebackup", "pg_dump"])
-async def test_database_is_backed_up_during_writes_and_restored(
-    tmp_path: Path, directory: Path, server: Server, how: str
-) -> None:
+async def test_database_is_backed_up_during_writes_and_restored(directory: Path, server: Server, how: str) -> None:
     copy, bin_ = directory / "backup", server_programs(directory)
-    served = Served(tmp_path, ["--store", server.address, *DEVELOPMENT])
+    served = ServerProcess(server.address)
     try:
+        served.start()
         command = {
             "pg_basebackup": [
                 f"{bin_}/pg_basebackup",

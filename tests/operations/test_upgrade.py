@@ -8,12 +8,13 @@ import pytest
 
 from core.writes import committed, event, replayed
 from databases import BOTH_STORES, POSTGRES, log_at
-from oncelog.engine.log import open_log
+from oncelog.engine.log import Log, open_log
 from oncelog.errors import NewerSchemaError
 from oncelog.stores.postgres import database
 from oncelog.stores.postgres.statements import MIGRATIONS, SCHEMA_VERSION
 from oncelog.stores.sqlite import files, migrating
 from oncelog.stores.sqlite.statements import migrations
+from waiting import WAIT_S
 
 NEWER = """
 ALTER TABLE oncelog_state ADD COLUMN later text;
@@ -44,7 +45,7 @@ async def test_server_works_beside_a_newer_one_until_it_needs_a_new_session(
             async with open_log(place):
                 pass
         if store_kind == POSTGRES:
-            await end_sessions(place)
+            await end_sessions(old)
             with pytest.raises(NewerSchemaError):
                 await old.submit(event(4))
         else:
@@ -70,12 +71,15 @@ def patch_newer_version(patch: pytest.MonkeyPatch, kind: str) -> None:
         patch.setattr(files, "SCHEMA_VERSION", number)
 
 
-async def end_sessions(address: str) -> None:
-    """End all sessions, as a restart of the database server does."""
-    connection: Any = await asyncpg.connect(address)
+async def end_sessions(log: Log) -> None:
+    """End all sessions of the log, as a restart of the database server does."""
+    store: Any = log._store
+    pids = [session.get_server_pid() for session in store._sessions._servers if not session.is_closed()]
+    assert pids
+    connection: Any = await asyncpg.connect(store._address)
     try:
         await connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'oncelog'"
+            "SELECT pg_terminate_backend(pid, $2) FROM unnest($1::int[]) AS pid", pids, WAIT_S * 1000
         )
     finally:
         await connection.close()

@@ -1,12 +1,15 @@
-import asyncio
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from cli.sample import make_log
-from engine.watched import LoopClock
+from engine.watched import loop_clock
+from oncelog.stores.sqlite import SqliteStore
+from stores.sessions import open_sqlite
+
+__all__ = ["loop_clock"]
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +28,9 @@ def log(sample_log_template: Path, tmp_path: Path) -> Path:
     return path
 
 
-@pytest_asyncio.fixture
-async def loop_clock() -> LoopClock:
-    return LoopClock(asyncio.get_running_loop())
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """An open store with a manual clock."""
+    store = await open_sqlite(tmp_path / "log.db")
+    yield store
+    await store.close()

@@ -34,6 +34,7 @@ from oncelog.stores.verifying.findings import Passed, Progress
 from oncelog.testing.contract.driven import DrivenStore
 from stores.move_worker import stop_by
 from stores.sessions import ORDERS, session_on
+from waiting import WAIT_S
 
 PLACE = ("place >> 48", "place & 281474976710655")
 RECORD = (
@@ -41,8 +42,6 @@ RECORD = (
     "body_hash, body"
 )
 LATER_MS = START_MS + 400 * HOUR_MS
-HANG_S = 300
-"""A forked process that hangs is ended after this time."""
 
 
 def silent(_: Progress) -> None:
@@ -190,7 +189,7 @@ def killed(path: Path, address: str, point: str, number: int = 1) -> None:
     if child == 0:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(HANG_S)
+            signal.alarm(WAIT_S)
             stop_by(point, number)
             move(str(path), address, silent)
         except BaseException:  # noqa: BLE001 - the parent sees the exit status

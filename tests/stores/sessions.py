@@ -10,6 +10,7 @@ from typing import Any
 from oncelog.core.policy import EVENTS, FOREVER, OnReuse, Order, Policy
 from oncelog.core.values import Committed, Replayed, Request, Settings, Submission, Verdict
 from oncelog.statements import statements_of
+from oncelog.stores.sqlite import SqliteStore
 from oncelog.stores.sqlite.files import APPLICATION_ID, SqliteDriver
 from oncelog.stores.sqlite.runs import keys_of
 from oncelog.stores.sqlite.session import Session
@@ -29,6 +30,13 @@ def session_on(path: Path, seal_keys: int, driver: SqliteDriver | None = None) -
         yield session
     finally:
         session.close()
+
+
+async def open_sqlite(path: Path) -> SqliteStore:
+    """Open a store with a manual clock."""
+    store = SqliteStore(path, clock=ManualClock())
+    await store.open()
+    return store
 
 
 def write(number: int) -> Submission:

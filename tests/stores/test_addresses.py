@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from databases import server_address
+from databases import POSTGRES, server_address
 from engine.watched import LoopClock
 from oncelog import Limits, SettingsError, StoreUnavailableError
 from oncelog import open as open_log
@@ -131,12 +131,14 @@ async def test_error_of_a_responding_host_is_reported_over_a_host_with_several_a
 async def test_standby_is_reported_when_the_primary_is_unreachable(database: str) -> None:
     """Opening a log waits for a writable host, because another one may become the primary."""
     standby = f"{database}&default_transaction_read_only=on"
+    limits = Limits(postgres_connect_ms=LONG_MS, postgres_patience_ms=1)
     for where in ({"first": NOBODY}, {"last": NOBODY}):
         address = beside(standby, **where)
         with pytest.raises(StoreUnavailableError, match="None of the hosts match"):
-            await open_log(address, limits=Limits(postgres_patience_ms=1)).__aenter__()
+            await open_log(address, limits=limits).__aenter__()
 
 
+@pytest.mark.stores(POSTGRES)
 @pytest.mark.parametrize("change", ["?sslmode=bogus", "?no_such_parameter=2", "://u:pa55/ret@h/app"])
 async def test_malformed_address_is_reported_without_its_secret(change: str) -> None:
     address = f"postgresql{change}" if change.startswith(":") else f"{server_address()}{change}"
@@ -145,6 +147,7 @@ async def test_malformed_address_is_reported_without_its_secret(change: str) -> 
     assert "pa55" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.stores(POSTGRES)
 async def test_password_with_a_slash_is_not_reported_as_a_database_name() -> None:
     """The user looks like a host, and the password begins like a port."""
     address = f"postgresql://{host_of(server_address())}/pa55@h/app"

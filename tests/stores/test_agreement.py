@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.test_plan_model import Author, Step, numbers_below, two_own_policies
+from crash.observing import identity_of
 from databases import POSTGRES, SQLITE, address_of
 from oncelog.core.invariants import Answer, History, violations
 from oncelog.core.plan import Validate
@@ -238,10 +239,6 @@ def found_wrong(teller: Teller, tale: Tale) -> list[Any]:
 
 def all_records(log: DrivenStore) -> list[Record]:
     return [record for lane in sorted(log.heads()) for record in log.read(lane=lane, limit=7)]
-
-
-def identity_of(record: Record) -> tuple[str, str, str, bytes]:
-    return (record.policy, record.scope, record.client if record.client_sequence else "", record.key)
 
 
 # --- the tests -------------------------------------------------------------------------------------------

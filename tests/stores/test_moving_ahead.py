@@ -8,8 +8,8 @@ from threading import Event
 
 import pytest
 
-from engine.watched import turns
 from oncelog.stores.moving.mover import _ahead
+from waiting import turns
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

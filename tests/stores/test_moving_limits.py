@@ -16,7 +16,7 @@ import pytest
 from asyncpg.protocol.protocol import Protocol
 
 import oncelog
-from engine.watched import LoopClock, until
+from engine.watched import LoopClock
 from oncelog.core.values import Request
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.moving import move, mover
@@ -33,6 +33,7 @@ from stores.move_checks import (
     writing_to,
 )
 from stores.sessions import are_new, commit
+from waiting import until
 
 LIMIT_S = 1000
 UNLIMITED_MS = 3_600_000

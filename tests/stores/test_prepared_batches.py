@@ -3,24 +3,21 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from oncelog.core.values import Committed, Request
 from oncelog.stores.protocol import Decided
 from oncelog.stores.sqlite import store as sqlite_store
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.store import SqliteStore
-from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import event
-
-HANG_S = 600
-"""Guard against a hang."""
+from stores.sessions import open_sqlite
+from waiting import WAIT_S
 
 
 def batch(*numbers: int) -> list[Request]:
@@ -46,22 +43,15 @@ class Watched:
         return watching
 
 
+@pytest.fixture(autouse=True)
+def patient_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a slow machine not count as a slow disk."""
+    monkeypatch.setattr(sqlite_store, "WAITED_S_MAX", WAIT_S)
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
-
-
-async def opened(path: Path) -> SqliteStore:
-    store = SqliteStore(path, clock=ManualClock())
-    await store.open()
-    return store
-
-
-@pytest_asyncio.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = await opened(tmp_path / "log.db")
-    yield store
-    await store.close()
 
 
 def committed(decided: Decided) -> int:
@@ -107,11 +97,11 @@ async def test_commits_queue_behind_running_work_of_the_writer_thread(
 
     def scrub(_: Session) -> bool:
         held.set()
-        return go_on.wait(HANG_S)
+        return go_on.wait(WAIT_S)
 
     monkeypatch.setattr(Session, "scrub", scrub)
     scrubbing = asyncio.ensure_future(store.scrub())
-    await asyncio.to_thread(held.wait, HANG_S)
+    await asyncio.to_thread(held.wait, WAIT_S)
     waiting = asyncio.ensure_future(store.commit(batch(1)))
     await asyncio.sleep(0)
     assert watched.seen == []
@@ -132,7 +122,7 @@ async def test_cancelled_commit_leaves_no_transaction_open(
     go_on, finish = threading.Event(), Session.finish
 
     def held(session: Session) -> None:
-        go_on.wait(HANG_S)
+        go_on.wait(WAIT_S)
         finish(session)
 
     monkeypatch.setattr(Session, "finish", held)
@@ -177,7 +167,7 @@ async def test_large_batches_are_committed_by_the_writer_thread(
 async def test_many_changes_of_another_process_are_read_by_the_writer_thread(
     store: SqliteStore, tmp_path: Path, watched: Watched, written: int, is_prepared: bool
 ) -> None:
-    other = await opened(tmp_path / "log.db")
+    other = await open_sqlite(tmp_path / "log.db")
     await store.commit(batch(1))
     if written:
         assert committed(await other.commit(batch(*range(2, written + 2)))) == written
@@ -213,6 +203,7 @@ async def test_slow_disk_moves_commits_to_the_writer_thread_for_a_while(
     store: SqliteStore, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
+    monkeypatch.setattr(sqlite_store, "WAITED_S_MAX", 0.1)
     monkeypatch.setattr("oncelog.stores.sqlite.store.time.monotonic", lambda: now_s[0])
     prepare = Session.prepare
 

@@ -96,6 +96,15 @@ async def test_failed_transaction_leaves_nothing_in_the_row_cache(
     await store.close()
 
 
+def commit_shared(writing: Writing, connection: sqlite3.Connection, item: Item) -> Verdict:
+    """Commit an item in a transaction of the caller."""
+    connection.execute("BEGIN IMMEDIATE")
+    (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
+    connection.execute("COMMIT")
+    writing.confirm()
+    return verdict
+
+
 @pytest.mark.rule("CO-12")
 async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) -> None:
     """Its number of commits becomes the same again, with other content."""
@@ -113,15 +122,8 @@ async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) ->
     connection = connect(SqliteDriver(), str(path))
     writing = Writing(look(connection, str(path)), ManualClock(), bytes, 600_000)
 
-    def shared(item: Submission) -> Verdict:
-        connection.execute("BEGIN IMMEDIATE")
-        (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
-        connection.execute("COMMIT")
-        writing.confirm()
-        return verdict
-
     for sequence in (2, 3):
-        assert isinstance(shared(write(sequence, DeleteEntity("a"))), Committed)
+        assert isinstance(commit_shared(writing, connection, write(sequence, DeleteEntity("a"))), Committed)
     commits = writing.state(connection).commits
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
@@ -129,10 +131,10 @@ async def test_row_cache_is_dropped_when_the_file_is_restored(tmp_path: Path) ->
     await commit_alone(write(2, DeleteEntity("b")))
     connection = connect(SqliteDriver(), str(path))
     assert writing.state(connection).commits == commits  # opening it counts as a commit
-    gap = shared(write(4, DeleteEntity("a")))
+    gap = commit_shared(writing, connection, write(4, DeleteEntity("a")))
     assert isinstance(gap, Refused), gap
     assert gap.current == 2
-    following = shared(write(3, DeleteEntity("a")))
+    following = commit_shared(writing, connection, write(3, DeleteEntity("a")))
     assert isinstance(following, Committed)
     assert following.receipt.sequence == 3
     connection.close()
@@ -217,15 +219,8 @@ async def test_cached_members_are_dropped_when_the_file_is_restored(tmp_path: Pa
     connection = connect(SqliteDriver(), str(path))
     writing = Writing(look(connection, str(path)), clock, bytes, 600_000)
 
-    def shared(item: Item) -> Verdict:
-        connection.execute("BEGIN IMMEDIATE")
-        (verdict,) = writing.commit(connection, [Request((item,))], None).verdicts[0]
-        connection.execute("COMMIT")
-        writing.confirm()
-        return verdict
-
-    shared(SetMember(CHAT, "user:cyd"))
-    shared(SetMember(CHAT, "user:bob"))
+    commit_shared(writing, connection, SetMember(CHAT, "user:cyd"))
+    commit_shared(writing, connection, SetMember(CHAT, "user:bob"))
     commits = writing.state(connection).commits
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
@@ -234,9 +229,9 @@ async def test_cached_members_are_dropped_when_the_file_is_restored(tmp_path: Pa
     await alone(SetMember(CHAT, "user:eve"))
     connection = connect(SqliteDriver(), str(path))
     assert writing.state(connection).commits == commits
-    refused = shared(said("user:bob"))
+    refused = commit_shared(writing, connection, said("user:bob"))
     assert isinstance(refused, Refused), refused
-    assert isinstance(shared(said("user:eve")), Committed)
+    assert isinstance(commit_shared(writing, connection, said("user:eve")), Committed)
     connection.close()
 
 

@@ -5,40 +5,24 @@ import logging
 import sqlite3
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from oncelog.core.values import Request
 from oncelog.stores.sqlite import store as sqlite_store
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.store import MOVE_RECORDS, SqliteStore
-from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import event
-
-HANG_S = 600
-"""Guard against a hang."""
+from stores.sessions import open_sqlite
+from waiting import WAIT_S
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_store, "MOVE_PAUSE_S", 0)
-
-
-async def opened(path: Path) -> SqliteStore:
-    store = SqliteStore(path, clock=ManualClock())
-    await store.open()
-    return store
-
-
-@pytest_asyncio.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = await opened(tmp_path / "log.db")
-    yield store
-    await store.close()
 
 
 def batch(first: int, count: int) -> list[Request]:
@@ -82,13 +66,13 @@ async def test_commits_continue_during_a_checkpoint(
 
     def held(store: SqliteStore) -> None:
         begun.set()
-        may_end.wait(HANG_S)
+        may_end.wait(WAIT_S)
         moved(store)
 
     monkeypatch.setattr(SqliteStore, "_moved", held)
     try:
         await store.commit(batch(1, MOVE_RECORDS))
-        assert await asyncio.to_thread(begun.wait, HANG_S)
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
         await store.commit(batch(MOVE_RECORDS + 1, 10))
         may_end.set()
         await until_moved(store)
@@ -104,7 +88,7 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
 
     def held(_: SqliteStore) -> None:
         begun.set()
-        may_end.wait(HANG_S)
+        may_end.wait(WAIT_S)
         order.append("moved")
 
     def scrubbed(session: Session) -> bool:
@@ -115,7 +99,7 @@ async def test_scrub_waits_for_a_running_checkpoint(store: SqliteStore, monkeypa
     monkeypatch.setattr(Session, "scrub", scrubbed)
     try:
         await store.commit(batch(1, MOVE_RECORDS))
-        assert await asyncio.to_thread(begun.wait, HANG_S)
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
         scrubbing = asyncio.ensure_future(store.scrub())
         await asyncio.sleep(0)
         await store.remembered([])  # the writer thread has run an earlier call
@@ -145,7 +129,7 @@ async def test_failed_checkpoint_is_logged_and_retried(
 
 
 async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
-    store = await opened(tmp_path / "log.db")
+    store = await open_sqlite(tmp_path / "log.db")
     await store.commit(batch(1, MOVE_RECORDS))
     moving = store._moving
     assert moving is not None
@@ -158,7 +142,7 @@ async def test_store_can_be_closed_during_a_checkpoint(tmp_path: Path) -> None:
         assert records_in_file(tmp_path / "log.db") == 2 * MOVE_RECORDS
     finally:
         await store.close()
-    store = await opened(tmp_path / "log.db")
+    store = await open_sqlite(tmp_path / "log.db")
     try:
         heads = await store.heads()
         assert heads[0].position == 2 * MOVE_RECORDS

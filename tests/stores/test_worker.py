@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from oncelog.stores.sqlite.worker import Worker
-
-HANG_S = 600
-"""Guard against a hang."""
+from waiting import WAIT_S
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ async def test_worker_runs_calls_in_order_on_one_thread(worker: Worker) -> None:
 async def test_worker_is_idle_only_when_all_calls_ended(worker: Worker) -> None:
     seen = [worker.is_idle]
     go_on = threading.Event()
-    first, second = worker.start(go_on.wait, HANG_S), worker.start(go_on.wait, HANG_S)
+    first, second = worker.start(go_on.wait, WAIT_S), worker.start(go_on.wait, WAIT_S)
     seen.append(worker.is_idle)
     first.cancel()  # the call continues without a waiting caller
     await asyncio.sleep(0)
@@ -53,7 +51,7 @@ async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the
 
     def do() -> None:
         began.set()
-        go_on.wait(HANG_S)
+        go_on.wait(WAIT_S)
 
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(30)  # so that no thread takes the interpreter from the event loop
@@ -61,7 +59,7 @@ async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the
         waiting = worker.start(do, at_once=True)
         for _ in range(1000):
             sum(range(100))  # it may not have reached `set` yet, but gets the interpreter when this thread waits
-        assert await asyncio.to_thread(began.wait, HANG_S)
+        assert await asyncio.to_thread(began.wait, WAIT_S)
     finally:
         sys.setswitchinterval(switch_s)
     go_on.set()
@@ -70,7 +68,7 @@ async def test_call_started_at_once_gets_the_interpreter_without_waiting_for_the
 
 async def test_call_started_at_once_does_not_wait_behind_another_call(worker: Worker) -> None:
     go_on = threading.Event()
-    first, second = worker.start(go_on.wait, HANG_S), worker.start(int, at_once=True)  # returns at once
+    first, second = worker.start(go_on.wait, WAIT_S), worker.start(int, at_once=True)  # returns at once
     go_on.set()
     assert await first
     assert await second == 0
@@ -110,7 +108,7 @@ async def test_reported_error_does_not_keep_its_arguments_alive(worker: Worker) 
 async def test_cancelled_call_is_skipped_if_it_has_not_begun(worker: Worker) -> None:
     go_on = threading.Event()
     done: list[int] = []
-    first, second, third = worker.start(go_on.wait, HANG_S), worker.start(done.append, 2), worker.start(done.append, 3)
+    first, second, third = worker.start(go_on.wait, WAIT_S), worker.start(done.append, 2), worker.start(done.append, 3)
     second.cancel()
     go_on.set()
     await first
@@ -135,7 +133,7 @@ def test_call_that_ends_after_its_loop_is_ignored() -> None:
 
     async def started() -> Worker:
         worker = Worker("worker")
-        worker.start(go_on.wait, HANG_S)
+        worker.start(go_on.wait, WAIT_S)
         return worker
 
     worker = asyncio.run(started())

@@ -7,8 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateways.gateway_stores import fetched, until
+from gateways.gateway_stores import fetched
 from oncelog.testing.postgres_proxy import Fate, Incident, Messages, PostgresFaults, PostgresProxy
+from waiting import until
 
 MADE = "CREATE TABLE made (number integer)"
 

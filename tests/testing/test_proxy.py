@@ -7,18 +7,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, Final, cast
 
 import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from doors.serving import soon, until
 from oncelog.testing.proxy import CALM, Faults, FaultyProxy, Incident
 from oncelog.testing.proxy_connection import CHUNK_BYTES
 from oncelog.testing.proxy_faults import Break, Chance, Direction
 from oncelog.testing.proxy_frames import Unit
+from waiting import soon, until
 
 LONG_MS: Final = 10**7
 """Longer than any test runs."""
@@ -429,11 +429,16 @@ async def test_retrying_clients_get_all_answers_under_all_faults() -> None:
     faults = Faults(cut_rate=0.1, stall_rate=0.05, stall_ms_max=20, answer_ms_max=20, delay_ms_max=2)
     async with through(faults, seed=3) as place:
         waiting = [f"{client} {number}" for client in range(8) for number in range(20)]
+        more = count()
         answered: set[str] = set()
 
+        def missing() -> set[Incident]:
+            """Return the incidents that have not happened. An answer may be too late for the wait of a cut."""
+            return set(Incident) - set(place.proxy.done)
+
         async def client() -> None:
-            while waiting:
-                text = waiting.pop()
+            while waiting or missing() != {Incident.UNREACHABLE}:
+                text = waiting.pop() if waiting else f"one more: {next(more)}"
                 try:
                     async with place.session.ws_connect(place.proxy.url + "/ws") as socket:
                         await socket.send_str(text)
@@ -443,9 +448,8 @@ async def test_retrying_clients_get_all_answers_under_all_faults() -> None:
 
         await asyncio.gather(*(client() for _ in range(8)))
         assert answered == set(place.echo.received)
-        assert len(answered) == 160
-        missing = set(Incident) - set(place.proxy.done)
-        assert missing == {Incident.UNREACHABLE}
+        assert len(answered) >= 160
+        assert missing() == {Incident.UNREACHABLE}
 
 
 # --- by hand ---------------------------------------------------------------------------------------------

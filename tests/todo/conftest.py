@@ -1,12 +1,3 @@
-from collections.abc import Iterator
+from web.chromium import chromium
 
-import pytest
-
-from web.chromium import Chromium, running_chromium
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Chromium]:
-    """A browser for all tests of this directory."""
-    with running_chromium() as found:
-        yield found
+__all__ = ["chromium"]

@@ -1,7 +1,7 @@
 """Terminals of examples/todo without a real terminal: the content of their screens, and key presses."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -13,28 +13,14 @@ from textual.widgets import OptionList, Static
 import model
 from oncelog.client import ClientLimits
 from terminal import TodoApp, terminal
+from waiting import until
 
-WAIT_S: Final = 300
-"""Guards against a hang: a condition that takes longer fails its test."""
 SETTLE_ROUNDS: Final = 3
 """A key goes to a widget, which may ask the application for a change, which the widgets then handle."""
 LIMITS: Final = ClientLimits(pause_ms_min=10, pause_ms_max=50)
 
 Line = tuple[str, bool, bool]
 """Text, whether it is done, whether it is pending."""
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], state: Callable[[], object]) -> None:
-    """Poll until the condition is true; on a timeout, fail with the state that was found."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                found = condition()
-                if found is True or (not isinstance(found, bool) and await found):
-                    return
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(state()) from None
 
 
 class Screen:

@@ -20,10 +20,10 @@ from browser import Tab
 from doors.serving import serving
 from insieme.clients import installed
 from serve_page import address, page_server
-from todo.screens import Line, Screen, screen, until
+from todo.screens import Line, Screen, screen
+from waiting import WAIT_S, until
 from web.chromium import Chromium
 
-PROCESS_S: Final = 600
 PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/serve_page.py"
 PICTURE: Final = Path(__file__).parents[2] / "docs/images/todo.png"
 PICTURE_BYTES_MAX: Final = 200 * 1024
@@ -204,7 +204,7 @@ async def test_page_reconnects_and_keeps_pending_changes_across_a_reload(
             await eve.says("○ offline · event 1 · 1 waiting")
             await eve.tab.open(address(page_port, server=url, name="eve"))
             await eve.shows("milk", "bread", waiting=("bread",))
-            async with serving(tmp_path, port=int(url.rpartition(":")[2]), origins=origins):
+            async with serving(tmp_path, port=served.port, origins=origins):
                 await all_show([ann], eve, "milk", "bread")
                 await ann.toggle("bread")
                 await all_show([ann], eve, "milk", "x bread")
@@ -218,13 +218,13 @@ def test_page_server_serves_only_files_of_the_page(tmp_path: Path) -> None:
         found = re.search(r"The page is on (http://127\.0\.0\.1:\d+/)\?(\S+)", process.stdout.readline())
         assert found is not None
         assert parse_qs(found[2]) == {"server": ["http://127.0.0.1:9"], "name": ["eve"]}
-        with urlopen(found[0].split()[-1], timeout=PROCESS_S) as page:  # noqa: S310
+        with urlopen(found[0].split()[-1], timeout=WAIT_S) as page:  # noqa: S310
             assert b'src="todo.mjs"' in page.read()
         for path in ("../serve_page.py", "%2e%2e/serve_page.py", "node_modules/../../pyproject.toml", "model.py"):
             with pytest.raises(HTTPError, match="404"):
-                urlopen(found[1] + path, timeout=PROCESS_S)  # noqa: S310
+                urlopen(found[1] + path, timeout=WAIT_S)  # noqa: S310
         process.send_signal(signal.SIGINT)
-        assert process.wait(PROCESS_S) == 0
+        assert process.wait(WAIT_S) == 0
     finally:
         process.kill()
         process.communicate()
@@ -232,7 +232,7 @@ def test_page_server_serves_only_files_of_the_page(tmp_path: Path) -> None:
 
 def test_picture_of_the_readme_can_be_regenerated(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM.parent / "screenshot.py"), str(tmp_path / "todo.png")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROCESS_S, cwd=tmp_path)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=tmp_path)  # noqa: S603
     assert done.returncode == 0, done.stderr
     for picture in (tmp_path / "todo.png", PICTURE):
         data = picture.read_bytes()

@@ -22,9 +22,9 @@ from databases import BOTH_STORES
 from doors.serving import serving
 from oncelog.client import Client
 from oncelog.errors import StoreInUseError
-from todo.screens import WAIT_S, Screen, places, screen
+from todo.screens import Screen, places, screen
+from waiting import WAIT_S
 
-PROCESS_S: Final = 600
 LIST: Final = "project/home"
 PROGRAM: Final = Path(__file__).parents[2] / "examples/todo/terminal.py"
 
@@ -91,7 +91,7 @@ async def test_terminals_agree_on_one_order_after_offline_edits(tmp_path: Path) 
 @pytest.mark.rule("EV-17")
 async def test_pending_changes_survive_restarts_of_terminal_and_server(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        port = int(served.url.rpartition(":")[2])
+        port = served.port
         async with screen(served.url, "ann", tmp_path) as ann:
             await ann.add("milk")
             await ann.shows("milk")
@@ -143,7 +143,7 @@ async def test_terminal_shows_rejected_changes_until_dismissed(tmp_path: Path, m
 
 async def test_new_log_resets_the_list_and_keeps_pending_changes(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        port = int(served.url.rpartition(":")[2])
+        port = served.port
         async with screen(served.url, "ann", tmp_path) as ann:
             await ann.add("milk")
             await ann.shows("milk")
@@ -179,7 +179,7 @@ def test_program_runs_in_a_real_terminal_and_quits_cleanly(tmp_path: Path) -> No
             assert "milk" in output.text
             output.type("q")
             output.until("\x1b[?1049l")  # leaves the alternate screen
-            assert process.wait(PROCESS_S) == 0
+            assert process.wait(WAIT_S) == 0
     table = model.Table(str(tmp_path / "todo-ann.db"))
     assert [(item.text, item.by) for item in table.items()] == [("milk", "bob")]
     table.close()
@@ -231,7 +231,7 @@ async def test_second_terminal_on_the_same_file_is_refused(tmp_path: Path) -> No
                 pass
         command = [sys.executable, str(PROGRAM), "--name", "ann", "--store", str(tmp_path / "ann.db")]
         done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, check=False, timeout=PROCESS_S
+            subprocess.run, command, capture_output=True, text=True, check=False, timeout=WAIT_S
         )
         assert done.returncode == 1
         assert "another client has" in done.stderr
@@ -239,6 +239,6 @@ async def test_second_terminal_on_the_same_file_is_refused(tmp_path: Path) -> No
 
 def test_invalid_list_name_is_refused() -> None:
     command = [sys.executable, str(PROGRAM), "--name", "ann", "--list", "a/b"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROCESS_S)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)  # noqa: S603
     assert done.returncode == 2
     assert "small letters" in done.stderr

@@ -8,19 +8,18 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import pytest
 
 from browser import Tab
 from insieme.clients import component
+from waiting import wait_until
 
-START_S: Final = 300
-"""Guards against a hang at the start of the browser."""
 OPTIONS: Final = (
     "--headless=new",
     "--disable-gpu",
@@ -91,13 +90,20 @@ def running_chromium() -> Iterator[Chromium]:
             process.wait()
 
 
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Chromium]:
+    """A browser for all tests of a directory."""
+    with running_chromium() as found:
+        yield found
+
+
 def _address(file: Path, process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     """Return port and path of the DevTools protocol, which the browser writes to a file when it listens."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
+
+    def lines() -> list[str]:
         assert process.poll() is None, f"chromium ended with {process.returncode}"
-        lines = file.read_text().splitlines() if file.exists() else []
-        if len(lines) == 2:
-            return int(lines[0]), lines[1]
-        time.sleep(0.02)
-    raise AssertionError("chromium does not listen")
+        found = file.read_text().splitlines() if file.exists() else []
+        return found if len(found) == 2 else []
+
+    port, path = wait_until(lines, lambda: "chromium does not listen")
+    return int(port), path

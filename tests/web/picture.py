@@ -13,7 +13,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples/todo")]  # as in the configuration of pytest
 
-from cli.served import Served  # noqa: E402
+from cli.served import ServerProcess  # noqa: E402
 from web.chromium import Chromium, running_chromium  # noqa: E402
 from web.windows import Window, chat_server, two_windows  # noqa: E402
 
@@ -38,7 +38,7 @@ async def arrive_with_panel(one: Window, name: str) -> None:
     await one.tab.run("document.getElementById('panel').hidden && document.getElementById('panel-toggle').click()")
 
 
-async def pictures(chromium: Chromium, served: Served) -> list[bytes]:
+async def pictures(chromium: Chromium, served: ServerProcess) -> list[bytes]:
     """Play a short conversation and take a picture of both windows."""
     async with two_windows(chromium, served.url) as (ann, bob):
         both = (ann, bob)

@@ -9,11 +9,10 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from browser import Tab
-from cli.served import Served, serving
+from cli.served import ServerProcess, serving
+from waiting import until
 from web.chromium import Chromium
 
-WAIT_S: Final = 300
-"""Guards against a hang: a condition that takes longer fails its test."""
 READ: Final = """
 [...document.querySelectorAll("#messages > li")].map((li) => ({
   id: li.dataset.id,
@@ -141,19 +140,9 @@ _CODES: Final = {
 }
 
 
-async def until(condition: Callable[[], Any], found: Callable[[], object]) -> None:
-    """Poll until the condition is true; on a timeout, fail with the state that was found."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not await condition():  # noqa: ASYNC110 - the page is in another process
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(found()) from None
-
-
-def chat_server(directory: Path) -> AbstractContextManager[Served]:
-    """Run a server that can be killed and started again. Without gRPC: its port is not reserved while it is down."""
-    return serving(directory, "--development", "--quiet", "--set", "grpc=false")
+def chat_server(directory: Path) -> AbstractContextManager[ServerProcess]:
+    """Run a server that can be killed and started again."""
+    return serving(directory)
 
 
 @asynccontextmanager

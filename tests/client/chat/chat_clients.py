@@ -1,15 +1,11 @@
-"""Chat clients for tests, with short pauses, and clients and servers in separate processes."""
+"""Chat clients for tests, with short pauses."""
 
-import signal
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-from client import waiting
-from client.waiting import WAIT_S, line_of, soon
 from oncelog.client.chat import ChatClient, ChatLimits, Message, Outcome, Sent, Update
+from waiting import soon
 
 HERE: Final = Path(__file__).parent
 SHORT: Final = {
@@ -56,26 +52,3 @@ async def all_of(client: ChatClient, chat_id: str) -> list[Message]:
     await soon(client.until_live())
     lines = await client.lines(chat_id, count=10_000)
     return [one.message for one in lines if one.message is not None]
-
-
-@contextmanager
-def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run a script of this directory in a separate process."""
-    with waiting.started(HERE / script, *arguments) as process:
-        yield process
-
-
-@contextmanager
-def server_process(store: str, port: int = 0) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Run a server in a separate process; yield the process and its URL."""
-    with started("chat_server_worker.py", store, str(port)) as process:
-        url = line_of(process)
-        assert url.startswith("http://127.0.0.1:")
-        yield process, url
-
-
-def killed_client(url: str, path: Path, moment: str, count: int) -> None:
-    """Run a client that kills itself at the given moment of its first message."""
-    with started("chat_client_worker.py", url, str(path), moment, str(count)) as process:
-        process.wait(WAIT_S)
-        assert process.returncode == -signal.SIGKILL

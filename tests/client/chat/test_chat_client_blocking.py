@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from client.chat.chat_clients import LIMITS, NOWHERE, server_process
-from client.waiting import WAIT_S
+from cli.served import serving
+from client.chat.chat_clients import LIMITS, NOWHERE
 from oncelog.client.chat import BlockingChatClient, ChatClient, Mark, Sent, State
 from oncelog.errors import ClosedError
+from waiting import WAIT_S
 
 ANN, BOB = "ann", "bob"
 
@@ -17,9 +18,9 @@ ANN, BOB = "ann", "bob"
 @pytest.mark.rule("CH-12")
 def test_two_blocking_clients_exchange_messages(tmp_path: Path) -> None:
     with (
-        server_process(str(tmp_path / "events.db")) as (_, url),
-        BlockingChatClient(url, path=tmp_path / "ann.db", token=ANN, limits=LIMITS) as ann,
-        BlockingChatClient(url, path=tmp_path / "bob.db", token=BOB, limits=LIMITS) as bob,
+        serving(tmp_path) as server,
+        BlockingChatClient(server.url, path=tmp_path / "ann.db", token=ANN, limits=LIMITS) as ann,
+        BlockingChatClient(server.url, path=tmp_path / "bob.db", token=BOB, limits=LIMITS) as bob,
     ):
         made = ann.create("tea", members=["user:bob"])
         assert [one.user_id for one in ann.details("tea").members] == [one.user_id for one in made.members]

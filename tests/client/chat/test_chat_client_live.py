@@ -1,30 +1,26 @@
 """The chat client against a real server, in one process and in several."""
 
 import asyncio
-import signal
-import subprocess
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from cli.served import ServerProcess, server_process
 from client.chat.chat_clients import (
+    HERE,
     NOWHERE,
     SHORT,
     all_of,
     client_of,
     contents,
     heard,
-    killed_client,
     said,
     sent,
-    server_process,
-    started,
     take,
 )
-from client.waiting import line_of, soon
-from databases import BOTH_STORES, log_at
+from databases import BOTH_STORES
 from doors.serving import api_key, serving
 from oncelog.client.chat import (
     EXPIRED,
@@ -49,6 +45,8 @@ from oncelog.errors import (
 )
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.proxy import Faults, FaultyProxy, Incident
+from scripts import read_line, run_until_killed, start_script
+from waiting import soon
 
 DAY_MS = 86_400_000
 FAULTS = Faults(cut_rate=0.05, stall_rate=0.003, stall_ms_max=100, answer_ms_max=100)
@@ -302,7 +300,7 @@ async def test_message_older_than_the_id_retention_is_refused_as_expired(tmp_pat
             assert sent(await soon(again.sent())).sequence == 3
 
 
-async def test_reused_id_and_full_outbox_are_refused(tmp_path: Path) -> None:
+async def test_reused_id_and_full_outbox_are_refused() -> None:
     limits = ChatLimits(outbox_messages_max=2)
     async with client_of(NOWHERE, limits=limits) as ann:
         name = "0d6d3b8e-3c43-4d3c-9d3c-6a5c1a2b3c4d"
@@ -386,7 +384,7 @@ async def test_killed_client_sends_again_under_the_same_ids(tmp_path: Path, mome
     async with serving(tmp_path) as served:
         async with client_of(served.url, "bob") as bob:
             await bob.create("tea", members=["user:ann"])
-        await asyncio.to_thread(killed_client, served.url, path, moment, 5)
+        await asyncio.to_thread(run_until_killed, HERE / "chat_client_worker.py", served.url, path, moment, 5)
         async with client_of(served.url, path=path) as ann:
             assert len(ann.pending()) == 5  # checked before any other wait: they are about to be sent
             async with client_of(served.url, "bob") as bob:
@@ -395,20 +393,22 @@ async def test_killed_client_sends_again_under_the_same_ids(tmp_path: Path, mome
                 assert contents(await all_of(bob, "tea")) == list("01234")
 
 
-def send_and_kill(url: str, directory: Path, number: int, server: "subprocess.Popen[str]") -> set[str]:
+def send_and_kill(server: ServerProcess, directory: Path, number: int) -> set[str]:
     """Let three devices send, kill the server, then the devices. Return the messages that they reported as stored."""
     reported = set[str]()
     with ExitStack() as stack:
         devices = (("ann", "ann-phone", f"{number}p"), ("ann", "ann-desk", f"{number}d"), ("bob", "bob", f"{number}"))
         workers = [
-            stack.enter_context(started("chat_storm_worker.py", url, str(directory / f"{name}.db"), user, turn))
+            stack.enter_context(
+                start_script(HERE / "chat_storm_worker.py", server.url, directory / f"{name}.db", user, turn)
+            )
             for user, name, turn in devices
         ]
-        reported |= {line_of(worker) for _ in range(15) for worker in workers}
-        server.send_signal(signal.SIGKILL)
-        reported |= {line_of(worker) for _ in range(5) for worker in workers}
+        reported |= {read_line(worker) for _ in range(15) for worker in workers}
+        server.kill()
+        reported |= {read_line(worker) for _ in range(5) for worker in workers}
         for worker in workers:
-            worker.send_signal(signal.SIGKILL)
+            worker.kill()
             assert worker.stdout is not None
             reported |= {line for line in worker.stdout.read().split("\n")[:-1] if line}
     assert "" not in reported
@@ -431,15 +431,15 @@ async def same_everywhere(*clients: ChatClient) -> list[Message]:
 @BOTH_STORES
 @pytest.mark.rule("CH-12")
 @pytest.mark.rule("CH-14")
-async def test_clients_and_server_converge_after_repeated_kills(tmp_path: Path, port: int) -> None:
-    store, reported = log_at(tmp_path / "events.db"), set[str]()
-    with server_process(store, port) as (server, url):
+async def test_clients_and_server_converge_after_repeated_kills(tmp_path: Path) -> None:
+    reported = set[str]()
+    async with server_process(tmp_path) as server:
+        url = server.url
         async with client_of(url) as ann:
             await ann.create("tea", members=["user:bob"])
-        reported |= send_and_kill(url, tmp_path, 0, server)
-    with server_process(store, port) as (server, _):
-        reported |= send_and_kill(url, tmp_path, 1, server)
-    with server_process(store, port):
+        for number in range(2):
+            reported |= send_and_kill(server, tmp_path, number)
+            server.start()
         async with (
             client_of(url, "ann", tmp_path / "ann-phone.db") as phone,
             client_of(url, "ann", tmp_path / "ann-desk.db") as desk,
@@ -471,7 +471,7 @@ async def test_devices_converge_over_a_faulty_network(tmp_path: Path, seed: int)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
     limits = ChatLimits(**SHORT, page_messages=3, answer_timeout_ms=60_000, connect_timeout_ms=60_000)
     async with serving(tmp_path) as served:
-        port = int(served.url.rpartition(":")[2])
+        port = served.port
         async with client_of(served.url) as ann:
             await ann.create("tea", members=["user:bob"])
         async with FaultyProxy("127.0.0.1", port, seed=seed, faults=FAULTS) as proxy:

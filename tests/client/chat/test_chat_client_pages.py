@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from client.chat.chat_clients import server_process
+from cli.served import serving
 from client.pages import limits_of, programs_of, run_program
 from oncelog.client.chat import ChatLimits
 
@@ -14,8 +14,8 @@ PAGE = (ROOT / "docs/chat-client.md").read_text(encoding="utf-8")
 
 
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
-    with server_process(str(tmp_path / "events.db")) as (_, url):
-        command = [sys.executable, str(ROOT / "examples/chat_client.py"), url]
+    with serving(tmp_path) as server:
+        command = [sys.executable, str(ROOT / "examples/chat_client.py"), server.url]
         output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout  # noqa: S603
         assert "killed by signal 9" in output
         assert "the file has 2 messages that no server knows of" in output
@@ -26,10 +26,10 @@ def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
 def test_programs_of_the_page_run(tmp_path: Path) -> None:
     programs = programs_of(PAGE)
     assert len(programs) == 2
-    with server_process(str(tmp_path / "events.db")) as (_, url):
+    with serving(tmp_path) as server:
         outputs = []
         for program in programs:
-            output = run_program(program.replace("http://127.0.0.1:7171", url), tmp_path)
+            output = run_program(program.replace("http://127.0.0.1:7171", server.url), tmp_path)
             outputs.append(output)
     assert re.fullmatch(r"Sent\(message_id='msg_\w+', sequence=1, .*\)\n1 user:ann hello\n", outputs[0])
     assert outputs[1] == "1 user:ann hello\n2\n"
@@ -38,8 +38,8 @@ def test_programs_of_the_page_run(tmp_path: Path) -> None:
 def test_program_of_the_readme_runs(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^\$ cat > chat.py\n(.*?)^\$ ", readme, re.DOTALL | re.MULTILINE)
-    with server_process(str(tmp_path / "events.db")) as (_, url):
-        output = run_program(program.replace("http://127.0.0.1:7171", url), tmp_path)
+    with serving(tmp_path) as server:
+        output = run_program(program.replace("http://127.0.0.1:7171", server.url), tmp_path)
     assert output == "1\n"
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from client.chat.chat_clients import LIMITS, NOWHERE, SHORT, contents, take
-from client.waiting import soon, until
 from oncelog.client.chat import ChatClient, ChatLimits, State, UpdatesLostError
 from oncelog.client.chat.values import Listed
 from oncelog.errors import (
@@ -19,6 +18,7 @@ from oncelog.errors import (
     ServerRefusedError,
     StoreUnavailableError,
 )
+from waiting import soon, until
 
 
 class HeldSocket:
@@ -105,7 +105,11 @@ async def test_message_received_during_a_store_read_is_not_skipped() -> None:
         assert (await soon(first)).sequence == 1
         store.messages_after = messages_after
         wire.sockets[0].live(2, 3)
-        await until(lambda: ann._desk.protocol.chats["tea"].complete_to == 3)
+
+        async def are_stored() -> bool:
+            return len(await ann.lines("tea")) == 3
+
+        await until(are_stored)
         assert [one.sequence for one in await take(stream, 2)] == [2, 3]
 
 

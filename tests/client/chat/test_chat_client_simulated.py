@@ -8,41 +8,35 @@ sent message is stored once or reported as refused.
 
 from collections import Counter
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import pytest
 
 from client.chat.devices import Device
 from client.chat.model_chats import ModelServer
+from client.simulation import Simulation
 
 STEPS: Final = 2000
 CHATS: Final = ("a", "b", "ç")
 
 
-class World:
+class World(Simulation):
     """Some devices, their server, and random faults."""
 
     def __init__(self, seed: int, *, directory: Path | None = None, backups: bool = False, leaving: bool = False):
-        self.chance = chance = Random(seed)
+        super().__init__(seed)
+        chance = self.chance
         self.server = ModelServer()
         names = ("ann-phone", "ann-desk", "bob-phone", "carl-phone")[: chance.randint(2, 4)]
         self.devices = [Device(name, self.server, chance, directory and directory / f"{name}.db") for name in names]
         self.users = sorted({one.user for one in self.devices})
         for chat_id in CHATS[: chance.randint(1, 3)]:
             self.server.create(self.users[0], chat_id, self.users)
-        self.seen: Counter[str] = Counter()
-        actions = {
+        self.actions = {
             self.connect: 60, self.list: 60, self.speak: 90, self.hear: 120, self.keep: 60, self.read: 40,
             self.send: 40, self.pass_time: 40, self.cut: 4, self.crash: 4, self.be_busy: 4, self.leave_out: 4,
             self.back_up: 4 if backups else 0, self.restore: 1 if backups else 0, self.come_or_go: 6 if leaving else 0,
         }  # fmt: skip
-        self.actions, self.weights = list(actions), list(actions.values())
-
-    def act(self) -> None:
-        action = self.chance.choices(self.actions, self.weights)[0]
-        self.seen[action.__name__] += 1
-        action()
 
     @property
     def one(self) -> Device:
@@ -103,7 +97,6 @@ class World:
         self.server.set_member(chat_id, user, present=user not in self.server.chats[chat_id].members)
 
     def end(self) -> None:
-        """Run without faults until all devices are idle."""
         self.server.refusals = []
         for chat_id in self.server.chats:
             for user in self.users:
@@ -122,16 +115,6 @@ class World:
             device.check()
 
 
-def simulated(seed: int, **options: object) -> World:
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
-    world = World(seed, **options)  # type: ignore[arg-type]
-    for _ in range(STEPS):
-        world.act()
-    world.end()
-    world.check()
-    return world
-
-
 def seeds(first: int, is_soak: bool) -> range:
     return range(first, first + (10 if is_soak else 5))
 
@@ -144,14 +127,14 @@ def seen_in(*worlds: World) -> Counter[str]:
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("block", range(6))
 def test_devices_show_the_same_messages_once_and_in_order(block: int, is_soak: bool) -> None:
-    seen = seen_in(*(simulated(seed) for seed in seeds(10 * block, is_soak)))
+    seen = seen_in(*(World(seed).run(STEPS) for seed in seeds(10 * block, is_soak)))
     assert all(seen[name] for name in ("Sent", "Arrived", "Delivery", "lost")), seen
 
 
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("block", range(2))
 def test_devices_converge_with_restored_backups(block: int, is_soak: bool) -> None:
-    worlds = [simulated(seed, backups=True) for seed in seeds(1000 + 10 * block, is_soak)]
+    worlds = [World(seed, backups=True).run(STEPS) for seed in seeds(1000 + 10 * block, is_soak)]
     seen = seen_in(*worlds)
     assert seen["HistoryChange"], seen
     assert any(world.server.lost for world in worlds)
@@ -160,7 +143,7 @@ def test_devices_converge_with_restored_backups(block: int, is_soak: bool) -> No
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("block", range(2))
 def test_devices_converge_with_changing_members(block: int, is_soak: bool) -> None:
-    seen = seen_in(*(simulated(seed, leaving=True) for seed in seeds(2000 + 10 * block, is_soak)))
+    seen = seen_in(*(World(seed, leaving=True).run(STEPS) for seed in seeds(2000 + 10 * block, is_soak)))
     assert all(seen[name] for name in ("Membership", "NOT_A_MEMBER")), seen
 
 
@@ -169,6 +152,6 @@ def test_devices_converge_with_reopened_stores(tmp_path: Path) -> None:
     for seed in range(3000, 3004):
         directory = tmp_path / str(seed)
         directory.mkdir()
-        world = simulated(seed, directory=directory, backups=bool(seed % 2), leaving=True)
+        world = World(seed, directory=directory, backups=bool(seed % 2), leaving=True).run(STEPS)
         for device in world.devices:
             device.store.close()

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from client.chat.chat_clients import NOWHERE, client_of, started
-from client.waiting import line_of
+from client.chat.chat_clients import HERE, NOWHERE, client_of
 from oncelog.client.chat.changes import Changes, Settled
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.chat.values import Entry, Member, Message, Refused, Sent
@@ -18,6 +17,7 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from scripts import read_line, start_script
 
 
 def message(sequence: int, sender_id: str = "user:bob") -> Message:
@@ -103,8 +103,8 @@ def test_reset_replaces_the_messages_of_the_old_history() -> None:
 
 def test_store_is_used_by_one_device_and_one_process(tmp_path: Path) -> None:
     path = tmp_path / "ann.db"
-    with started("chat_holding_worker.py", str(path)) as worker:
-        assert line_of(worker) == "open"
+    with start_script(HERE / "chat_holding_worker.py", path) as worker:
+        assert read_line(worker) == "open"
         with pytest.raises(StoreInUseError, match="another chat client has"):
             ChatStore(str(path)).open("phone")
     store = ChatStore(str(path))

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from client.deltas.deltas_clients import LIMITS, NOWHERE, server_process
-from client.waiting import WAIT_S
-from databases import BOTH_STORES, log_at
+from cli.served import DEVELOPMENT, serving
+from client.deltas.deltas_clients import LIMITS, NOWHERE
+from databases import BOTH_STORES
 from oncelog.client.deltas import BlockingDeltasClient, Edits, State
 from oncelog.errors import ClientError, ClosedError, StoreInUseError
+from waiting import WAIT_S
 
 
 def blocking_of(url: str, path: Path | str = ":memory:", client_id: str = "ann") -> BlockingDeltasClient:
@@ -18,14 +19,18 @@ def blocking_of(url: str, path: Path | str = ":memory:", client_id: str = "ann")
 
 @BOTH_STORES
 def test_threads_share_one_client(tmp_path: Path) -> None:
-    with server_process(log_at(tmp_path / "events.db")) as (_, url):
+    with serving(tmp_path) as server:
         path = tmp_path / "ann.db"
-        with blocking_of(url, path) as ann, blocking_of(url, client_id="bob") as bob, ThreadPoolExecutor(8) as threads:
+        with (
+            blocking_of(server.url, path) as ann,
+            blocking_of(server.url, client_id="bob") as bob,
+            ThreadPoolExecutor(8) as threads,
+        ):
             changes = bob.changes("products")
             made = list(threads.map(lambda one: ann.put("products", f"{one:02}", {"number": one}), range(40)))
             assert len(set(made)) == 40
             with pytest.raises(StoreInUseError):
-                blocking_of(url, path).__enter__()
+                blocking_of(server.url, path).__enter__()
             ann.synced(timeout_s=WAIT_S)
             bob.synced(timeout_s=WAIT_S)
             assert sorted(next(changes).row_id for _ in range(40)) == [f"{one:02}" for one in range(40)]
@@ -78,8 +83,8 @@ def test_refusals_are_reported(tmp_path: Path) -> None:
     schemas = tmp_path / "schemas.json"
     schemas.write_text('{"shop": {"products": {"price": "number"}}}')
     with (
-        server_process(str(tmp_path / "events.db"), schemas=str(schemas)) as (_, url),
-        blocking_of(url, tmp_path / "ann.db") as ann,
+        serving(tmp_path, *DEVELOPMENT, f"--set=deltas_schemas={schemas}") as server,
+        blocking_of(server.url, tmp_path / "ann.db") as ann,
     ):
         made = ann.put("products", "1", {"price": "much"})
         assert next(ann.refusals()).delta_id == made

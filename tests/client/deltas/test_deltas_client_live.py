@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,16 +9,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, killed_client, rows_of, server_process, started
+from cli.served import server_process
+from client.deltas.deltas_clients import HERE, NOWHERE, SHORT, client_of, rows_of
 from client.deltas.faulty_relay import FaultyRelay
-from client.waiting import line_of, soon, until
-from databases import BOTH_STORES, log_at
+from databases import BOTH_STORES
 from doors.serving import Serving, api_key, serving
 from oncelog.client.deltas import ChangesLostError, DeltaRefusedError, DeltasClient, DeltasLimits, Edits, State
 from oncelog.client.deltas.client import _system_wall_ms
 from oncelog.core.values import Rate
 from oncelog.errors import ClientError, ClosedError
 from oncelog.testing.clock import ManualClock
+from scripts import read_line, run_until_killed, start_script
+from waiting import soon, until
 
 
 async def server_rows(served: Serving, table: str = "products") -> dict[tuple[str, str], Any]:
@@ -328,7 +329,7 @@ async def test_changed_history_replaces_the_rows_and_keeps_the_outbox(tmp_path: 
 # --- readers of changes
 
 
-async def test_slow_reader_of_changes_gets_changes_lost_error(tmp_path: Path) -> None:
+async def test_slow_reader_of_changes_gets_changes_lost_error() -> None:
     limits = DeltasLimits(**SHORT, changes_max=3, changes_bytes_max=1000)
     async with client_of(NOWHERE, limits=limits) as ann:
         slow, other = ann.changes(), ann.changes("others")
@@ -352,8 +353,9 @@ async def test_slow_reader_of_changes_gets_changes_lost_error(tmp_path: Path) ->
 @pytest.mark.parametrize("moment", ["unsent", "unanswered"])
 async def test_killed_client_pushes_its_outbox_once(tmp_path: Path, moment: str) -> None:
     path = tmp_path / "ann.db"
-    with server_process(log_at(tmp_path / "events.db")) as (_, url):
-        await asyncio.to_thread(killed_client, url, path, moment, 20)
+    async with server_process(tmp_path) as server:
+        url = server.url
+        await asyncio.to_thread(run_until_killed, HERE / "deltas_client_worker.py", url, path, moment, 20)
         assert (await deltas_count(url) > 0) is (moment == "unanswered")
         async with client_of(url, path, "till-1") as ann:
             assert ann.status().pending == 20
@@ -364,29 +366,31 @@ async def test_killed_client_pushes_its_outbox_once(tmp_path: Path, moment: str)
 
 @BOTH_STORES
 @pytest.mark.rule("DE-4")
-async def test_clients_and_server_converge_after_repeated_kills(tmp_path: Path, port: int) -> None:
-    store, reported = log_at(tmp_path / "events.db"), set[str]()
-    url = f"http://127.0.0.1:{port}"
-    for lives in range(2):
-        with (
-            started("deltas_storm_worker.py", url, str(tmp_path / "ann.db"), "ann-1", str(lives)) as ann_worker,
-            started("deltas_storm_worker.py", url, str(tmp_path / "bob.db"), "bob-1", str(lives)) as bob_worker,
-        ):
-            for _ in range(2):
-                with server_process(store, port) as (server, _):
+async def test_clients_and_server_converge_after_repeated_kills(tmp_path: Path) -> None:
+    reported = set[str]()
+    storm = HERE / "deltas_storm_worker.py"
+    async with server_process(tmp_path) as server:
+        server.kill()  # the clients begin and end without a server
+        for lives in range(2):
+            with (
+                start_script(storm, server.url, tmp_path / "ann.db", "ann-1", lives) as ann_worker,
+                start_script(storm, server.url, tmp_path / "bob.db", "bob-1", lives) as bob_worker,
+            ):
+                for _ in range(2):
+                    server.start()
                     for _ in range(15):
-                        reported |= {line_of(ann_worker), line_of(bob_worker)}
-                    server.send_signal(signal.SIGKILL)
-            for worker in (ann_worker, bob_worker):
-                worker.send_signal(signal.SIGKILL)
-                assert worker.stdout is not None
-                reported |= {line for line in worker.stdout.read().split("\n")[:-1] if line}
-    assert len(reported) >= 2 * 2 * 2 * 15
-    with server_process(store, port):
+                        reported |= {read_line(ann_worker), read_line(bob_worker)}
+                    server.kill()
+                for worker in (ann_worker, bob_worker):
+                    worker.kill()
+                    assert worker.stdout is not None
+                    reported |= {line for line in worker.stdout.read().split("\n")[:-1] if line}
+        assert len(reported) >= 2 * 2 * 2 * 15
+        server.start()
         async with (
-            client_of(url, tmp_path / "ann.db", "ann-1") as ann,
-            client_of(url, tmp_path / "bob.db", "bob-1") as bob,
-            client_of(url, client_id="new") as new,
+            client_of(server.url, tmp_path / "ann.db", "ann-1") as ann,
+            client_of(server.url, tmp_path / "bob.db", "bob-1") as bob,
+            client_of(server.url, client_id="new") as new,
         ):
             for one in (ann, bob, ann, new):
                 await soon(one.synced())

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from client.deltas.deltas_clients import server_process
+from cli.served import serving
 from client.pages import limits_of, programs_of, run_program
 from oncelog.client.deltas import DeltasLimits
 
@@ -13,8 +13,8 @@ PAGE = (ROOT / "docs/deltas-client.md").read_text(encoding="utf-8")
 
 
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
-    with server_process(str(tmp_path / "events.db")) as (_, url):
-        command = [sys.executable, str(ROOT / "examples/deltas_client.py"), url]
+    with serving(tmp_path) as server:
+        command = [sys.executable, str(ROOT / "examples/deltas_client.py"), server.url]
         for _ in range(2):  # the example can be run again
             output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout  # noqa: S603
             assert "killed by signal 9" in output
@@ -25,10 +25,10 @@ def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
 def test_programs_of_the_page_run(tmp_path: Path) -> None:
     programs = programs_of(PAGE)
     assert len(programs) == 2
-    with server_process(str(tmp_path / "events.db")) as (_, url):
+    with serving(tmp_path) as server:
         outputs = []
         for program in programs:
-            output = run_program(program.replace("http://127.0.0.1:7171", url), tmp_path)
+            output = run_program(program.replace("http://127.0.0.1:7171", server.url), tmp_path)
             outputs.append(output)
         assert outputs == ["p1 {'name': 'Tea', 'price': 4}\n", "{'name': 'Coffee'}\n"]
 

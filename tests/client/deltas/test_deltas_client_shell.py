@@ -10,13 +10,13 @@ import pytest
 from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of
 from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_wire import ModelWire
-from client.waiting import WAIT_S, soon, until
 from oncelog.client.deltas import DeltasClient, DeltasLimits, Edits, LocalRow, State
 from oncelog.client.deltas.client import _system_wall_ms
 from oncelog.client.deltas.messages import Fault, PulledPage, Unanswered
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.patience import Pause
 from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
+from waiting import WAIT_S, soon, until
 
 AHEAD_MS = 3_600_000
 """The clock of the model stands still. It is that far ahead, so that no edit of a slow test exceeds the drift limit."""

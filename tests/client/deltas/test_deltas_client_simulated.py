@@ -7,23 +7,24 @@ model has every edit.
 
 from collections import Counter
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import pytest
 
 from client.deltas.model_gateway import BAD, ModelGateway, Refusal
 from client.deltas.replicas import Replica
+from client.simulation import Simulation
 
 STEPS: Final = 300
 AHEAD_MS: Final = (-3000, 0, 3000, 7000)
 
 
-class World:
+class World(Simulation):
     """Some replicas, their gateway, and random faults."""
 
     def __init__(self, seed: int, *, directory: Path | None = None, backups: bool = False, refusals: bool = False):
-        self.chance = chance = Random(seed)
+        super().__init__(seed)
+        chance = self.chance
         self.gateway = ModelGateway()
         self.replicas = [
             Replica(name, self.gateway, chance, directory and directory / f"{name}.db", chance.choice(AHEAD_MS))
@@ -31,19 +32,12 @@ class World:
         ]
         self.refusals = refusals
         self.copies: list[bytes] = []
-        self.seen: Counter[str] = Counter()
-        actions = {
+        self.actions = {
             self.edit: 20, self.send: 20, self.deliver: 20, self.hear: 20, self.ask: 20, self.take_in: 20,
             self.copy: 3, self.deliver_copy: 3, self.crash: 2, self.compact: 2, self.be_busy: 1, self.pass_time: 5,
             self.discard: 2 if refusals else 0,
             self.back_up: 2 if backups else 0, self.restore: 1 if backups else 0,
         }  # fmt: skip
-        self.actions, self.weights = list(actions), list(actions.values())
-
-    def act(self) -> None:
-        action = self.chance.choices(self.actions, self.weights)[0]
-        self.seen[action.__name__] += 1
-        action()
 
     @property
     def one(self) -> Replica:
@@ -113,7 +107,6 @@ class World:
         self.gateway.restore()
 
     def end(self) -> None:
-        """Run without faults until all replicas are idle."""
         self.gateway.busy = False
         self.gateway.now_ms += 100_000
         for replica in self.replicas:
@@ -133,16 +126,6 @@ class World:
             assert not missing, replica.name
 
 
-def simulated(seed: int, **options: object) -> World:
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
-    world = World(seed, **options)  # type: ignore[arg-type]
-    for _ in range(STEPS):
-        world.act()
-    world.end()
-    world.check()
-    return world
-
-
 def seeds(first: int, is_soak: bool) -> range:
     return range(first, first + (20 if is_soak else 8))
 
@@ -155,7 +138,7 @@ def seeds(first: int, is_soak: bool) -> range:
 def test_replicas_converge_to_the_rows_of_the_gateway(block: int, is_soak: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds(20 * block, is_soak):
-        world = simulated(seed)
+        world = World(seed).run(STEPS)
         seen += sum((one.seen for one in world.replicas), world.seen)
     happened = ("crash", "deliver_copy", "Unanswered", "SERVER_BUSY", "CLOCK_DRIFT", "Apply", "Join", "ReadAnew")
     assert all(seen[name] for name in happened), seen
@@ -165,7 +148,7 @@ def test_replicas_converge_to_the_rows_of_the_gateway(block: int, is_soak: bool)
 def test_replicas_converge_with_refused_and_discarded_deltas(block: int, is_soak: bool) -> None:
     discarded = 0
     for seed in seeds(1000 + 20 * block, is_soak):
-        discarded += sum(len(one.discarded) for one in simulated(seed, refusals=True).replicas)
+        discarded += sum(len(one.discarded) for one in World(seed, refusals=True).run(STEPS).replicas)
     assert discarded
 
 
@@ -173,7 +156,7 @@ def test_replicas_converge_with_refused_and_discarded_deltas(block: int, is_soak
 def test_replicas_converge_with_restored_backups(block: int, is_soak: bool) -> None:
     lost, seen = 0, Counter[str]()
     for seed in seeds(2000 + 20 * block, is_soak):
-        world = simulated(seed, backups=True, refusals=bool(seed % 2))
+        world = World(seed, backups=True, refusals=bool(seed % 2)).run(STEPS)
         lost += len(world.gateway.lost)
         seen += sum((one.seen for one in world.replicas), world.seen)
     assert lost
@@ -185,6 +168,6 @@ def test_replicas_converge_with_reopened_stores(tmp_path: Path) -> None:
     for seed in range(3000, 3006):
         directory = tmp_path / str(seed)
         directory.mkdir()
-        world = simulated(seed, directory=directory, backups=bool(seed % 2), refusals=True)
+        world = World(seed, directory=directory, backups=bool(seed % 2), refusals=True).run(STEPS)
         for replica in world.replicas:
             replica.store.close()

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from client.deltas.deltas_clients import started
+from client.deltas.deltas_clients import HERE
 from client.deltas.model_gateway import id_of
-from client.waiting import line_of
 from oncelog.client.deltas.editing import Edits
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.messages import SnapshotRow
@@ -28,6 +27,7 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from scripts import read_line, start_script
 
 NOW_MS = 1_700_000_000_000
 ALL = 10**9
@@ -344,8 +344,8 @@ def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(StoreInUseError, match="another deltas client"):
         opened(link)
     store.close()
-    with started("deltas_holding_worker.py", str(path)) as process:
-        assert line_of(process) == "open"
+    with start_script(HERE / "deltas_holding_worker.py", path) as process:
+        assert read_line(process) == "open"
         with pytest.raises(StoreInUseError):
             opened(path)
     opened(path).close()

@@ -9,14 +9,10 @@ import sys
 from itertools import count
 
 from oncelog.client.ledger import LedgerClient, LedgerLimits, set_entity
+from scripts import print_line
 
 _, ADDRESS, FILE, ROUND = sys.argv
 LIMITS = LedgerLimits(pause_ms_min=1, pause_ms_max=20)
-
-
-def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
 
 
 async def main() -> None:
@@ -27,11 +23,11 @@ async def main() -> None:
         async def write() -> None:
             for number in numbers:
                 outcome = await ledger.write(set_entity(f"{ROUND}:{number:04}", b"1", must_not_exist=True))
-                say(type(outcome).__name__, f"{ROUND}:{number:04}")
+                print_line(type(outcome).__name__, f"{ROUND}:{number:04}")
 
         async def recover() -> None:
             for one in await ledger.recovered():
-                say(type(one.outcome).__name__, getattr(one.operations[0], "key", ""))
+                print_line(type(one.outcome).__name__, getattr(one.operations[0], "key", ""))
 
         await asyncio.gather(recover(), *(write() for _ in range(10)))
 

@@ -1,16 +1,11 @@
-"""Ledger clients for tests, with short pauses, and clients and servers in separate processes."""
+"""Ledger clients for tests, with short pauses."""
 
-import signal
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from client import waiting
-from client.waiting import WAIT_S, line_of
 from doors.serving import Serving
 from oncelog.client.ledger import LedgerClient, LedgerLimits, RefusalCode, Refused, Written
 from oncelog.client.ledger.entries import Call
@@ -44,29 +39,6 @@ async def keys_of(ledger: LedgerClient) -> list[str]:
     """Return the keys of all entities, in the order in which they were set."""
     found = [(one.version, one.key) async for one in ledger.list_entities()]
     return [key for _, key in sorted(found)]
-
-
-@contextmanager
-def started(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run a script of this directory in a separate process."""
-    with waiting.started(HERE / script, *arguments) as process:
-        yield process
-
-
-@contextmanager
-def server_process(store: str, port: int = 0) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Run a server in a separate process; yield the process and its gRPC address."""
-    with started("ledger_server_worker.py", store, str(port)) as process:
-        address = line_of(process)
-        assert address.startswith("127.0.0.1:")
-        yield process, address
-
-
-def killed_client(address: str, path: Path, moment: str, count: int) -> None:
-    """Run a client that kills itself at the given moment of its last write."""
-    with started("ledger_client_worker.py", address, str(path), moment, str(count)) as process:
-        process.wait(WAIT_S)
-        assert process.returncode == -signal.SIGKILL
 
 
 def code_of(outcome: Any) -> RefusalCode:

@@ -9,8 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from client.ledger.ledgers import LIMITS, NOWHERE, server_process, written
-from databases import BOTH_STORES, log_at
+from cli.served import serving
+from client.ledger.ledgers import LIMITS, NOWHERE, written
+from databases import BOTH_STORES
 from oncelog.client.ledger import BlockingLedgerClient, LedgerClient, LedgerLimits, relate, set_entity
 from oncelog.errors import CanonicalError, ClosedError, SettingsError, StoreInUseError
 
@@ -24,7 +25,8 @@ def blocking_of(address: str, path: Path | str = ":memory:", **options: Any) -> 
 @pytest.mark.rule("LG-19")
 def test_threads_share_one_client(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    with server_process(log_at(tmp_path / "events.db")) as (_, address):
+    with serving(tmp_path, grpc=True) as server:
+        address = server.rpc_address
         with blocking_of(address, path) as ledger, ThreadPoolExecutor(8) as threads:
             assert ledger.recovered() == []
             outcomes = list(threads.map(lambda number: ledger.write(set_entity(str(number), b"1")), range(40)))

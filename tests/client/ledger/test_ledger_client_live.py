@@ -21,7 +21,6 @@ from client.ledger.ledgers import (
     ledger_of,
     written,
 )
-from client.waiting import soon, until
 from databases import BOTH_STORES
 from doors.serving import Serving, api_key, serving
 from doors.test_server import make_certificate
@@ -55,6 +54,7 @@ from oncelog.errors import (
 )
 from oncelog.proof import proof_document, verify
 from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 FEW = LedgerLimits(
     pause_ms_min=1, pause_ms_max=20, refused_pause_ms_min=1, in_flight_max=3, pending_writes_max=5, idle_ms=3_600_000
@@ -251,7 +251,7 @@ async def test_scopes_have_separate_sequences_in_one_store(tmp_path: Path) -> No
         assert written(await ledger.write(set_entity("b", b"1"))).sequence == 2
 
 
-async def test_invalid_write_is_refused_before_it_is_stored(tmp_path: Path) -> None:
+async def test_invalid_write_is_refused_before_it_is_stored() -> None:
     async with ledger_of(NOWHERE, limits=LedgerLimits(transaction_bytes_max=1000)) as ledger:
         with pytest.raises(CanonicalError, match="at least one"):
             await ledger.write([])
@@ -364,7 +364,7 @@ async def test_invalid_proof_raises_unverified_error(
     assert await ledger.pending() == []
 
 
-async def test_client_writes_over_tls_with_a_known_root(tmp_path: Path) -> None:
+async def test_tls_client_accepts_a_known_root_and_refuses_an_unknown_one(tmp_path: Path) -> None:
     tls = make_certificate(tmp_path, "server")
     async with serving(tmp_path, tls=tls) as served:
         address = address_of(served).replace("127.0.0.1", "localhost")
@@ -468,7 +468,7 @@ async def test_watched_blocks_arrive_once_across_a_server_restart(tmp_path: Path
     assert heights == [1, 2, 3]
 
 
-async def test_unanswered_read_raises_lost_error(tmp_path: Path) -> None:
+async def test_unanswered_read_raises_lost_error() -> None:
     limits = LedgerLimits(answer_timeout_ms=20)
     async with ledger_of(NOWHERE, limits=limits) as ledger:
         with pytest.raises(LostError):

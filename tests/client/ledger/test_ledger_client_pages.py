@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from client.ledger.ledgers import server_process
+from cli.served import serving
 from client.pages import limits_of, programs_of, run_program
 from oncelog.client.ledger import LedgerLimits
 
@@ -14,8 +14,8 @@ PAGE = (ROOT / "docs/ledger-client.md").read_text(encoding="utf-8")
 
 
 def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
-    with server_process(str(tmp_path / "events.db")) as (_, address):
-        command = [sys.executable, str(ROOT / "examples/ledger_client.py"), address]
+    with serving(tmp_path, grpc=True) as server:
+        command = [sys.executable, str(ROOT / "examples/ledger_client.py"), server.rpc_address]
         for _ in range(2):  # the example can be run again
             output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout  # noqa: S603
             assert "killed by signal 9" in output
@@ -26,9 +26,9 @@ def test_example_recovers_after_it_is_killed(tmp_path: Path) -> None:
 def test_programs_of_the_page_run(tmp_path: Path) -> None:
     programs = programs_of(PAGE)
     assert len(programs) == 2
-    with server_process(str(tmp_path / "events.db")) as (_, address):
+    with serving(tmp_path, grpc=True) as server:
         for program in programs:
-            output = run_program(program.replace("127.0.0.1:7271", address), tmp_path)
+            output = run_program(program.replace("127.0.0.1:7271", server.rpc_address), tmp_path)
             assert re.match(r"transaction [0-9a-f]{16}, version 1|Written\(", output), output
 
 

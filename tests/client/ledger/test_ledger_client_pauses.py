@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from client.ledger.ledgers import NOWHERE, address_of, ledger_of, server_process, written
-from client.waiting import soon, until
+from cli.served import server_process
+from client.ledger.ledgers import NOWHERE, address_of, ledger_of, written
 from doors.serving import serving
 from oncelog import codes
 from oncelog.client.ledger import LedgerClient, LedgerLimits, set_entity
@@ -15,6 +15,7 @@ from oncelog.client.ledger.entries import Unknown
 from oncelog.client.ledger.stream import Stream
 from oncelog.client.ledger.wire import Wire
 from oncelog.errors import ServerRefusedError
+from waiting import soon, until
 
 LONG_MS = 600_000
 LONG = LedgerLimits(pause_ms_min=LONG_MS, pause_ms_max=LONG_MS, reconnect_ms_max=1)
@@ -42,17 +43,17 @@ def answering(answer: Unknown) -> Any:
     return write
 
 
-async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path: Path, port: int) -> None:
-    store = str(tmp_path / "log.db")
-    with server_process(store, port) as (process, address):
-        async with ledger_of(address, limits=LONG) as ledger:
-            written(await soon(ledger.write(set_entity("a", b"1"))))
-            process.kill()
-            await asyncio.to_thread(process.wait)
-            writing = asyncio.ensure_future(ledger.write(set_entity("b", b"1")))
-            await pause_s(ledger)
-            with server_process(store, port):
-                assert written(await soon(writing)).sequence == 2
+async def test_restarted_server_ends_the_pause_before_the_next_attempt(tmp_path: Path) -> None:
+    async with (
+        server_process(tmp_path, grpc=True) as server,
+        ledger_of(server.rpc_address, limits=LONG) as ledger,
+    ):
+        written(await soon(ledger.write(set_entity("a", b"1"))))
+        await asyncio.to_thread(server.kill)
+        writing = asyncio.ensure_future(ledger.write(set_entity("b", b"1")))
+        await pause_s(ledger)
+        await asyncio.to_thread(server.start)
+        assert written(await soon(writing)).sequence == 2
 
 
 async def test_pause_while_the_server_is_unreachable_is_bounded_by_reconnect_ms_max() -> None:

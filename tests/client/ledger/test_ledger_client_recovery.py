@@ -10,18 +10,16 @@ from uuid import UUID
 import pytest
 
 import oncelog
+from cli.served import server_process
 from client.ledger.ledgers import (
+    HERE,
     NOWHERE,
     address_of,
     keys_of,
-    killed_client,
     ledger_of,
-    server_process,
-    started,
     transactions_of,
     written,
 )
-from client.waiting import line_of, soon
 from databases import BOTH_STORES, log_at
 from doors.serving import Serving, api_key, serving
 from oncelog.client.ledger import (
@@ -36,6 +34,8 @@ from oncelog.errors import (
     LostError,
 )
 from oncelog.testing.clock import ManualClock
+from scripts import read_line, run_until_killed, start_script
+from waiting import soon
 
 DAY_MS = 24 * 3600 * 1000
 KILLS_AFTER = (1, 7, 23, 2, 40, 11)
@@ -51,8 +51,9 @@ KILLS_AFTER = (1, 7, 23, 2, 40, 11)
 async def test_killed_client_recovers_its_pending_writes(tmp_path: Path, moment: str) -> None:
     path, count = tmp_path / "client.db", 5
 
-    with server_process(log_at(tmp_path / "events.db")) as (_, address):
-        await asyncio.to_thread(killed_client, address, path, moment, count)
+    async with server_process(tmp_path, grpc=True) as server:
+        address = server.rpc_address
+        await asyncio.to_thread(run_until_killed, HERE / "ledger_client_worker.py", address, path, moment, count)
         async with ledger_of(address, path) as ledger:
             pending = await ledger.pending()
             assert any(one.operations[0] == set_entity("entity:4", b"1", must_not_exist=True) for one in pending)
@@ -73,10 +74,11 @@ async def test_killed_client_recovers_its_pending_writes(tmp_path: Path, moment:
 async def test_repeatedly_killed_client_commits_each_write_once(tmp_path: Path) -> None:
     """Each write has the condition that its entity does not exist: a second commit of it would be refused."""
     path, reported = tmp_path / "client.db", list[str]()
-    with server_process(log_at(tmp_path / "events.db")) as (_, address):
+    async with server_process(tmp_path, grpc=True) as server:
+        address = server.rpc_address
         for number, lines in enumerate(KILLS_AFTER):
-            with started("ledger_storm_worker.py", address, str(path), str(number)) as process:
-                reported += [line_of(process) for _ in range(lines)]
+            with start_script(HERE / "ledger_storm_worker.py", address, path, number) as process:
+                reported += [read_line(process) for _ in range(lines)]
                 process.send_signal(signal.SIGKILL)
                 assert process.stdout is not None
                 reported += [line.strip() for line in process.stdout if line.endswith("\n")]
@@ -97,11 +99,11 @@ async def test_repeatedly_killed_client_commits_each_write_once(tmp_path: Path) 
 @BOTH_STORES
 @pytest.mark.rule("LG-11")
 @pytest.mark.rule("LG-19")
-async def test_writes_continue_after_the_server_is_killed_and_restarted(tmp_path: Path, port: int) -> None:
-    store = log_at(tmp_path / "events.db")
-    with server_process(store, port) as (process, address):
-        ledger = ledger_of(address, tmp_path / "client.db")
-        await ledger.__aenter__()
+async def test_writes_continue_after_the_server_is_killed_and_restarted(tmp_path: Path) -> None:
+    async with (
+        server_process(tmp_path, grpc=True) as server,
+        ledger_of(server.rpc_address, tmp_path / "client.db") as ledger,
+    ):
         done = asyncio.Event()
         outcomes: list[Any] = []
 
@@ -114,13 +116,11 @@ async def test_writes_continue_after_the_server_is_killed_and_restarted(tmp_path
 
         writing = asyncio.create_task(write_all())
         await done.wait()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    with server_process(store, port):
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
         await soon(writing)
         assert [written(one).sequence for one in outcomes] == list(range(1, 121))
         assert await keys_of(ledger) == [f"{number:03}" for number in range(120)]
-        await ledger.close()
 
 
 @BOTH_STORES

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from client.ledger.ledgers import started
+from client.ledger.ledgers import HERE
 from client.ledger.model_ledger import operations_of
-from client.waiting import line_of
 from oncelog.client.ledger.entries import Changes, Entry, Settled
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import Written
@@ -20,6 +19,7 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from scripts import read_line, start_script
 
 
 def entry(number: int, sequence: int) -> Entry:
@@ -56,8 +56,8 @@ def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> N
 
 def test_store_is_opened_by_one_client_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    with started("ledger_holding_worker.py", str(path)) as process:
-        assert line_of(process) == "open"
+    with start_script(HERE / "ledger_holding_worker.py", path) as process:
+        assert read_line(process) == "open"
         (tmp_path / "link.db").symlink_to(path)
         for name in ("client.db", "link.db"):
             with pytest.raises(StoreInUseError, match="each needs its own file"):

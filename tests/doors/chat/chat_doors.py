@@ -12,7 +12,8 @@ from uuid import UUID
 import aiohttp
 from aiohttp import WSMsgType
 
-from doors.serving import WAIT_S, Answer, Serving, serving, soon, until
+from doors.serving import Answer, Serving, close_code, serving
+from waiting import WAIT_S, soon, until
 
 Json = dict[str, Any]
 MESSAGE: Final = {
@@ -120,7 +121,7 @@ class Device:
         while True:
             message = await soon(self.socket.receive())
             if message.type is not WSMsgType.TEXT:
-                return self.socket.close_code
+                return close_code(message, self.socket)
             self.frames.append(json.loads(message.data))
 
     async def close(self) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-import pytest
 from aiohttp import WSMsgType
 
 from core.delta_faults import id_of
 from databases import is_postgres, log_at, query
-from doors.serving import WAIT_S, Answer, EventStream, Serving, serving, soon
-from doors.shared import ServerPool
+from doors.serving import Answer, EventStream, Serving, close_code, serving
+from doors.shared import pool_fixture
+from waiting import WAIT_S, soon
 
 Json = dict[str, Any]
 MS: Final = 2**16
@@ -64,7 +64,7 @@ class Live:
     async def closed(self) -> int | None:
         message = await soon(self.socket.receive())
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
-        return self.socket.close_code
+        return close_code(message, self.socket)
 
 
 class Gateway:
@@ -209,12 +209,12 @@ async def opened(directory: Path, *, force_close: bool = False, **options: Any) 
         yield Door(served)
 
 
-def server_pool_of(paths: pytest.TempPathFactory, **options: Any) -> ServerPool[Door]:
-    """Return a pool of servers that run with these options.
+def server_pool_with(**options: Any) -> Any:
+    """Return a fixture for a pool of servers that run with these options.
 
     A malformed request may close its connection, which the next test must not reuse.
     """
-    return ServerPool(lambda: opened(paths.mktemp("shared"), **{"force_close": True, **options}))
+    return pool_fixture(lambda directory: opened(directory, **{"force_close": True, **options}))
 
 
 class SharedServer:

@@ -1,12 +1,11 @@
 """Access to the Deltas API: credentials, grants, limits, and refusals that reveal nothing."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
 from databases import BOTH_STORES
@@ -19,14 +18,14 @@ from doors.deltas.delta_doors import (
     delivered,
     opened,
     refusal,
-    server_pool_of,
+    server_pool_with,
     streamed,
 )
-from doors.serving import Answer, api_key, until
-from doors.shared import ServerPool
+from doors.serving import Answer, api_key
 from oncelog.doors.requests import body_of
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.clock import ManualClock
+from waiting import until
 
 pytestmark = BOTH_STORES
 
@@ -34,12 +33,8 @@ SHOP: Final = "deltas/shop"
 READS: Final = ("pull", "rows/t", "rows/t?rowId=r1", "snapshot", "live")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
-    """Servers that require credentials, at a standing clock."""
-    options = {"tokens": True, "api_keys": True, "auth_failures_per_minute_max": 0}
-    async with server_pool_of(tmp_path_factory, **options) as pool:
-        yield pool
+server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_minute_max=0)
+"""Servers that require credentials, at a standing clock."""
 
 
 def token(read: Sequence[str] = (), write: Sequence[str] = (), **claims: Any) -> str:

@@ -100,11 +100,11 @@ async def test_write_after_a_delete_restores_the_row_with_its_columns_only(share
 
 
 @pytest.mark.rule("DE-7", "DE-4", "DE-12")
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("run", range(4))
 async def test_random_orders_with_duplicates_compactions_and_restarts_merge_to_the_same_rows(
-    tmp_path: Path, seed: int, number: int, is_soak: bool
+    tmp_path: Path, seed: int, run: int, is_soak: bool
 ) -> None:
-    random_ = random.Random(4 * seed + number)
+    random_ = random.Random(4 * seed + run)
     deltas = drawn(random_, 120 if is_soak else 20)
     names = [f"g{number}" for number in range(5 if is_soak else 3)]
     orders = {name: random_.sample(deltas, len(deltas)) for name in names}

@@ -1,14 +1,11 @@
 """Pages of rows are limited in bytes, and the store fetches at most one row more than a page holds."""
 
-from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
-import pytest_asyncio
 
 from databases import BOTH_STORES
-from doors.deltas.delta_doors import Door, SharedServer, change, server_pool_of
-from doors.shared import ServerPool
+from doors.deltas.delta_doors import SharedServer, change, server_pool_with
 from oncelog.core.merge import Row
 from oncelog.stores.postgres import delta_reading as of_postgres
 from oncelog.stores.side_state import row_of
@@ -20,10 +17,7 @@ PAGE: Final = 10_000
 """Maximum number of bytes of a page."""
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
-    async with server_pool_of(tmp_path_factory, page_bytes_max=PAGE) as pool:
-        yield pool
+server_pool = server_pool_with(page_bytes_max=PAGE)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from core.delta_faults import FAULTS, GOOD, NOT_JSON, Fault, delta_json, delta_text
 from databases import BOTH_STORES
 from doors.deltas.delta_doors import Gateway, SharedServer, change, delivered, opened, refusal, stored
-from doors.serving import soon, until
 from oncelog.core.canonical import canonical
+from waiting import soon, until
 
 pytestmark = BOTH_STORES
 

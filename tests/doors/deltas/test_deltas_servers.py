@@ -14,29 +14,18 @@ import pytest
 import pytest_asyncio
 
 import doors.ledger.withheld_worker
-from cli.served import Served
+from cli.served import DEVELOPMENT, server_process
 from databases import BOTH_STORES, SQLITE, log_at
-from doors.commands import oncelog, started
+from doors.commands import oncelog
 from doors.deltas.delta_doors import Gateway, change, opened, refusal, rows_of, stored, streamed
 from doors.deltas.row_model import modelled
-from doors.serving import soon
-from doors.shared import ServerPool, unique_name
+from doors.shared import ServerPool, pool_fixture, unique_name
+from scripts import read_line, start_script
+from waiting import soon
 
 pytestmark = BOTH_STORES
 
 WORKER: Final = str(doors.ledger.withheld_worker.__file__)
-SESSION_LOOP: Final = pytest.mark.asyncio(loop_scope="session")
-"""For tests of servers that live in the event loop of the session."""
-
-
-@asynccontextmanager
-async def server_process(directory: Path, *arguments: str) -> AsyncIterator[Served]:
-    """Run a server process, in development mode unless other arguments are given."""
-    process = await asyncio.to_thread(Served, directory, arguments or ["--development", "--quiet"])
-    try:
-        yield process
-    finally:
-        await asyncio.to_thread(process.end)
 
 
 @asynccontextmanager
@@ -57,12 +46,11 @@ async def test_server_killed_around_the_commit_stores_all_of_a_push_or_nothing(t
         await door.gateway().pushed(*old)
         await door.gateway().compact(upto=2)
         before = await stored(tmp_path)
-    with started(WORKER, log_at(tmp_path / "events.db"), moment) as process:
-        assert process.stdout is not None
-        url, _ = (await asyncio.to_thread(process.stdout.readline)).split()
+    with start_script(WORKER, log_at(tmp_path / "events.db"), moment) as process:
+        url, _ = (await asyncio.to_thread(read_line, process)).split()
         async with at(url) as gateway:
             sent = asyncio.ensure_future(gateway.push(*old, *new))
-            assert await asyncio.to_thread(process.stdout.readline) == "there\n"
+            assert await asyncio.to_thread(read_line, process) == "there"
             assert not sent.done()
             process.kill()
             process.wait()
@@ -118,7 +106,7 @@ async def test_server_killed_under_load_and_compaction_loses_nothing(tmp_path: P
 async def test_hangup_signal_reloads_the_schemas(tmp_path: Path) -> None:
     schemas = tmp_path / "schemas.json"
     schemas.write_text("{}", encoding="utf-8")
-    arguments = ("--development", "--quiet", f"--set=deltas_schemas={schemas}")
+    arguments = (*DEVELOPMENT, f"--set=deltas_schemas={schemas}")
     async with server_process(tmp_path, *arguments) as served, at(served.url) as gateway:
         await gateway.pushed(change(1, a=1))
         schemas.write_text('{"shop": {"t": {"a": "integer"}}}', encoding="utf-8")
@@ -140,15 +128,12 @@ async def opened_pair(directory: Path) -> AsyncIterator[list[str]]:
         yield [served.url, door.served.url]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def pair_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[list[str]]]:
-    async with ServerPool(lambda: opened_pair(tmp_path_factory.mktemp("pair"))) as pool:
-        yield pool
+pair_pool = pool_fixture(opened_pair)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair(
-    pair_pool: ServerPool[list[str]], store_kind: str, request: pytest.FixtureRequest
+    session_loop: None, pair_pool: ServerPool[list[str]], store_kind: str, request: pytest.FixtureRequest
 ) -> AsyncIterator[list[Gateway]]:
     """Clients of two servers, for a gateway that only this test has."""
     async with contextlib.AsyncExitStack() as stack:
@@ -156,7 +141,6 @@ async def pair(
         yield [await stack.enter_async_context(at(url, unique_name(request))) for url in urls]
 
 
-@SESSION_LOOP
 @pytest.mark.rule("DE-9", "CO-13")
 async def test_push_on_one_server_is_delivered_live_by_the_other(pair: list[Gateway]) -> None:
     one, other = pair
@@ -175,7 +159,6 @@ async def test_push_on_one_server_is_delivered_live_by_the_other(pair: list[Gate
     await soon(live.socket.close())
 
 
-@SESSION_LOOP
 @pytest.mark.rule("DE-4", "CO-14")
 async def test_concurrent_duplicates_on_two_servers_commit_once(pair: list[Gateway]) -> None:
     deltas = [change(number, f"r{number}", a=number) for number in range(1, 11)]
@@ -186,7 +169,6 @@ async def test_concurrent_duplicates_on_two_servers_commit_once(pair: list[Gatew
         assert [one["deltaId"] for one in await gateway.pull_all()] == [one["deltaId"] for one in deltas]
 
 
-@SESSION_LOOP
 @pytest.mark.rule("DE-4", "DE-12", "DE-7")
 async def test_compaction_on_one_server_during_pushes_on_the_other(pair: list[Gateway]) -> None:
     one, other = pair

@@ -1,20 +1,22 @@
 """Fixtures of the ledger tests: a wire protocol, and a server that the tests share."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 import pytest_asyncio
 
-from doors.ledger.ledger_doors import Door, SharedServer, server_pool_of
+from doors.ledger.ledger_doors import Door, SharedServer, server_pool_with
 from doors.ledger.wires import WIRES
 from doors.shared import ServerPool, unique_name
+from oncelog.doors.ledger import anyone
+from waiting import WAIT_S
+
+server_pool = server_pool_with()
+"""Servers in development mode. A module that needs other settings overrides this fixture."""
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
-    """Servers in development mode. A module that needs other settings overrides this fixture."""
-    async with server_pool_of(tmp_path_factory) as pool:
-        yield pool
+@pytest.fixture(autouse=True)
+def patient_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the message of a health call time to arrive on a busy machine. A test of the timeout sets a short one."""
+    monkeypatch.setattr(anyone, "READING_S", WAIT_S)
 
 
 @pytest.fixture(params=WIRES)
@@ -25,7 +27,7 @@ def wire(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def shared_server(
-    server_pool: ServerPool[Door], wire: str, store_kind: str, request: pytest.FixtureRequest
+    session_loop: None, server_pool: ServerPool[Door], wire: str, store_kind: str, request: pytest.FixtureRequest
 ) -> SharedServer:
     """A server of the module's pool, which other tests use too, with an organization that only this test has."""
     door = await server_pool.get(store_kind)

@@ -1,21 +1,18 @@
-"""Servers for the tests of the Ledger API, in this process and in separate processes, and connections to them."""
+"""Servers for the tests of the Ledger API, and connections to servers of this and other processes."""
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc.aio
-import pytest
 
-from cli.served import Served
 from databases import log_at
+from doors import material
 from doors.ledger.wires import GRPC, GrpcWire, HttpWire, Ledger, Wire
 from doors.serving import Serving, ShiftedClock, serving
-from doors.shared import ServerPool
+from doors.shared import pool_fixture
 from oncelog.core.values import Settings
 from oncelog.engine.log import open_log
 from oncelog.testing.clock import ManualClock
@@ -24,6 +21,11 @@ from oncelog.testing.clock import ManualClock
 def key(number: int) -> bytes:
     """An idempotency key."""
     return b"key-" + number.to_bytes(12, "big")
+
+
+def token(sub: str = "ada", read: Sequence[str] = ("*",), write: Sequence[str] = ("*",), **claims: Any) -> str:
+    """Return a valid token with these grants."""
+    return material.token(sub=sub, grants={"read": list(read), "write": list(write)}, **claims)
 
 
 class Ways:
@@ -63,9 +65,6 @@ class Ways:
         self._connections.clear()
 
 
-# --- in this process ---------------------------------------------------------------------------------------
-
-
 class Door(Ways):
     """A server in this process, with connections to it."""
 
@@ -88,9 +87,9 @@ async def opened(directory: Path, kind: str, **options: Any) -> AsyncIterator[Do
             await door.close()
 
 
-def server_pool_of(paths: pytest.TempPathFactory, **options: Any) -> ServerPool[Door]:
-    """Return a pool of servers that run with these options."""
-    return ServerPool(lambda: opened(paths.mktemp("shared"), GRPC, **options))
+def server_pool_with(**options: Any) -> Any:
+    """Return a fixture for a pool of servers that run with these options."""
+    return pool_fixture(lambda directory: opened(directory, GRPC, **options))
 
 
 async def prepare(directory: Path, clock: ManualClock | ShiftedClock, **settings: int) -> None:
@@ -122,35 +121,3 @@ class SharedServer:
 
     def wire(self) -> Any:
         return self.door.wire()
-
-
-# --- in separate processes ---------------------------------------------------------------------------------
-
-
-class ServerProcess(Served):
-    """A process that runs `oncelog serve`; HTTP and gRPC keep their ports over restarts."""
-
-    def __init__(self, directory: Path, arguments: tuple[str, ...] = ()) -> None:
-        self._rpc_port = socket.socket()
-        self._rpc_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._rpc_port.bind(("127.0.0.1", 0))
-        self.rpc_port: int = self._rpc_port.getsockname()[1]
-        ours = ("--development", "--quiet", "--set=grpc=true", f"--set=grpc_port={self.rpc_port}")
-        super().__init__(directory, [*ours, *arguments])
-
-    def ways(self, kind: str) -> Ways:
-        return Ways(kind, self.url, self.rpc_port)
-
-    def end(self) -> None:
-        super().end()
-        self._rpc_port.close()
-
-
-@asynccontextmanager
-async def server_process(directory: Path, *arguments: str) -> AsyncIterator[ServerProcess]:
-    """Run a server process on the log in the directory."""
-    process = await asyncio.to_thread(ServerProcess, directory, arguments)
-    try:
-        yield process
-    finally:
-        await asyncio.to_thread(process.end)

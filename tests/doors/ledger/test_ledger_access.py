@@ -1,19 +1,18 @@
 """Access to the Ledger API: credentials, the recorded actor, and grants."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import pytest_asyncio
 
 from databases import BOTH_STORES
 from doors import material
-from doors.ledger.ledger_doors import Door, SharedServer, key, opened, prepare, server_pool_of
+from doors.ledger.ledger_doors import SharedServer, key, opened, prepare, server_pool_with, token
 from doors.ledger.wires import GRPC, HTTP, CallError, Json, Ledger, Watching, code, put, refused, relate, success
 from doors.serving import api_key
-from doors.shared import ServerPool
 from oncelog.testing.clock import ManualClock
 
 pytestmark = BOTH_STORES
@@ -22,16 +21,8 @@ SET: Final = put("a", b"1")
 TX: Final = "0001000000000001"
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
-    """Servers that require credentials, at a standing clock."""
-    options = {"tokens": True, "api_keys": True, "auth_failures_per_minute_max": 0}
-    async with server_pool_of(tmp_path_factory, **options) as pool:
-        yield pool
-
-
-def token(sub: str = "ada", read: Sequence[str] = ("*",), write: Sequence[str] = ("*",), **claims: Any) -> str:
-    return material.token(sub=sub, grants={"read": list(read), "write": list(write)}, **claims)
+server_pool = server_pool_with(tokens=True, api_keys=True, auth_failures_per_minute_max=0)
+"""Servers that require credentials, at a standing clock."""
 
 
 async def begun(ledger: Ledger) -> Json | None:
@@ -256,21 +247,30 @@ async def test_unauthorized_write_does_not_reveal_keys_or_sequences(shared_serve
 
 @pytest.mark.rule("CO-22")
 async def test_retry_after_the_write_grant_was_removed_is_refused(shared_server: SharedServer) -> None:
-    door = shared_server.door
-    shown = api_key(door.served, "app", [shared_server.scope], [shared_server.scope])
+    shown = api_key(shared_server.door.served, "app", [shared_server.scope], [shared_server.scope])
     ledger = shared_server.ledger_as(shown.text)
     answer = success(await ledger.write(1, SET, key=key(1)))
     assert await ledger.write(1, SET, key=key(1)) == answer
+    with replace_grants(shared_server):
+        assert await refusals(writes(ledger)) == [MAY_NOT_WRITE] * 2
+        assert (await refused(ledger.get_client_state())).summary == MAY_NOTHING
+    assert await ledger.write(1, SET, key=key(1)) == answer
+
+
+@contextmanager
+def replace_grants(shared_server: SharedServer) -> Iterator[None]:
+    """Let the API keys of the test grant another scope, until the end of the block."""
+    door = shared_server.door
     assert door.served.api_keys is not None
     path = Path(door.served.api_keys._path)
-    kept = path.read_text()
-    path.write_text(kept.replace(f'"{shared_server.scope}"', '"ledger/other"'))
-    door.server.reload()
-    assert await refusals(writes(ledger)) == [MAY_NOT_WRITE] * 2
-    assert (await refused(ledger.get_client_state())).summary == MAY_NOTHING
-    path.write_text(kept)
-    door.server.reload()
-    assert await ledger.write(1, SET, key=key(1)) == answer
+    before = path.read_text()
+    try:
+        path.write_text(before.replace(f'"{shared_server.scope}"', '"ledger/other"'))
+        door.server.reload()
+        yield
+    finally:
+        path.write_text(before)
+        door.server.reload()
 
 
 @pytest.mark.rule("CO-22")

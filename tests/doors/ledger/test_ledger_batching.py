@@ -9,22 +9,21 @@ import pytest
 
 from doors.ledger.ledger_doors import Door, opened
 from doors.ledger.wires import GRPC, code, put, refused
-from doors.serving import soon, until
 from oncelog.doors.ledger import messages, together
 from oncelog.doors.ledger.together import CROWD, RECENT_S, Together
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.engine.committer import Committer
+from waiting import soon, until
 
 NEVER_S = 1000.0
 
 
 @pytest.fixture
-def held_back(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def hold_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold every write, as if many calls waited for their commit, until a condition that the test sets."""
     monkeypatch.setattr(together, "CROWD", 0)
     monkeypatch.setattr(together, "HELD_MAX", 1000)
     monkeypatch.setattr(together, "HELD_S", NEVER_S)
-    return monkeypatch
 
 
 def held(door: Door) -> int:
@@ -38,8 +37,9 @@ def written(door: Door, number: int, *operations: Any) -> "asyncio.Task[Any]":
     return asyncio.ensure_future(ledger.write(1, *(operations or (put(f"entity/{number}", b"v"),))))
 
 
+@pytest.mark.usefixtures("hold_writes")
 async def test_each_of_many_concurrent_writes_gets_its_own_answer(
-    tmp_path: Path, held_back: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[int] = []
     hand_over = Together.hand_over
@@ -47,10 +47,10 @@ async def test_each_of_many_concurrent_writes_gets_its_own_answer(
     def counted(self: Together) -> None:
         submitted.append(len(self._held))
         hand_over(self)
-        held_back.setattr(together, "HELD_S", 0.001)
+        monkeypatch.setattr(together, "HELD_S", 0.001)
 
-    held_back.setattr(Together, "hand_over", counted)
-    held_back.setattr(together, "HELD_MAX", 50)
+    monkeypatch.setattr(Together, "hand_over", counted)
+    monkeypatch.setattr(together, "HELD_MAX", 50)
     async with opened(tmp_path, GRPC) as door:
         wrong = range(0, 300, 10)
         calls = {number: written(door, number) for number in range(300) if number not in wrong}
@@ -73,8 +73,11 @@ async def test_single_write_is_not_held(tmp_path: Path, monkeypatch: pytest.Monk
         assert code(await soon(written(door, 1))) == "OK"
 
 
-async def test_held_writes_are_submitted_when_the_batch_is_full(tmp_path: Path, held_back: pytest.MonkeyPatch) -> None:
-    held_back.setattr(together, "HELD_MAX", 3)
+@pytest.mark.usefixtures("hold_writes")
+async def test_held_writes_are_submitted_when_the_batch_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "HELD_MAX", 3)
     async with opened(tmp_path, GRPC) as door:
         first = [written(door, 1), written(door, 2, put(""))]
         await until(lambda: held(door) == 2)
@@ -83,15 +86,19 @@ async def test_held_writes_are_submitted_when_the_batch_is_full(tmp_path: Path, 
         assert (await soon(refused(first[1]))).status == "INVALID_ARGUMENT"
 
 
-async def test_held_writes_are_submitted_after_the_maximum_delay(tmp_path: Path, held_back: pytest.MonkeyPatch) -> None:
-    held_back.setattr(together, "HELD_S", 0.001)
+@pytest.mark.usefixtures("hold_writes")
+async def test_held_writes_are_submitted_after_the_maximum_delay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "HELD_S", 0.001)
     async with opened(tmp_path, GRPC) as door:
         for number in (1, 2):
             assert code(await soon(written(door, number))) == "OK"
 
 
+@pytest.mark.usefixtures("hold_writes")
 async def test_held_writes_are_submitted_when_another_write_is_answered(
-    tmp_path: Path, held_back: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go = asyncio.Event()
     commit = Committer._commit
@@ -100,9 +107,9 @@ async def test_held_writes_are_submitted_when_another_write_is_answered(
         await may_go.wait()
         await commit(self, batch)
 
-    held_back.setattr(Committer, "_commit", gated)
+    monkeypatch.setattr(Committer, "_commit", gated)
     async with opened(tmp_path, GRPC) as door:
-        held_back.setattr(together, "CROWD", 1)  # the first write is not held
+        monkeypatch.setattr(together, "CROWD", 1)  # the first write is not held
         first = written(door, 1)
         await until(lambda: door.server.log.queued == 1)
         others = [written(door, number) for number in (2, 3)]
@@ -112,8 +119,9 @@ async def test_held_writes_are_submitted_when_another_write_is_answered(
             assert code(await soon(call)) == "OK"
 
 
-async def test_held_write_of_a_cancelled_call_is_committed(tmp_path: Path, held_back: pytest.MonkeyPatch) -> None:
-    held_back.setattr(together, "HELD_MAX", 2)
+@pytest.mark.usefixtures("hold_writes")
+async def test_held_write_of_a_cancelled_call_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "HELD_MAX", 2)
     made: list[Any] = []
     answer = messages.answer
 
@@ -121,7 +129,7 @@ async def test_held_write_of_a_cancelled_call_is_committed(tmp_path: Path, held_
         made.append(given)
         return answer(given)
 
-    held_back.setattr(messages, "answer", noted)
+    monkeypatch.setattr(messages, "answer", noted)
     async with opened(tmp_path, GRPC) as door:
         assert door.server.rpc is not None
         calls = door.server.rpc._calls
@@ -134,7 +142,7 @@ async def test_held_write_of_a_cancelled_call_is_committed(tmp_path: Path, held_
         assert len(made) == 1  # no answer is built for the cancelled call
 
 
-@pytest.mark.usefixtures("held_back")
+@pytest.mark.usefixtures("hold_writes")
 async def test_long_write_is_not_held(tmp_path: Path) -> None:
     async with opened(tmp_path, GRPC) as door:
         assert code(await soon(written(door, 1, put("a", bytes(LONG_FRAME_BYTES))))) == "OK"
@@ -152,7 +160,7 @@ def test_write_that_follows_many_answers_is_held() -> None:
     assert seen == [False, True, True, True, False]
 
 
-@pytest.mark.usefixtures("held_back")
+@pytest.mark.usefixtures("hold_writes")
 async def test_long_write_does_not_overtake_held_writes(tmp_path: Path) -> None:
     """A client with consecutive sequences would otherwise get a sequence gap."""
     async with opened(tmp_path, GRPC) as door:

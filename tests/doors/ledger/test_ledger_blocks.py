@@ -12,8 +12,8 @@ from databases import BOTH_STORES
 from doors.ledger.answers import block_of, written
 from doors.ledger.ledger_doors import SharedServer, key, opened, prepare
 from doors.ledger.wires import GRPC, Json, Ledger, Watching, blocks, put, refused, success
-from doors.serving import soon
 from oncelog.testing.clock import ManualClock
+from waiting import soon
 
 pytestmark = BOTH_STORES
 

@@ -19,7 +19,6 @@ from doors.ledger.answers import Unchanged, ending
 from doors.ledger.ledger_doors import Door, opened
 from doors.ledger.wires import GRPC, HTTP, blocks, code, put, refused
 from doors.material import token
-from doors.serving import WAIT_S, soon, until
 from oncelog.core import transactions
 from oncelog.core.limits import OPERATIONS_MAX
 from oncelog.core.operations import SetEntity
@@ -29,6 +28,7 @@ from oncelog.doors.ledger import messages, rpc, words
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.ledger import operations
 from oncelog.ledger.v1 import ledger_pb2 as pb
+from waiting import WAIT_S, soon, until
 
 WRITE: Final = f"/{rpc.SERVICE}/Write"
 GOOD: Final = token(grants={"read": ["*"], "write": ["*"]})

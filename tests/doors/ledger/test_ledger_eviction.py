@@ -12,7 +12,7 @@ from databases import BOTH_STORES
 from doors.ledger.answers import already, place, retried, written
 from doors.ledger.ledger_doors import Door, SharedServer, key, opened, prepare
 from doors.ledger.wires import GRPC, Json, Ledger, code, failure, put, refused, success
-from doors.shared import ServerPool
+from doors.shared import pool_fixture
 from oncelog.core.policy import LEDGER, evicted_after
 from oncelog.core.values import Settings
 from oncelog.errors import PolicyError, SettingsError
@@ -64,11 +64,7 @@ async def opened_evicting(directory: Path, wire: str, clock: ManualClock) -> Asy
         yield door
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
-    start = lambda: opened_evicting(tmp_path_factory.mktemp("evicting"), GRPC, ManualClock())  # noqa: E731
-    async with ServerPool(start) as pool:
-        yield pool
+server_pool = pool_fixture(lambda directory: opened_evicting(directory, GRPC, ManualClock()))
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -15,9 +15,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from doors.ledger.ledger_doors import Door, opened
 from doors.ledger.wires import GRPC, code, put
 from doors.material import token
-from doors.serving import soon, until
 from oncelog.doors.ledger import anyone
 from oncelog.doors.ledger.rpc import SERVICE
+from waiting import soon, until
 
 SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 CHECK: Final = f"/{health.SERVICE_NAME}/Check"

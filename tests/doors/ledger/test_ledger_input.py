@@ -20,7 +20,7 @@ from doors.ledger.refusals import (
     write_of,
 )
 from doors.ledger.wires import GRPC, Json, code, put, refused, relate, remove
-from doors.serving import soon, until
+from waiting import soon, until
 
 pytestmark = BOTH_STORES
 

@@ -20,8 +20,8 @@ from doors.ledger.refusals import (
     write_of,
 )
 from doors.ledger.wires import GRPC, Json, message_of, refused
-from doors.serving import WAIT_S
 from oncelog.ledger.v1 import ledger_pb2 as pb
+from waiting import WAIT_S
 
 pytestmark = BOTH_STORES
 

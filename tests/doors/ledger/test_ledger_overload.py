@@ -1,7 +1,6 @@
 """Limits of the Ledger API: streams that must end, a full queue, the rate of new writes."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,13 +9,14 @@ import pytest
 from databases import BOTH_STORES
 from doors import material
 from doors.ledger.answers import Unchanged, already, ending, place
-from doors.ledger.ledger_doors import Door, key, opened
+from doors.ledger.ledger_doors import Door, key, opened, token
 from doors.ledger.wires import GRPC, HTTP, CallError, code, failure, put, refused, success
-from doors.serving import WAIT_S, api_key, soon, until
+from doors.serving import api_key
 from oncelog.core.operations import SetEntity
 from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.doors.ledger import messages, rpc, words
 from oncelog.testing.clock import ManualClock
+from waiting import WAIT_S, soon, until
 
 pytestmark = BOTH_STORES
 
@@ -24,10 +24,6 @@ SET: Final = put("a", b"1")
 SCOPE: Final = "ledger/acme"
 SHUTDOWN_MS: Final = 600_000
 """Longer than a test waits for anything: a server that stops only at this deadline fails the test."""
-
-
-def token(sub: str = "ada", read: Sequence[str] = ("*",), write: Sequence[str] = ("*",), **claims: Any) -> str:
-    return material.token(sub=sub, grants={"read": list(read), "write": list(write)}, **claims)
 
 
 # --- streams -----------------------------------------------------------------------------------------------------

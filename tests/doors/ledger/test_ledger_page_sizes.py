@@ -1,15 +1,12 @@
 """Pages of entities are limited in bytes, and the store fetches at most one entity more than a page holds."""
 
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
-import pytest_asyncio
 
 from databases import BOTH_STORES
-from doors.ledger.ledger_doors import Door, SharedServer, server_pool_of
+from doors.ledger.ledger_doors import SharedServer, server_pool_with
 from doors.ledger.wires import GRPC, code, put
-from doors.shared import ServerPool
 from oncelog.core.operations import Entity
 from oncelog.stores.postgres import ledger_reading as of_postgres
 from oncelog.stores.sqlite import ledger_reading as of_sqlite
@@ -20,10 +17,7 @@ PAGE: Final = 10_000
 """Maximum number of bytes of a page."""
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
-    async with server_pool_of(tmp_path_factory, page_bytes_max=PAGE) as pool:
-        yield pool
+server_pool = server_pool_with(page_bytes_max=PAGE)
 
 
 @pytest.fixture

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import pytest_asyncio
 
 from databases import BOTH_STORES, is_postgres, log_at, query
 from doors.commands import oncelog
 from doors.ledger.answers import block_of, written
 from doors.ledger.ledger_doors import Door, SharedServer, key, opened, prepare
 from doors.ledger.wires import GRPC, Json, code, put, refused, success
-from doors.serving import soon, until
-from doors.shared import ServerPool
+from doors.shared import pool_fixture
 from oncelog import proof as documents
 from oncelog.core.identity import request_hash
 from oncelog.core.operations import Operation, SetEntity
@@ -27,6 +25,7 @@ from oncelog.core.proof import NO_HASH, Proof, verify
 from oncelog.core.transactions import ledger_scope, transaction_body
 from oncelog.core.values import Record
 from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 pytestmark = BOTH_STORES
 
@@ -43,10 +42,7 @@ async def opened_with_one_lane(directory: Path, wire: str) -> AsyncIterator[Door
         yield door
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def server_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Door]]:
-    async with ServerPool(lambda: opened_with_one_lane(tmp_path_factory.mktemp("one-lane"), GRPC)) as pool:
-        yield pool
+server_pool = pool_fixture(lambda directory: opened_with_one_lane(directory, GRPC))
 
 
 def record_of(answer: Json, scope: str, client: str, idempotency_key: bytes, operations: Sequence[Operation]) -> Record:

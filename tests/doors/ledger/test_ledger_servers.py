@@ -10,24 +10,23 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from cli.served import DEVELOPMENT, ServerProcess, server_process
 from databases import BOTH_STORES, POSTGRES, address_of, log_at
-from doors.commands import started
 from doors.ledger.answers import already, outcome, place, retried, written
-from doors.ledger.ledger_doors import Door, Ways, key, opened, server_process
+from doors.ledger.ledger_doors import Door, Ways, key, opened
 from doors.ledger.wires import WIRES, CallError, Ledger, blocks, code, failure, put, success
-from doors.serving import soon
-from doors.shared import ServerPool, unique_name
+from doors.shared import ServerPool, pool_fixture, unique_name
 from oncelog.core.transactions import ledger_scope, tx_id_of
 from oncelog.engine.log import open_log
 from oncelog.testing.postgres_proxy import PostgresProxy
+from scripts import read_line, start_script
+from waiting import soon
 
 pytestmark = BOTH_STORES
 
 WORKER: Final = str(Path(__file__).with_name("withheld_worker.py"))
 CALLERS: Final = 20
 SET: Final = put("a", b"1")
-SESSION_LOOP: Final = pytest.mark.asyncio(loop_scope="session")
-"""For tests of servers that live in the event loop of the session."""
 
 
 @asynccontextmanager
@@ -35,6 +34,10 @@ async def opened_beside(directory: Path, wire: str) -> AsyncIterator[Door]:
     """Run a server in this process on the log of a server process."""
     async with opened(directory, wire, store=log_at(directory / "log.db")) as door:
         yield door
+
+
+def ways_to(process: ServerProcess, kind: str) -> Ways:
+    return Ways(kind, process.url, process.rpc_port)
 
 
 class Pair:
@@ -52,22 +55,19 @@ class Pair:
 @asynccontextmanager
 async def opened_pair(directory: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
-        process = await stack.enter_async_context(server_process(directory))
+        process = await stack.enter_async_context(server_process(directory, grpc=True))
         here = await stack.enter_async_context(opened_beside(directory, WIRES[0]))
-        there = process.ways(WIRES[0])
+        there = ways_to(process, WIRES[0])
         stack.push_async_callback(there.close)
         yield Pair(here, there)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def pair_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerPool[Pair]]:
-    async with ServerPool(lambda: opened_pair(tmp_path_factory.mktemp("pair"))) as pool:
-        yield pool
+pair_pool = pool_fixture(opened_pair)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def ledgers(
-    pair_pool: ServerPool[Pair], store_kind: str, wire: str, request: pytest.FixtureRequest
+    session_loop: None, pair_pool: ServerPool[Pair], store_kind: str, wire: str, request: pytest.FixtureRequest
 ) -> list[Ledger]:
     """Clients of two servers, for an organization that only this test has."""
     return (await pair_pool.get(store_kind)).ledgers(wire, unique_name(request))
@@ -76,7 +76,6 @@ async def ledgers(
 # --- concurrent requests on both servers -----------------------------------------------------------------------------
 
 
-@SESSION_LOOP
 @pytest.mark.rule("CO-14", "LG-6", "LG-10", "LG-11", "LG-13")
 @pytest.mark.parametrize("asked", [key(1), b""], ids=["keyed", "unkeyed"])
 async def test_identical_concurrent_writes_on_two_servers_commit_once(ledgers: list[Ledger], asked: bytes) -> None:
@@ -92,7 +91,6 @@ async def test_identical_concurrent_writes_on_two_servers_commit_once(ledgers: l
         assert outcome(await ledger.write(1, SET, key=asked)) == outcome(whole[0])
 
 
-@SESSION_LOOP
 @pytest.mark.rule("CO-14", "LG-6", "LG-12", "LG-13")
 @pytest.mark.parametrize(
     ("is_one_key", "expected"), [(True, "IDEMPOTENCY_KEY_REUSED"), (False, "SEQUENCE_REUSED")], ids=["key", "sequence"]
@@ -113,7 +111,6 @@ async def test_conflicting_concurrent_writes_on_two_servers_commit_one(
         assert len(await ledger.transaction_ids()) == 1
 
 
-@SESSION_LOOP
 @pytest.mark.rule("LG-4", "LG-5", "LG-6")
 async def test_client_sequence_continues_across_servers(ledgers: list[Ledger]) -> None:
     answers = []
@@ -131,7 +128,6 @@ async def test_client_sequence_continues_across_servers(ledgers: list[Ledger]) -
     assert [await ledger.transaction_ids() for ledger in ledgers] == [ids, ids]
 
 
-@SESSION_LOOP
 @pytest.mark.rule("LG-18", "CO-13")
 async def test_block_stream_delivers_blocks_written_on_the_other_server(ledgers: list[Ledger]) -> None:
     one, other = ledgers
@@ -176,12 +172,11 @@ async def test_server_killed_around_the_commit_stores_all_of_a_write_or_nothing(
     path = tmp_path / "events.db"
     async with opened(tmp_path, wire) as door:
         answers = await written(door.ledger(client_id="app"), 2)
-    with started(WORKER, log_at(path), moment) as process:
-        assert process.stdout is not None
-        url, port = (await asyncio.to_thread(process.stdout.readline)).split()
+    with start_script(WORKER, log_at(path), moment) as process:
+        url, port = (await asyncio.to_thread(read_line, process)).split()
         ways = Ways(wire, url, int(port))
         sent = asyncio.ensure_future(retried(ways.ledger(client_id="app"), 3))
-        assert await asyncio.to_thread(process.stdout.readline) == "there\n"
+        assert await asyncio.to_thread(read_line, process) == "there"
         assert not sent.done()
         process.kill()
         process.wait()
@@ -210,9 +205,9 @@ async def test_server_killed_around_the_commit_stores_all_of_a_write_or_nothing(
 async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: Path, wire: str) -> None:
     async with (
         PostgresProxy(address_of(tmp_path / "log.db")) as proxy,
-        server_process(tmp_path, "--store", proxy.address) as process,
+        server_process(tmp_path, *DEVELOPMENT, "--store", proxy.address, grpc=True) as process,
     ):
-        ways = process.ways(wire)
+        ways = ways_to(process, wire)
         ledger = ways.ledger(client_id="app")
         (first,) = await written(ledger, 1)
         answer = proxy.hold("COMMIT")
@@ -233,8 +228,8 @@ async def test_server_killed_before_the_database_confirms_the_commit(tmp_path: P
 
 @pytest.mark.rule("LG-9", "LG-11", "CO-12")
 async def test_restarted_server_and_another_one_know_everything_after_a_kill(tmp_path: Path, wire: str) -> None:
-    async with server_process(tmp_path) as process, opened_beside(tmp_path, wire) as other:
-        ways = process.ways(wire)
+    async with server_process(tmp_path, grpc=True) as process, opened_beside(tmp_path, wire) as other:
+        ways = ways_to(process, wire)
         first, second = ways.ledger(client_id="app"), other.ledger(client_id="app")
         answers = await written(first, 3)
         await asyncio.to_thread(process.kill)
@@ -243,7 +238,7 @@ async def test_restarted_server_and_another_one_know_everything_after_a_kill(tmp
             assert already(await retried(second, number)) == place(answers[number - 1])
         answers += await written(second, 1, 4)
         await asyncio.to_thread(process.start)
-        ways = process.ways(wire)
+        ways = ways_to(process, wire)
         back = ways.ledger(client_id="app")
         for number in (4, 1, 3, 2):
             assert already(await retried(back, number)) == place(answers[number - 1])

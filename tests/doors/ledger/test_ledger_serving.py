@@ -15,10 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from databases import BOTH_STORES
 from doors.ledger.ledger_doors import Door, key, opened
 from doors.ledger.wires import GRPC, HTTP, CallError, GrpcWire, Ledger, code, put, refused, success
-from doors.serving import WAIT_S, serving, soon, until
+from doors.serving import serving
 from doors.test_server import make_certificate
+from oncelog.doors.ledger import rpc
 from oncelog.doors.settings import TlsSettings
 from oncelog.errors import StoreUnavailableError
+from waiting import WAIT_S, soon, until
 
 pytestmark = BOTH_STORES
 
@@ -73,9 +75,25 @@ async def test_stopping_server_reports_not_serving_and_answers_accepted_writes(
 
 
 @ONLY_GRPC
-async def test_calls_during_shutdown_end_as_unavailable(tmp_path: Path, wire: str) -> None:
+async def test_calls_during_shutdown_end_as_unavailable(
+    tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that has not arrived when gRPC stops ends as CANCELLED, so the server waits until no more calls arrive."""
     async with opened(tmp_path, wire, shutdown_ms=SHUTDOWN_MS) as door:
         began = asyncio.Event()
+        service: Any = door.server.rpc
+        sleep = asyncio.sleep
+
+        async def sleep_until_called(delay_s: float, *given: Any) -> Any:
+            """Replace the pause without calls by one that a busy machine cannot exceed."""
+            if delay_s == rpc.SILENT_S:
+                came = service._came
+                await until(lambda: service._came != came or all(caller.done() for caller in callers))
+                delay_s = 0
+            return await sleep(delay_s, *given)
+
+        monkeypatch.setattr(rpc, "TELLING_S", WAIT_S)
+        monkeypatch.setattr(asyncio, "sleep", sleep_until_called)
 
         async def called(number: int) -> str | None:
             ledger = door.ledger(client_id=f"app-{number}")

@@ -18,9 +18,10 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from doors.serving import WAIT_S, EventStream, soon
+from doors.serving import EventStream
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.ledger.v1.ledger_pb2_grpc import LedgerStub
+from waiting import WAIT_S, soon
 
 Json = dict[str, Any]
 

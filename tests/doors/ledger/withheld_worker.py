@@ -5,16 +5,12 @@ committing and before answering. It then waits to be killed.
 """
 
 import asyncio
-import os
 import sys
 from typing import Any
 
 from oncelog.doors.server import Server
 from oncelog.doors.settings import ServerSettings
-
-
-def say(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+from scripts import print_line
 
 
 async def main(store: str, moment: str) -> None:
@@ -26,12 +22,12 @@ async def main(store: str, moment: str) -> None:
         async def withheld(*given: Any, **named: Any) -> None:
             if moment == "after":
                 await commit(*given, **named)
-            say("there")
+            print_line("there")
             await asyncio.Event().wait()
 
         kept.commit = withheld
         assert server.rpc is not None
-        say(server.urls[0], server.rpc.port)
+        print_line(server.urls[0], server.rpc.port)
         await asyncio.Event().wait()
 
 
