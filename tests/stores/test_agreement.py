@@ -35,9 +35,7 @@ from oncelog.testing.contract.quotas import counted, has
 from stores.sessions import QuickDriver
 
 SEAL_KEYS: Final = 2
-IS_SOAK: Final = settings().max_examples > 100
-SQLITE_EXAMPLES: Final = settings().max_examples if IS_SOAK else 50
-POSTGRES_EXAMPLES: Final = settings().max_examples // 10 if IS_SOAK else 6
+POSTGRES_EXAMPLES: Final = settings().max_examples // 10
 """Fewer, because each takes several times as long as on SQLite."""
 
 
@@ -245,7 +243,6 @@ def all_records(log: DrivenStore) -> list[Record]:
 
 
 @pytest.mark.rule("CO-10", "CO-12", "CO-14", "CO-15", "CO-17", "CO-41", "CO-42")
-@settings(max_examples=SQLITE_EXAMPLES)
 @given(st.one_of(tales(*BUILT_IN), tales()))
 def test_memory_and_sqlite_agree_on_generated_histories(tale: Tale) -> None:
     compare(SQLITE, tale)
@@ -260,11 +257,11 @@ def test_memory_and_postgres_agree_on_generated_histories(tale: Tale) -> None:
 
 @pytest.mark.rule("CO-14", "CO-17")
 @pytest.mark.parametrize(("kind", "seed"), [*((SQLITE, seed) for seed in range(6)), (POSTGRES, 0), (POSTGRES, 1)])
-def test_stores_agree_on_long_histories(kind: str, seed: int, is_soak: bool) -> None:
+def test_stores_agree_on_long_histories(kind: str, seed: int) -> None:
     """Long enough for segments of several levels, from a fixed seed."""
     below = Random(seed).randrange
     policies: Sequence[Policy] = BUILT_IN if seed % 2 else two_own_policies(below)
     author = Author(below, tuple(policies))
     author.key_count = 200
-    steps = [step for _ in range(15 if is_soak else 8) for step in author.history().steps]
+    steps = [step for _ in range(15) for step in author.history().steps]
     compare(kind, tale_of(author, steps))

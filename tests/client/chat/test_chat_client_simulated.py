@@ -115,8 +115,8 @@ class World(Simulation):
             device.check()
 
 
-def seeds(first: int, is_soak: bool) -> range:
-    return range(first, first + (10 if is_soak else 5))
+def seeds(first: int) -> range:
+    return range(first, first + 10)
 
 
 def seen_in(*worlds: World) -> Counter[str]:
@@ -126,15 +126,15 @@ def seen_in(*worlds: World) -> Counter[str]:
 @pytest.mark.rule("CH-7")
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("block", range(6))
-def test_devices_show_the_same_messages_once_and_in_order(block: int, is_soak: bool) -> None:
-    seen = seen_in(*(World(seed).run(STEPS) for seed in seeds(10 * block, is_soak)))
+def test_devices_show_the_same_messages_once_and_in_order(block: int) -> None:
+    seen = seen_in(*(World(seed).run(STEPS) for seed in seeds(10 * block)))
     assert all(seen[name] for name in ("Sent", "Arrived", "Delivery", "lost")), seen
 
 
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("block", range(2))
-def test_devices_converge_with_restored_backups(block: int, is_soak: bool) -> None:
-    worlds = [World(seed, backups=True).run(STEPS) for seed in seeds(1000 + 10 * block, is_soak)]
+def test_devices_converge_with_restored_backups(block: int) -> None:
+    worlds = [World(seed, backups=True).run(STEPS) for seed in seeds(1000 + 10 * block)]
     seen = seen_in(*worlds)
     assert seen["HistoryChange"], seen
     assert any(world.server.lost for world in worlds)
@@ -142,8 +142,8 @@ def test_devices_converge_with_restored_backups(block: int, is_soak: bool) -> No
 
 @pytest.mark.rule("CH-12")
 @pytest.mark.parametrize("block", range(2))
-def test_devices_converge_with_changing_members(block: int, is_soak: bool) -> None:
-    seen = seen_in(*(World(seed, leaving=True).run(STEPS) for seed in seeds(2000 + 10 * block, is_soak)))
+def test_devices_converge_with_changing_members(block: int) -> None:
+    seen = seen_in(*(World(seed, leaving=True).run(STEPS) for seed in seeds(2000 + 10 * block)))
     assert all(seen[name] for name in ("Membership", "NOT_A_MEMBER")), seen
 
 

@@ -126,8 +126,8 @@ class World(Simulation):
             assert not missing, replica.name
 
 
-def seeds(first: int, is_soak: bool) -> range:
-    return range(first, first + (20 if is_soak else 8))
+def seeds(first: int) -> range:
+    return range(first, first + 20)
 
 
 @pytest.mark.rule("DE-7")
@@ -135,9 +135,9 @@ def seeds(first: int, is_soak: bool) -> range:
 @pytest.mark.rule("DE-9")
 @pytest.mark.rule("DE-12")
 @pytest.mark.parametrize("block", range(10))
-def test_replicas_converge_to_the_rows_of_the_gateway(block: int, is_soak: bool) -> None:
+def test_replicas_converge_to_the_rows_of_the_gateway(block: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in seeds(20 * block, is_soak):
+    for seed in seeds(20 * block):
         world = World(seed).run(STEPS)
         seen += sum((one.seen for one in world.replicas), world.seen)
     happened = ("crash", "deliver_copy", "Unanswered", "SERVER_BUSY", "CLOCK_DRIFT", "Apply", "Join", "ReadAnew")
@@ -145,17 +145,17 @@ def test_replicas_converge_to_the_rows_of_the_gateway(block: int, is_soak: bool)
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_replicas_converge_with_refused_and_discarded_deltas(block: int, is_soak: bool) -> None:
+def test_replicas_converge_with_refused_and_discarded_deltas(block: int) -> None:
     discarded = 0
-    for seed in seeds(1000 + 20 * block, is_soak):
+    for seed in seeds(1000 + 20 * block):
         discarded += sum(len(one.discarded) for one in World(seed, refusals=True).run(STEPS).replicas)
     assert discarded
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_replicas_converge_with_restored_backups(block: int, is_soak: bool) -> None:
+def test_replicas_converge_with_restored_backups(block: int) -> None:
     lost, seen = 0, Counter[str]()
-    for seed in seeds(2000 + 20 * block, is_soak):
+    for seed in seeds(2000 + 20 * block):
         world = World(seed, backups=True, refusals=bool(seed % 2)).run(STEPS)
         lost += len(world.gateway.lost)
         seen += sum((one.seen for one in world.replicas), world.seen)

@@ -284,9 +284,9 @@ def test_each_write_commits_once_despite_another_writer_with_the_same_client_id(
     World(seed, foreign=True).run(in_order=False)
 
 
-def test_simulation_covers_all_answers_and_faults(is_soak: bool) -> None:
+def test_simulation_covers_all_answers_and_faults() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40 if is_soak else 15):
+    for seed in range(40):
         seen += World(seed, late=True).run().seen
         seen += World(seed, evictions=True).run().seen
         seen += World(seed, foreign=True).run(in_order=False).seen
