@@ -48,7 +48,7 @@ from stores.move_checks import (
     writing_to,
 )
 from stores.sessions import QuickDriver, are_known, are_new, commit, session_on
-from stores.test_agreement import IS_SOAK, Tale, Teller, found_wrong, tales, told_by
+from stores.test_agreement import Tale, Teller, found_wrong, tales, told_by
 
 
 @pytest.fixture(autouse=True)
@@ -439,7 +439,7 @@ def retell(tale: Tale, at: int) -> None:
 
 
 @pytest.mark.stores(POSTGRES)
-@settings(max_examples=settings().max_examples // 5 if IS_SOAK else 8)
+@settings(max_examples=settings().max_examples // 5)
 @given(st.one_of(tales(*BUILT_IN), tales()), st.integers(0, 12))
 def test_generated_histories_continue_in_the_database(tale: Tale, at: int) -> None:
     retell(tale, at)
