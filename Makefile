@@ -45,7 +45,7 @@ test: $(VENV)/.dev $(NODE)/.whole ## Everything: lint, types, import rules, all 
 check: $(VENV)/.dev ## The tests for the inner loop: core, protocols, sessions, the SQLite store (under 90 seconds)
 	@$(PYTEST) --check
 
-alone: $(VENV)/.dev $(NODE)/.whole ## Every test in its own process, in random order
+alone: $(VENV)/.dev $(NODE)/.whole ## Every test in a separate process, in random order (takes long)
 	@$(BIN)/python -m pytest --alone
 
 mutants: $(VENV)/.dev $(NODE)/.whole ## Introduce 60 faults one at a time; report which ones no test notices (takes long)
@@ -72,7 +72,7 @@ peers: $(VENV)/.dev ## Measure against Powertools, DBOS, NATS and PostgreSQL, in
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench peers
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench server
 
-soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many seeds, large histories (about 40 minutes)
+soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many new seeds, large histories, many kills (takes long)
 	@$(PYTEST) --soak
 
 conformance: $(VENV)/.dev $(NODE)/.whole ## Regenerate docs/conformance.md from the tests
