@@ -52,7 +52,7 @@ class Size:
 SMALL = Size(server_kills=4, client_kills=4, events=48, lives=8)
 POSTGRES = Size(server_kills=2, client_kills=2, events=32, lives=4)
 """Clients are the same whatever the server stores its log in."""
-SOAK = Size(server_kills=60, client_kills=45, events=600, lives=60)
+SOAK = Size(server_kills=120, client_kills=90, events=1200, lives=150)
 FAULTS = Faults(
     refuse_rate=0.1,
     cut_rate=0.06,

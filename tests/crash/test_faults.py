@@ -36,7 +36,7 @@ STRIDE = 2
 LOG_STRIDE = 9
 """Without --soak a test of the log fails every ninth operation."""
 SEEDS = 2
-SOAK_SEEDS = 8
+SOAK_SEEDS = 20
 
 FAULTS = [(fault, sticky) for fault in Fault for sticky in (False, True)]
 NAMES = [f"{fault.name.lower()} {'until repaired' if sticky else 'once'}" for fault, sticky in FAULTS]

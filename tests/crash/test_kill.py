@@ -36,7 +36,7 @@ from scripts import read_line, start_script, write_line
 ROUNDS = 25
 SOAK_ROUNDS = 50
 """On one file, so that it grows. Every round checks the whole file, so the time grows with the square."""
-SOAK_FILES = 3
+SOAK_FILES = 10
 SMALL_SEGMENTS = 64
 """Keys per segment in every other round, so that kills hit sealing and merging."""
 ANSWERS = SUBMITTERS * (WRITES + 1)

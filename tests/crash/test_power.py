@@ -23,11 +23,11 @@ from oncelog.testing.disk import Disk
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 
-SEEDS = (None, 1)
+SEEDS = (None, 1, 2, 3)
 """None loses all pending writes; a seed keeps some of them, and parts of some."""
-SOAK_SEEDS = (None, *range(1, 25))
-CREATION_SEEDS = 8
-SOAK_CREATION_SEEDS = 60
+SOAK_SEEDS = (None, *range(1, 60))
+CREATION_SEEDS = 20
+SOAK_CREATION_SEEDS = 200
 
 
 @pytest.fixture

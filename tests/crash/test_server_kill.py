@@ -17,7 +17,7 @@ from doors.serving import SocketClient, numbers
 from waiting import soon
 
 ROUNDS = 10
-SOAK_ROUNDS = 60
+SOAK_ROUNDS = 100
 POSTGRES_ROUNDS = 4
 """Other tests kill the stores. Here the server is the subject, and few rounds show that it is the same on both."""
 CONNECTIONS = 16

@@ -164,7 +164,7 @@ def etcd(cluster: Cluster, flow: Flow, primary: Node) -> None:
 Kind = Callable[[Cluster, Flow, Node], None]
 KINDS: tuple[Kind, ...] = (kill, power, freeze, agent, cut, standbys, etcd)
 FEW: tuple[Kind, ...] = (kill, freeze_expired)
-MANY: tuple[Kind, ...] = (kill, freeze, cut, etcd, power, agent, standbys, etcd, kill, freeze, cut, etcd)
+MANY: tuple[Kind, ...] = (kill, freeze, cut, etcd, power, agent, standbys, etcd) * 2 + (kill, freeze, cut, etcd)
 
 MOVES = {
     "kill": True,

@@ -96,6 +96,8 @@ def bystander(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     tail = shutil.which("tail")
     process = subprocess.Popen(arguments, executable=tail, stdout=subprocess.DEVNULL)  # noqa: S603
     try:
+        # Popen returns a moment before the kernel shows the arguments of the program.
+        wait_until(Path(f"/proc/{process.pid}/cmdline").read_bytes)
         yield process
         assert process.poll() is None, arguments
     finally:

@@ -14,7 +14,7 @@ from scripts import read_line, start_script, write_line
 
 WRITERS = 4
 RECORDS = 24_000
-SOAK_RECORDS = 400_000
+SOAK_RECORDS = 1_000_000
 
 
 @pytest.mark.rule("CO-12", "CO-13")

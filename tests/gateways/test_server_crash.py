@@ -23,7 +23,7 @@ from waiting import until
 
 CLIENTS = 8
 CRASHES = 2
-SOAK_CRASHES = 20
+SOAK_CRASHES = 40
 POLL_MS = 5
 AWAY_S = 0.75
 """Outage that is longer than the number of failed polls after which a tailer may report an error."""

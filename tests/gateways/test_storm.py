@@ -38,7 +38,7 @@ class Size:
 
 
 SMALL = Size(3, 8, 12, 2, PostgresFaults(refuse_rate=0.05, commit_rate=0.05, cut_rate=0.002))
-SOAK = Size(4, 32, 150, 30, PostgresFaults(refuse_rate=0.05, commit_rate=0.12, cut_rate=0.004))
+SOAK = Size(4, 32, 300, 60, PostgresFaults(refuse_rate=0.05, commit_rate=0.12, cut_rate=0.004))
 
 
 def wanted(seed: int, size: Size) -> set[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncelog.client.chat import ChatClient, ChatLimits, Message, Outcome, Sent, Update
-from waiting import soon
+from waiting import soon, until
 
 HERE: Final = Path(__file__).parent
 SHORT: Final = {
@@ -47,8 +47,14 @@ def contents(messages: list[Message]) -> list[str | None]:
     return [one.content for one in messages]
 
 
-async def all_of(client: ChatClient, chat_id: str) -> list[Message]:
-    """Wait until the client is live, and return all messages that a user interface shows."""
-    await soon(client.until_live())
-    lines = await client.lines(chat_id, count=10_000)
-    return [one.message for one in lines if one.message is not None]
+async def all_of(client: ChatClient, chat_id: str, count: int) -> list[Message]:
+    """Wait until a user interface shows this number of messages or more, and return them."""
+    messages: list[Message] = []
+
+    async def are_shown() -> bool:
+        lines = await client.lines(chat_id, count=10_000)
+        messages[:] = [one.message for one in lines if one.message is not None]
+        return len(messages) >= count
+
+    await until(are_shown, lambda: messages)
+    return messages

@@ -152,7 +152,7 @@ async def test_devices_of_one_user_have_the_same_messages(tmp_path: Path) -> Non
         for number in range(5):
             await said(phone if number % 2 else desk, "tea", str(number))
         for device in (phone, desk):
-            assert contents(await all_of(device, "tea")) == list("01234")
+            assert contents(await all_of(device, "tea", 5)) == list("01234")
         stream = phone.messages("tea")
         await take(stream, 4)
         # A message received by one device is received for the user; the other device continues at its own position.
@@ -190,8 +190,8 @@ async def test_offline_messages_are_sent_after_the_sync(tmp_path: Path) -> None:
             assert [one.client_message_id for one in ann.pending()] == [one.client_message_id for one in pending]
             await soon(ann.until_settled())
             expected = ["first", *map(str, range(7)), *(f"offline {number}" for number in range(3))]
-            assert contents(await all_of(ann, "tea")) == expected
-            assert contents(await all_of(bob, "tea")) == expected
+            assert contents(await all_of(ann, "tea", len(expected))) == expected
+            assert contents(await all_of(bob, "tea", len(expected))) == expected
             assert contents(await ann.history("tea", before=3)) == expected[:2]
             assert contents(await ann.history("tea", after=9)) == expected[9:]
 
@@ -253,7 +253,7 @@ async def test_refused_messages_are_kept_and_can_be_sent_again(tmp_path: Path) -
             assert sent(await soon(again.sent())).sequence == 1
             await ann.forget_refused()
             assert ann.refused() == []
-            assert contents(await all_of(bob, "tea")) == ["hello"]
+            assert contents(await all_of(bob, "tea", 1)) == ["hello"]
 
 
 @pytest.mark.rule("CH-12")
@@ -269,7 +269,7 @@ async def test_rate_limited_messages_are_sent_in_order(tmp_path: Path) -> None:
         clock.advance(1000)
         outcomes = [sent(await soon(one.sent())) for one in pending]
         assert [one.sequence for one in outcomes] == list(range(1, 81))
-        assert contents(await all_of(ann, "tea")) == [str(number) for number in range(80)]
+        assert contents(await all_of(ann, "tea", 80)) == [str(number) for number in range(80)]
 
 
 @pytest.mark.rule("CH-5")
@@ -295,7 +295,7 @@ async def test_message_older_than_the_id_retention_is_refused_as_expired(tmp_pat
             await soon(ann.until_settled())
             (refused,) = ann.refused()
             assert (refused.client_message_id, refused.outcome.code) == (old.client_message_id, EXPIRED)
-            assert contents(await all_of(ann, "tea")) == ["first", "yesterday"]
+            assert contents(await all_of(ann, "tea", 2)) == ["first", "yesterday"]
             again = await ann.send_again(old.client_message_id)
             assert sent(await soon(again.sent())).sequence == 3
 
@@ -323,7 +323,7 @@ async def test_id_used_by_another_message_is_reported_as_mismatch(tmp_path: Path
         other = await bob.send("tea", "not that", client_message_id=first.client_message_id)
         outcome = sent(await soon(other.sent()))
         assert (outcome.sequence, outcome.duplicate, outcome.content_mismatch) == (1, True, True)
-        assert contents(await all_of(bob, "tea")) == ["hello"]
+        assert contents(await all_of(bob, "tea", 1)) == ["hello"]
 
 
 async def test_refused_credentials_are_reported_and_retried(tmp_path: Path) -> None:
@@ -389,8 +389,8 @@ async def test_killed_client_sends_again_under_the_same_ids(tmp_path: Path, mome
             assert len(ann.pending()) == 5  # checked before any other wait: they are about to be sent
             async with client_of(served.url, "bob") as bob:
                 await soon(ann.until_settled())
-                assert contents(await all_of(ann, "tea")) == list("01234")
-                assert contents(await all_of(bob, "tea")) == list("01234")
+                assert contents(await all_of(ann, "tea", 5)) == list("01234")
+                assert contents(await all_of(bob, "tea", 5)) == list("01234")
 
 
 def send_and_kill(server: ServerProcess, directory: Path, number: int) -> set[str]:
@@ -422,7 +422,7 @@ async def same_everywhere(*clients: ChatClient) -> list[Message]:
     (last,) = await clients[0].history("tea", limit=1)
     for one in clients:
         await soon(one.until_status(lambda _, one=one: one.chats()[0].complete_to >= last.sequence))  # type: ignore[misc]
-    found = [await all_of(one, "tea") for one in clients]
+    found = [await all_of(one, "tea", last.sequence) for one in clients]
     assert all(one == found[0] for one in found)
     assert [one.sequence for one in found[0]] == list(range(1, len(found[0]) + 1))
     return found[0]
