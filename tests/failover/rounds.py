@@ -80,7 +80,7 @@ def expire_lock(cluster: Cluster) -> None:
 
 
 def is_lock_deleted(port: int) -> bool:
-    """Delete the leader lock through a member of etcd; return False if there is none, or etcd elects a leader."""
+    """Delete the leader lock through a member of etcd; return False without a lock or an etcd leader."""
     body = json.dumps({"key": base64.b64encode(f"/service/{SCOPE}/leader".encode()).decode()})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     try:

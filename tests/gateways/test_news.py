@@ -46,7 +46,7 @@ async def following(address: str, poll_ms: int, **changed: int) -> AsyncIterator
 
 
 def listening_session(log: Log) -> int | None:
-    """Return the process id of the session that listens; None if there is none."""
+    """Return the process id of the session that listens, or None."""
     connection: Any = log._store._news._connection  # type: ignore[attr-defined]
     return None if connection is None else int(connection.get_server_pid())
 

@@ -131,7 +131,7 @@ def failing_test(tree: Path, python: Path, stage: Stage, workers: int) -> str | 
 def _stop(process: "subprocess.Popen[str]") -> None:
     """End a run that hangs, with its workers and the processes of its tests.
 
-    An interrupt comes first: the workers stop PostgreSQL, which runs in a session of its own.
+    An interrupt comes first: the workers stop PostgreSQL, which runs in a separate session.
     """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)
