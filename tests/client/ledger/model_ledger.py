@@ -6,7 +6,7 @@ The model decides as `core.plan` does: by key first, then by sequence, then by c
 from random import Random
 from typing import NamedTuple
 
-from oncelog.client.ledger.entries import Answer, Changes, ComeToNothing, Committed, Entry, Gap, Taken
+from oncelog.client.ledger.entries import Answer, Changes, ComeToNothing, Committed, Entry, Gap, ScopeState, Taken
 from oncelog.client.ledger.values import ClientState, RefusalCode, Refused, Written
 from oncelog.core.operations import Condition, Must, Operation, SetEntity
 
@@ -83,20 +83,21 @@ class ModelFile:
     """Content of a store on disk."""
 
     def __init__(self) -> None:
-        self.last = 0
-        self.rows: dict[int, tuple[bytes, int, tuple[Operation, ...], bytes, int]] = {}
+        self.state = ScopeState()
+        self.rows: dict[int, tuple[bytes, int, int, tuple[Operation, ...], bytes, int]] = {}
 
     def save(self, changes: Changes) -> None:
-        for entry, sequence in changes.entries:
-            self.rows[entry.number] = (entry.key, sequence, entry.operations, entry.body, entry.made_at_ms)
+        for entry, sequence, lowest in changes.entries:
+            self.rows[entry.number] = (entry.key, sequence, lowest, entry.operations, entry.body, entry.made_at_ms)
         for settled in changes.settled:
             self.rows.pop(settled.entry.number, None)
-        self.last = changes.last
+        self.state = changes.state
 
     def entries(self) -> list[Entry]:
         found = []
-        for number, (key, sequence, operations, body, made_at_ms) in sorted(self.rows.items()):
+        for number, (key, sequence, lowest, operations, body, made_at_ms) in sorted(self.rows.items()):
             entry = Entry(number, key, operations, body, made_at_ms)
             entry.sequence = sequence
+            entry.mark_unknown(lowest)
             found.append(entry)
         return found

@@ -37,7 +37,7 @@ from oncelog.client.ledger import (
     stream,
     unrelate,
 )
-from oncelog.client.ledger.entries import Changes, Entry
+from oncelog.client.ledger.entries import Changes, Entry, SavedEntry, ScopeState
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.wire import Wire
 from oncelog.core.proof import Proof
@@ -225,7 +225,9 @@ async def test_key_stored_twice_is_recovered_as_one_write(tmp_path: Path) -> Non
     scope = store.scope("acme", "")
     operations, now = (set_entity("a", b"1"),), time.time_ns() // 10**6
     entries = [Entry(number, bytes([7]) * 16, operations, transaction_body(operations), now) for number in (1, 2)]
-    store.save(scope.id, Changes([(entry, entry.number) for entry in entries], [], 0))
+    store.save(
+        scope.id, Changes([SavedEntry(entry, entry.number, entry.number) for entry in entries], [], ScopeState())
+    )
     store.close()
     async with serving(tmp_path) as served, ledger_of(address_of(served), path) as ledger:
         first, second = await soon(ledger.recovered())

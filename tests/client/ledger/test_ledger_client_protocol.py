@@ -14,6 +14,7 @@ from oncelog.client.ledger.entries import (
     Entry,
     Forgotten,
     Gap,
+    ScopeState,
     Taken,
     Unknown,
     Unverified,
@@ -39,7 +40,7 @@ class Driven:
             entry.sequence = sequence
             entries.append(entry)
         self.now_ms = now_ms
-        self.protocol = Protocol(last, entries, in_flight_max=in_flight_max)
+        self.protocol = Protocol(ScopeState(last), entries, in_flight_max=in_flight_max)
         self.calls: dict[int, Call] = {}
         self.settled: dict[int, Any] = {}
 
@@ -244,7 +245,7 @@ def test_changed_sequence_is_saved_before_the_write_is_sent() -> None:
     assert driven.protocol.next_calls(0) == []
     changes = driven.protocol.take_changes()
     assert changes is not None
-    assert ([sequence for _, sequence in changes.entries], changes.must_last) == ([3], True)
+    assert ([one.sequence for one in changes.entries], changes.must_last) == ([3], True)
     driven.protocol.saved(changes)
     assert len(driven.protocol.next_calls(0)) == 1
 
@@ -255,7 +256,7 @@ def test_store_never_has_two_writes_under_one_sequence() -> None:
     driven.protocol.answered(driven.calls.pop(1), Taken(2))
     changes = driven.protocol.take_changes()
     assert changes is not None
-    assert [sequence for _, sequence in changes.entries] == [3, 4, 5, 6, 7, 8]
+    assert [one.sequence for one in changes.entries] == [3, 4, 5, 6, 7, 8]
 
 
 def test_writes_that_move_down_are_saved_shortly_before_they_are_sent() -> None:
@@ -265,7 +266,7 @@ def test_writes_that_move_down_are_saved_shortly_before_they_are_sent() -> None:
     driven.protocol.answered(driven.calls.pop(1), FAILED)
     changes = driven.protocol.take_changes()
     assert changes is not None
-    assert [sequence for _, sequence in changes.entries] == [1, 2]
+    assert [one.sequence for one in changes.entries] == [1, 2]
     driven.protocol.saved(changes)
     for number in range(2, 7):
         assert driven.sent() == [(number, number - 1)]
@@ -369,6 +370,62 @@ def test_denied_write_with_unknown_outcome_stays_pending_and_reports_the_error()
     assert driven.sent() == [(1, 2)]
     driven.answer(1)
     assert driven.settled[1] == Written("tx", 2)
+
+
+@pytest.mark.rule("LG-19")
+@pytest.mark.rule("CO-16")
+def test_denied_write_that_an_earlier_call_may_have_committed_stays_pending() -> None:
+    """Its sequence was raised after the call of unknown outcome, so the last sequence alone does not tell."""
+    driven = Driven().told(0)
+    driven.submit(2)
+    assert driven.sent() == [(1, 1), (2, 2)]
+    driven.answer(2, Unknown())  # committed, in fact
+    driven.answer(1, Taken(1))
+    driven.protocol.release()
+    assert driven.sent() == [(1, 2), (2, 3)]
+    driven.answer(2, DENIED)
+    driven.told(2, key=9)
+    assert [entry.number for entry, _ in driven.protocol.take_told()] == [2]
+    driven.save()
+    assert driven.settled == {}
+
+
+@pytest.mark.rule("LG-19")
+def test_lowest_sequence_of_a_call_is_saved_until_its_outcome_is_known() -> None:
+    driven = Driven().told(0)
+    driven.submit(2)
+    driven.sent()
+    driven.protocol.answered(driven.calls.pop(1), Taken(1))
+    changes = driven.protocol.take_changes()
+    assert changes is not None
+    # The call of the second write under sequence 2 is still in flight.
+    assert [(one.sequence, one.lowest) for one in changes.entries] == [(2, 2), (3, 2)]
+
+
+@pytest.mark.rule("LG-19")
+def test_freed_sequence_limits_calls_after_a_restart() -> None:
+    """A delayed copy of the refused write may take its sequence: the writes after it must not overtake each other."""
+    driven = Driven().told(0)
+    driven.submit(3)
+    driven.sent()
+    driven.protocol.answered(driven.calls.pop(1), DENIED)
+    changes = driven.protocol.take_changes()
+    assert changes is not None
+    assert changes.state == ScopeState(last=0, freed=1, highest=3)
+    restarted = Driven(pending=(1, 2))
+    restarted.protocol = Protocol(changes.state, list(restarted.protocol.pending), in_flight_max=64)
+    assert restarted.told(0).sent() == [(1, 1)]
+    restarted.answer(1, Taken(1))
+    assert restarted.sent() == [(1, 2), (2, 3)]
+
+
+@pytest.mark.rule("LG-19")
+def test_write_whose_sequence_another_write_committed_under_gets_the_next_one() -> None:
+    """A delayed copy of the first write committed under its earlier sequence, which the second write has now."""
+    driven = Driven(last=7, pending=(8, 9, 10)).told(8, key=99)
+    assert driven.sent() == [(1, 8)]
+    driven.answer(1, Committed(Written("tx", 9, is_replay=True)))
+    assert driven.sent() == [(2, 10), (3, 11)]
 
 
 def test_denied_client_state_fails_new_writes_and_keeps_recovered_ones() -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from client.ledger.model_ledger import Asked, ModelFile, ModelLedger, operations_of
@@ -40,6 +40,8 @@ class World:
         self.told: dict[bytes, Outcome | Exception | None] = {}
         self.doubtful: set[bytes] = set()
         """Keys of writes of which copies were in flight when another outcome was reported."""
+        self.withdrawn: dict[bytes, bool] = {}
+        """Keys of withdrawn writes, and whether the protocol says that they were not committed."""
         self.travelling: list[tuple[Call, Asked]] = []
         self.answers: list[tuple[Call, Answer]] = []
         self.orphans: list[Asked] = []
@@ -53,12 +55,12 @@ class World:
             self.submit: 12, self.begin_save: 15, self.end_save: 15, self.send: 25, self.deliver: 30, self.answer: 30,
             self.lose: 3, self.ask: 10, self.release: 10, self.crash: 1, self.deny: 1, self.fail_save: 1,
             self.double: 4 if late else 0, self.deliver_orphan: 6 if late else 0,
-            self.evict: 1 if evictions else 0, self.write_foreign: 2 if foreign else 0,
+            self.evict: 1 if evictions else 0, self.write_foreign: 2 if foreign else 0, self.withdraw: 1,
         }  # fmt: skip
         self.actions, self.weights = list(actions), list(actions.values())
 
     def restarted(self) -> Protocol:
-        return Protocol(self.file.last, self.file.entries(), in_flight_max=self.in_flight_max)
+        return Protocol(self.file.state, self.file.entries(), in_flight_max=self.in_flight_max)
 
     # --- actions
 
@@ -86,7 +88,7 @@ class World:
         changes, self.saving = self.saving, None
         if changes is not None:
             self.file.save(changes)
-            self.unsaved -= {entry.key for entry, _ in changes.entries}
+            self.unsaved -= {one.entry.key for one in changes.entries}
             self.protocol.saved(changes)
             for settled in changes.settled:
                 self.tell(settled)
@@ -100,7 +102,7 @@ class World:
     def send(self) -> None:
         for call in self.protocol.next_calls(self.now_ms):
             entry = call.entry
-            _, sequence, operations, _, _ = self.file.rows[entry.number]
+            _, sequence, _, operations, _, _ = self.file.rows[entry.number]
             assert sequence == call.sequence, "sent before it was saved"
             assert operations == entry.operations
             self.travelling.append((call, Asked(entry.key, call.sequence, entry.operations)))
@@ -162,7 +164,7 @@ class World:
         self.seen["crash"] += 1
         if self.saving is not None and self.chance.random() < 0.5:  # saved, but not reported
             self.file.save(self.saving)
-            self.unsaved -= {entry.key for entry, _ in self.saving.entries}
+            self.unsaved -= {one.entry.key for one in self.saving.entries}
             for settled in self.saving.settled:
                 self.told.setdefault(settled.entry.key, settled.outcome)  # the caller has crashed too
         for _, asked in self.travelling:
@@ -186,6 +188,12 @@ class World:
         key = (2**64 + self.foreign).to_bytes(16, "big")
         operations = operations_of(self.chance.choice(("a", key.hex())))
         self.server.write(Asked(key, self.server.last + 1, operations))
+
+    def withdraw(self) -> None:
+        entry = next(iter(self.protocol.pending), None)
+        if entry is not None and self.chance.random() < 0.2 and entry.saved_sequence:
+            self.seen["withdraw"] += 1
+            self.withdrawn[entry.key] = self.protocol.withdraw(entry)
 
     # --- reports
 
@@ -242,7 +250,10 @@ class World:
                 continue
             assert key in self.told, "no outcome"
             outcome = self.told[key]
-            if isinstance(outcome, Written) or outcome is None:
+            if key in self.withdrawn and outcome is None:
+                is_final = self.withdrawn[key] and key not in self.doubtful
+                assert not (is_final and key in committed), "withdrawn for certain, but committed"
+            elif isinstance(outcome, Written) or outcome is None:
                 assert key in committed, "lost"
             elif key in committed:
                 assert key in self.doubtful, "reported as not written"
@@ -267,6 +278,9 @@ def test_each_write_commits_once_and_in_order_despite_losses_and_crashes(seed: i
 
 @pytest.mark.rule("LG-19")
 @given(st.integers(0, 2**32))
+@example(17827)
+@example(17980)
+@example(83041)
 def test_each_write_commits_once_despite_late_duplicates(seed: int) -> None:
     World(seed, late=True).run()
 
@@ -280,6 +294,7 @@ def test_each_write_commits_once_despite_evictions(seed: int) -> None:
 
 @pytest.mark.rule("LG-19")
 @given(st.integers(0, 2**32))
+@example(97928449)
 def test_each_write_commits_once_despite_another_writer_with_the_same_client_id(seed: int) -> None:
     World(seed, foreign=True).run(in_order=False)
 
@@ -292,5 +307,5 @@ def test_simulation_covers_all_answers_and_faults() -> None:
         seen += World(seed, foreign=True).run(in_order=False).seen
     for name in (Committed, Gap, Taken, Unknown, Denied):
         assert seen[name.__name__] > 10, seen
-    for happened in ("ComeToNothing", "crash", "evict", "forgotten"):
+    for happened in ("ComeToNothing", "crash", "evict", "forgotten", "withdraw"):
         assert seen[happened] > 10, seen

@@ -7,7 +7,7 @@ import pytest
 
 from client.ledger.ledgers import HERE
 from client.ledger.model_ledger import operations_of
-from oncelog.client.ledger.entries import Changes, Entry, Settled
+from oncelog.client.ledger.entries import Changes, Entry, SavedEntry, ScopeState, Settled
 from oncelog.client.ledger.store import LedgerStore
 from oncelog.client.ledger.values import Written
 from oncelog.core.transactions import transaction_body
@@ -39,16 +39,18 @@ def opened(path: Path) -> LedgerStore:
 def test_saved_writes_are_loaded_when_the_store_is_reopened(tmp_path: Path) -> None:
     store = opened(tmp_path / "client.db")
     scope = store.scope("acme", "main")
-    assert (scope.last_sequence, scope.pending) == (0, [])
+    assert (scope.state, scope.pending) == (ScopeState(), [])
     first, second = entry(1, 5), entry(2, 6)
-    store.save(scope.id, Changes([(first, 5), (second, 6)], [], 4))
-    store.save(scope.id, Changes([(second, 5)], [Settled(first, Written("tx", 5))], 5))
+    store.save(scope.id, Changes([SavedEntry(first, 5, 5), SavedEntry(second, 6, 6)], [], ScopeState(4, 0, 6)))
+    settled = [Settled(first, Written("tx", 5))]
+    store.save(scope.id, Changes([SavedEntry(second, 5, 3)], settled, ScopeState(5, 4, 6)))
     store.close()
     again = LedgerStore(str(tmp_path / "client.db"))
     assert again.open("billing-1") == [("acme", "main")]
     kept = again.scope("acme", "main")
     (found,) = kept.pending
-    assert (kept.last_sequence, found.number, found.sequence, found.made_at_ms) == (5, 2, 5, 17)
+    assert kept.state == ScopeState(last=5, freed=4, highest=6)
+    assert (found.number, found.sequence, found.lowest_unknown, found.made_at_ms) == (2, 5, 3, 17)
     assert (found.key, found.operations, found.body) == (second.key, second.operations, second.body)
     assert again.scope("acme", "").pending == []
     again.close()
@@ -101,10 +103,43 @@ def test_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     opened(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 3")
     connection.close()
     with pytest.raises(NewerSchemaError):
         opened(path)
+
+
+VERSION_1 = """
+CREATE TABLE client (one INTEGER PRIMARY KEY CHECK (one = 1), client_id TEXT NOT NULL) STRICT;
+CREATE TABLE scopes (id INTEGER PRIMARY KEY, organization TEXT NOT NULL, vault TEXT NOT NULL,
+    last_sequence INTEGER NOT NULL, UNIQUE (organization, vault)) STRICT;
+CREATE TABLE pending (scope_id INTEGER NOT NULL REFERENCES scopes (id), number INTEGER NOT NULL, key BLOB NOT NULL,
+    sequence INTEGER NOT NULL, body BLOB NOT NULL, made_at_ms INTEGER NOT NULL,
+    PRIMARY KEY (scope_id, number)) STRICT, WITHOUT ROWID;
+INSERT INTO client VALUES (1, 'billing-1');
+INSERT INTO scopes VALUES (1, 'acme', '', 7), (2, 'acme', 'main', 3);
+PRAGMA application_id = 1330400323;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.mark.rule("LG-19")
+def test_store_of_schema_1_is_migrated_with_cautious_sequences(tmp_path: Path) -> None:
+    path, made = tmp_path / "client.db", entry(1, 9)
+    connection = sqlite3.connect(path)
+    connection.executescript(VERSION_1)
+    row = (1, 1, made.key, 9, made.body, 17)
+    connection.execute("INSERT INTO pending VALUES (?, ?, ?, ?, ?, ?)", row)
+    connection.commit()
+    connection.close()
+    for _ in range(2):  # the second time there is nothing to migrate
+        store = opened(path)
+        scope, other = store.scope("acme", ""), store.scope("acme", "main")
+        store.close()
+        (found,) = scope.pending
+        assert (found.sequence, found.lowest_unknown, found.body) == (9, 1, made.body)
+        assert scope.state == ScopeState(last=7, freed=9, highest=9)
+        assert (other.state, other.pending) == (ScopeState(last=3, freed=4, highest=4), [])
 
 
 def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
@@ -112,7 +147,7 @@ def test_damaged_row_raises_corrupt_error(tmp_path: Path) -> None:
     scope = store.scope("acme", "")
     broken = entry(1, 1)
     broken.body = b"{}"
-    store.save(scope.id, Changes([(broken, 1)], [], 0))
+    store.save(scope.id, Changes([SavedEntry(broken, 1, 1)], [], ScopeState()))
     with pytest.raises(CorruptError):
         store.scope("acme", "")
     store.close()
@@ -124,7 +159,7 @@ def test_removed_store_file_is_not_written(tmp_path: Path) -> None:
     scope = store.scope("acme", "")
     path.unlink()
     with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
-        store.save(scope.id, Changes([(entry(1, 1), 1)], [], 0))
+        store.save(scope.id, Changes([SavedEntry(entry(1, 1), 1, 1)], [], ScopeState()))
     store.close()
     with pytest.raises(StoreUnavailableError, match="is closed"):
         store.scope("acme", "")
@@ -137,9 +172,9 @@ def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
     assert store._connection is not None
     modes = []
     for changes in (
-        Changes([(entry(1, 1), 1)], [], 0),
-        Changes([], [Settled(entry(1, 1), Written("tx", 1))], 1),
-        Changes([], [Settled(entry(1, 1), ValueError())], 1),
+        Changes([SavedEntry(entry(1, 1), 1, 1)], [], ScopeState()),
+        Changes([], [Settled(entry(1, 1), Written("tx", 1))], ScopeState(1)),
+        Changes([], [Settled(entry(1, 1), ValueError())], ScopeState(1)),
     ):
         store.save(scope.id, changes)
         modes.append(store._connection.execute("PRAGMA synchronous").fetchone()[0])

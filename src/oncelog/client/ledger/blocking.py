@@ -70,6 +70,10 @@ class BlockingLedgerScope:
         """As `LedgerScope.resume`."""
         return self._portal.call(self._scope.resume, resend=resend)
 
+    def withdraw(self, key: UUID | bytes) -> bool:
+        """As `LedgerScope.withdraw`."""
+        return self._portal.call(self._scope.withdraw, key)
+
     def pending(self) -> list[PendingWrite]:
         """As `LedgerScope.pending`."""
         return self._portal.call(self._scope.pending)

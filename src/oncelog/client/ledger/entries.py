@@ -18,10 +18,10 @@ class Entry:
         "denied",
         "gapped_turn",
         "highest_sequence",
-        "is_certain",
         "is_probe",
         "is_recovered",
         "key",
+        "lowest_unknown",
         "made_at_ms",
         "number",
         "operations",
@@ -46,16 +46,30 @@ class Entry:
         self.sent_sequence = 0
         """Its number, if it may have been sent under it."""
         self.highest_sequence = 0
-        """Of those that it was sent under: a copy of it that is late may have that one."""
+        """Highest sequence that the write was sent under. A delayed copy of the request may carry it."""
+        self.lowest_unknown: int | None = None
+        """Lowest sequence under which the write was sent and not answered. None: every answer is known."""
         self.was_sent = False
         self.is_recovered = False
-        self.is_certain = True
-        """All that was sent of it has been answered: there is nothing that could have committed it unknown to us."""
         self.is_probe = False
         """Its number had been passed when the server was asked: who stands behind it waits until it is known."""
         self.call: Call | None = None
         self.gapped_turn = -1
         self.denied: ServerRefusedError | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every call was answered. Only a call without an answer can have committed the write unnoticed."""
+        return self.lowest_unknown is None
+
+    def mark_unknown(self, sequence: int) -> None:
+        """Record that a call under this sequence has no known outcome."""
+        self.lowest_unknown = min(sequence, self.lowest_unknown or sequence)
+
+    def lowest_possible(self, sequence: int) -> int:
+        """Return the lowest sequence that may turn out to be committed if the client crashes while it has this one."""
+        in_flight = self.call.sequence if self.call is not None else sequence
+        return min(sequence, in_flight, self.lowest_unknown or sequence)
 
     def __repr__(self) -> str:
         return f"Entry({self.number}, {self.key.hex()[:8]}, sequence={self.sequence}, sent={self.sent_sequence})"
@@ -126,12 +140,32 @@ class Settled(NamedTuple):
     outcome: Outcome | Exception | None
 
 
-class Changes(NamedTuple):
-    """What is to be saved: entries under the numbers that they have now, those that are settled, and `last`."""
+class SavedEntry(NamedTuple):
+    """A pending write as the file stores it."""
 
-    entries: list[tuple[Entry, int]]
+    entry: Entry
+    sequence: int
+    lowest: int
+    """Lowest sequence under which the server may have committed the write."""
+
+
+class ScopeState(NamedTuple):
+    """Sequences of a scope, as the file stores them."""
+
+    last: int = 0
+    """Highest sequence that is known to be committed."""
+    freed: int = 0
+    """Highest sequence of a write that was given up. A delayed copy of that write may still commit under it."""
+    highest: int = 0
+    """Highest sequence that a write ever had."""
+
+
+class Changes(NamedTuple):
+    """Content of one save: pending writes, writes that got their outcome, and the sequences of the scope."""
+
+    entries: list[SavedEntry]
     settled: list[Settled]
-    last: int
+    state: ScopeState
 
     @property
     def must_last(self) -> bool:

@@ -25,6 +25,8 @@ from oncelog.client.ledger.entries import (
     Entry,
     Forgotten,
     Gap,
+    SavedEntry,
+    ScopeState,
     Settled,
     Taken,
     Unknown,
@@ -48,9 +50,9 @@ WINDOW_MIN: Final = 4
 class Protocol:
     """The writes of one client in one scope."""
 
-    def __init__(self, last: int, entries: Sequence[Entry], *, in_flight_max: int) -> None:
-        """`entries` are those that the file has, in their order: each may have been sent, and by whom is not known."""
-        self.last = last
+    def __init__(self, state: ScopeState, entries: Sequence[Entry], *, in_flight_max: int) -> None:
+        """Continue with the state and the pending writes of the file, in their order. Each may have been sent."""
+        self.last = state.last
         self.forgotten: Forgotten | None = None
         self.refusal: ServerRefusedError | None = None
         """Why the server does not say where we stand."""
@@ -65,8 +67,9 @@ class Protocol:
         self._in_flight = 0
         self._in_flight_max = self._window = in_flight_max
         self._probes = 0
-        self._freed = 0
-        """The number of a write that came to nothing. Until another has it, or a higher one, one is sent at a time."""
+        self._freed = state.freed
+        """See `ScopeState.freed`. Until another write has this sequence or a higher one, one is sent at a time."""
+        self._highest = state.highest
         self._turn = 0
         self._wants_state = True
         self._is_first_question = True
@@ -78,11 +81,12 @@ class Protocol:
         self._settled: list[Settled] = []
         self._written: list[Settled] = []
         self._told: list[tuple[Entry, ServerRefusedError]] = []
-        self._saved_last = last
+        self._saved_last = state.last
         for entry in entries:
-            entry.saved_sequence = entry.sent_sequence = entry.highest_sequence = entry.sequence
+            entry.saved_sequence = entry.sent_sequence = entry.sequence
+            entry.highest_sequence = max(state.highest, entry.sequence)
             entry.was_sent = entry.is_recovered = True
-            entry.is_certain = False
+            entry.mark_unknown(entry.sequence)
             self._queue[entry.number] = entry
             self._next_number = entry.number + 1
 
@@ -136,21 +140,24 @@ class Protocol:
                 self._unsaved[entry.number] = entry
         if not self._unsaved and not self._settled and self.last == self._saved_last:
             return None
-        entries = [(entry, entry.sequence) for entry in self._unsaved.values()]
-        changes = Changes(entries, self._settled, self.last)
+        entries = [
+            SavedEntry(entry, entry.sequence, entry.lowest_possible(entry.sequence)) for entry in self._unsaved.values()
+        ]
+        self._highest = max(self._highest, *(one.sequence for one in entries), 0)
+        changes = Changes(entries, self._settled, ScopeState(self.last, self._freed, self._highest))
         self._unsaved, self._settled = {}, []
         return changes
 
     def saved(self, changes: Changes) -> None:
         """They are on the disk."""
-        for entry, sequence in changes.entries:
+        for entry, sequence, _ in changes.entries:
             entry.saved_sequence = sequence
-        self._saved_last = changes.last
+        self._saved_last = changes.state.last
 
     def not_saved(self, changes: Changes) -> list[Entry]:
         """They are not. New writes leave the queue, and are given back; what else there is waits for the next time."""
         withdrawn = []
-        for entry, _ in changes.entries:
+        for entry, _, _ in changes.entries:
             if entry.saved_sequence == 0:
                 withdrawn.append(entry)
                 self._queue.pop(entry.number, None)
@@ -224,6 +231,7 @@ class Protocol:
                 self._is_used(written.sequence)
                 self._window = min(self._window + 1, self._in_flight_max)
                 if not written.sequence == call.sequence == entry.sequence:
+                    self._give_up_sequence(written.sequence)
                     self._renumber()
             case Unverified(error, sequence):
                 self._settle(entry, error)
@@ -240,10 +248,20 @@ class Protocol:
             case Taken(last):
                 self._taken(call, last)
             case Unknown():
-                entry.is_certain = False
+                entry.mark_unknown(call.sequence)
                 self.is_held = True
             case Denied(error):
                 self._denied(entry, error)
+
+    def _give_up_sequence(self, sequence: int) -> None:
+        """Let `_renumber` move the write that has this sequence, because another write was committed under it.
+
+        A delayed copy of a write that has moved down can commit under its earlier sequence.
+        """
+        for entry in self._queue.values():
+            if entry.sequence == entry.sent_sequence == sequence:
+                entry.sent_sequence = 0
+                self._end_probe(entry)
 
     def _come_to_nothing(self, entry: Entry, outcome: Refused | ServerRefusedError) -> None:
         # A copy of it that is late may still take its number. The next one would find that out, and those behind it
@@ -348,9 +366,9 @@ class Protocol:
                 continue
             if entry.key == state.last_key:
                 self._settle(entry, Written(None, state.last_sequence, is_replay=True))
-            elif entry.sequence > state.last_sequence:
+            elif entry.lowest_unknown is None or entry.lowest_unknown > state.last_sequence:
                 self._come_to_nothing(entry, entry.denied)
-            else:  # its number has been passed, by itself or by another: only the server could tell
+            else:  # an earlier call may have committed it, and only the server can tell
                 self._told.append((entry, entry.denied))
                 self.is_held = self.is_refused = True
 
@@ -374,6 +392,15 @@ class Protocol:
                 self._settle(entry, None)
         self._wants_state = self._is_adopting = self._is_first_question = True
         self.is_held = False
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Take a pending write out of the queue. Return True if it was not committed and cannot be any more."""
+        is_final = entry.is_certain and entry.call is None
+        if not is_final:
+            self._freed = max(self._freed, entry.highest_sequence)
+        self._settle(entry, None)
+        self._renumber()
+        return is_final
 
     # --- the queue
 

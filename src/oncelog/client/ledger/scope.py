@@ -78,6 +78,15 @@ class LedgerScope:
         """
         return await (self._stream or await self._opened()).resume(resend)
 
+    async def withdraw(self, key: UUID | bytes) -> bool:
+        """Stop sending a pending write, so that later writes of the scope go on. Return once that is saved.
+
+        True: the write was not committed and never will be. False: an earlier attempt may have committed it, or a
+        delayed copy of it still may; read the ledger to find out. Callers that wait for the write get a ClientError.
+        Raises ClientError if no pending write has this key.
+        """
+        return await (self._stream or await self._opened()).withdraw(_key_bytes(key))
+
     async def pending(self) -> list[PendingWrite]:
         """Writes without an outcome, in their order, those of an earlier run too."""
         return (self._stream or await self._opened()).pending()

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from oncelog.client.ledger.entries import Changes, Entry
+from oncelog.client.ledger.entries import Changes, Entry, ScopeState
 from oncelog.core.transactions import OperationJson, operations_of_json
 from oncelog.errors import (
     CanonicalError,
@@ -29,7 +29,7 @@ from oncelog.statements import named_statements, statements_of
 
 MEMORY: Final = ":memory:"
 APPLICATION_ID: Final = 0x4F4C4C43  # "OLLC"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 BUSY_TIMEOUT_MS: Final = 10_000
 _SQL: Final = files("oncelog.client.ledger") / "sql"
 SQL: Final = named_statements((_SQL / "queries.sql").read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ class KeptScope(NamedTuple):
     """What the file has of a scope."""
 
     id: int
-    last_sequence: int
+    state: ScopeState
     pending: list[Entry]
 
 
@@ -104,12 +104,15 @@ class LedgerStore:
 
     def _made_ready(self, connection: sqlite3.Connection, client_id: str) -> list[tuple[str, str]]:
         with self._transaction(is_durable=True):
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                for statement in statements_of((_SQL / "schema.sql").read_text(encoding="utf-8")):
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version < SCHEMA_VERSION:
+                script = "schema.sql" if version == 0 else "migrate_2.sql"
+                for statement in statements_of((_SQL / script).read_text(encoding="utf-8")):
                     connection.execute(statement)
-                connection.execute(SQL["make_client"], (client_id,))
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            if version == 0:
+                connection.execute(SQL["make_client"], (client_id,))
             (known,) = connection.execute(SQL["client"]).fetchone()
             if known != client_id:
                 # Its numbers are those of that client; under another one they would mean other writes.
@@ -151,7 +154,7 @@ class LedgerStore:
                 connection.execute(SQL["make_scope"], (organization, vault))
                 found = connection.execute(SQL["scope"], (organization, vault)).fetchone()
             rows = connection.execute(SQL["pending"], (found[0],)).fetchall()
-            return KeptScope(found[0], found[1], [self._entry(*row) for row in rows])
+            return KeptScope(found[0], ScopeState(*found[1:]), [self._entry(*row) for row in rows])
 
     def save(self, scope_id: int, changes: Changes) -> None:
         """On return it is on the disk."""
@@ -159,20 +162,21 @@ class LedgerStore:
             connection.executemany(
                 SQL["save"],
                 [
-                    (scope_id, entry.number, entry.key, sequence, entry.body, entry.made_at_ms)
-                    for entry, sequence in changes.entries
+                    (scope_id, entry.number, entry.key, sequence, lowest, entry.body, entry.made_at_ms)
+                    for entry, sequence, lowest in changes.entries
                 ],
             )
             connection.executemany(SQL["settle"], [(scope_id, one.entry.number) for one in changes.settled])
-            connection.execute(SQL["save_last"], (changes.last, scope_id))
+            connection.execute(SQL["save_state"], (*changes.state, scope_id))
 
-    def _entry(self, number: int, key: bytes, sequence: int, body: bytes, made_at_ms: int) -> Entry:
+    def _entry(self, number: int, key: bytes, sequence: int, lowest: int, body: bytes, made_at_ms: int) -> Entry:
         try:
             operations = operations_of_json(_BODY.decode(body).operations)
         except CanonicalError as error:
             raise CorruptError(f"{self._path} is damaged: {error}") from error
         entry = Entry(number, key, operations, body, made_at_ms)
         entry.sequence = sequence
+        entry.mark_unknown(lowest)
         return entry
 
     # --- transactions

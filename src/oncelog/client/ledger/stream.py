@@ -68,7 +68,7 @@ class Stream:
         self._wire = wire
         self._limits = limits
         self._chance = chance
-        self._protocol = Protocol(kept.last_sequence, kept.pending, in_flight_max=limits.in_flight_max)
+        self._protocol = Protocol(kept.state, kept.pending, in_flight_max=limits.in_flight_max)
         self._untold = {entry.number: entry for entry in kept.pending}
         self._by_key = {entry.key: entry for entry in kept.pending}
         self._bytes = sum(len(entry.body) for entry in kept.pending)
@@ -106,7 +106,7 @@ class Stream:
             raise IdReusedError(f"another write waits under the key {UUID(bytes=key)}")
         outcome = await asyncio.shield(self._waiter(entry))
         if outcome is None:
-            raise ClientError(f"the application has let go of the write {UUID(bytes=key)}")
+            raise ClientError(f"the application withdrew the write {UUID(bytes=key)}")
         return outcome
 
     def _checked(self, operations: tuple[Operation, ...]) -> bytes:
@@ -179,6 +179,21 @@ class Stream:
         outcomes = await asyncio.gather(*map(asyncio.shield, waiters), return_exceptions=True)
         self._demand_remembered()
         return [_recovered(entry, outcome) for entry, outcome in zip(chosen, outcomes, strict=True)]
+
+    async def withdraw(self, key: bytes) -> bool:
+        """Take a pending write back; see `LedgerScope.withdraw`."""
+        self._demand_open()
+        entry = self._by_key.get(key)
+        if entry is None or entry.number not in self._untold:
+            raise ClientError(f"no pending write has the key {UUID(bytes=key)}")
+        waiter = self._waiter(entry)
+        is_final = self._protocol.withdraw(entry)
+        if self._timer is not None:  # the pause may have been for this write
+            self._timer.cancel()
+            self._release()
+        self._look_around()
+        await asyncio.shield(waiter)
+        return is_final
 
     def _demand_remembered(self) -> None:
         """Raises ForgottenError."""

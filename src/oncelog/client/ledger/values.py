@@ -127,7 +127,7 @@ class Recovered(Struct, frozen=True):
     key: UUID
     operations: tuple[Operation, ...]
     outcome: Outcome | Exception | None
-    """None of one that the application has let go of (`resume`)."""
+    """None if the application gave the write up (`resume`, `withdraw`)."""
 
 
 # --- what is read ------------------------------------------------------------------------------------

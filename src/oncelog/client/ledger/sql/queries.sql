@@ -8,20 +8,21 @@ INSERT INTO client (one, client_id) VALUES (1, ?);
 SELECT organization, vault FROM scopes WHERE id IN (SELECT scope_id FROM pending) ORDER BY id;
 
 -- name: scope
-SELECT id, last_sequence FROM scopes WHERE organization = ? AND vault = ?;
+SELECT id, last_sequence, freed_sequence, highest_sequence FROM scopes WHERE organization = ? AND vault = ?;
 
 -- name: make_scope
 INSERT INTO scopes (organization, vault, last_sequence) VALUES (?, ?, 0);
 
--- name: save_last
-UPDATE scopes SET last_sequence = ? WHERE id = ?;
+-- name: save_state
+UPDATE scopes SET last_sequence = ?, freed_sequence = ?, highest_sequence = ? WHERE id = ?;
 
 -- name: pending
-SELECT number, key, sequence, body, made_at_ms FROM pending WHERE scope_id = ? ORDER BY number;
+SELECT number, key, sequence, lowest_sequence, body, made_at_ms FROM pending WHERE scope_id = ? ORDER BY number;
 
 -- name: save
-INSERT INTO pending (scope_id, number, key, sequence, body, made_at_ms) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (scope_id, number) DO UPDATE SET sequence = excluded.sequence;
+INSERT INTO pending (scope_id, number, key, sequence, lowest_sequence, body, made_at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (scope_id, number) DO UPDATE
+    SET sequence = excluded.sequence, lowest_sequence = excluded.lowest_sequence;
 
 -- name: settle
 DELETE FROM pending WHERE scope_id = ? AND number = ?;
