@@ -39,7 +39,8 @@ SIMULATIONS: Final[dict[str, Callable[[int], object]]] = {
 def failure_of(job: tuple[str, int]) -> str | None:
     """Run one simulation and return a line about its failure."""
     name, seed = job
-    events_protocol.READY_EVENTS_MAX, events_protocol.REQUEST_EVENTS_MAX = 5, 6  # as the tests of the events client
+    for limit, value in events.SMALL_LIMITS.items():
+        setattr(events_protocol, limit, value)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             SIMULATIONS[name](seed)

@@ -22,6 +22,8 @@ from oncelog.errors import ProtocolError, ServerRefusedError
 
 PARTITIONS: Final = ("a", "b", "c")
 STEPS: Final = 400
+SMALL_LIMITS: Final = {"READY_EVENTS_MAX": 5, "REQUEST_EVENTS_MAX": 6}
+"""Limits of the protocol that a simulation of few events reaches."""
 
 
 class Simulated:
@@ -248,8 +250,8 @@ def simulate(seed: int, *, duplicates: float, busy: float, cuts: int) -> World:
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocols, "READY_EVENTS_MAX", 5)
-    monkeypatch.setattr(protocols, "REQUEST_EVENTS_MAX", 6)
+    for name, value in SMALL_LIMITS.items():
+        monkeypatch.setattr(protocols, name, value)
 
 
 @pytest.mark.rule("EV-17")

@@ -17,12 +17,32 @@ from oncelog.core.proof import (
     leaf_hash,
     prove,
     record_header,
+    root_of,
 )
 from oncelog.core.values import Claim, Item, Record, Request, SetMember, Settings, Submission
+from oncelog.engine.cursors import Proven
 from oncelog.stores.memory import MemoryLog
 
 NOON_MS = 1_800_000_000_000
 SETTINGS = Settings(lanes=3)
+SALT = bytes(range(16))
+
+
+def prove_alone(record: Record, index: int = 2, count: int = 5, salt: bytes = SALT) -> Proven:
+    """Return the proof of a record at that index of a block whose other records are made up."""
+    salted = body_hash(salt, record.body)
+    leaves = [leaf_hash(b"another record %d" % number, bytes(32)) for number in range(count)]
+    leaves[index] = leaf_hash(record_header(record), salted)
+    block = Block(
+        lane=record.lane,
+        height=record.height,
+        first_position=record.position - index,
+        count=count,
+        log_time_ms=record.log_time_ms,
+        previous=bytes(range(32)),
+        root=root_of(leaves),
+    )
+    return Proven(record, salt, salted, prove(leaves, index), block)
 
 
 def drawn() -> Callable[[int], bytes]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import oncelog.proof
+from core.proof_samples import SALT, prove_alone
 from oncelog.core.operations import Condition, DeleteEntity, Must, SetEntity
-from oncelog.core.proof import Block, body_hash, leaf_hash, prove, record_header, root_of
 from oncelog.core.transactions import ledger_scope, transaction, transaction_body
 from oncelog.core.values import Record
 from oncelog.engine.cursors import Proven
@@ -31,7 +31,6 @@ from oncelog.proof import (
 
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
-SALT = bytes(range(16))
 OPERATIONS = (SetEntity("balance:7", b"250", 17, Condition(Must.HAVE_VERSION, 3)), DeleteEntity("größe"))
 
 EVENT = Record(
@@ -69,33 +68,16 @@ TRANSACTION = Record(
 )
 
 
-def proven(record: Record, index: int = 2, count: int = 5, salt: bytes = SALT) -> Proven:
-    """What a log says that has the record at that index of a block, among others."""
-    salted = body_hash(salt, record.body)
-    leaves = [leaf_hash(b"another record %d" % number, bytes(32)) for number in range(count)]
-    leaves[index] = leaf_hash(record_header(record), salted)
-    block = Block(
-        lane=record.lane,
-        height=record.height,
-        first_position=record.position - index,
-        count=count,
-        log_time_ms=record.log_time_ms,
-        previous=bytes(range(32)),
-        root=root_of(leaves),
-    )
-    return Proven(record, salt, salted, prove(leaves, index), block)
-
-
 def erased(found: Proven) -> Proven:
     """The same after its body has been erased."""
     return replace(found, record=replace(found.record, body=b"", erased=True), salt=b"")
 
 
 DOCUMENTS = {
-    "event": proof_document(proven(EVENT)),
-    "transaction": proof_document(proven(TRANSACTION, 6, 7)),
-    "erased": proof_document(erased(proven(EVENT))),
-    "alone": proof_document(proven(replace(EVENT, body=b""), 0, 1)),
+    "event": proof_document(prove_alone(EVENT)),
+    "transaction": proof_document(prove_alone(TRANSACTION, 6, 7)),
+    "erased": proof_document(erased(prove_alone(EVENT))),
+    "alone": proof_document(prove_alone(replace(EVENT, body=b""), 0, 1)),
 }
 each_document = pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
 
@@ -137,7 +119,7 @@ places = st.integers(1, 70).flatmap(lambda count: st.tuples(st.integers(0, count
 def test_any_record_is_proven_at_any_position(
     record: Record, place: tuple[int, int], salt: bytes, is_erased: bool
 ) -> None:
-    found = proven(record, *place, salt)
+    found = prove_alone(record, *place, salt)
     document = proof_document(erased(found) if is_erased else found)
     assert decode(encode(document)) == document
     assert encode(decode(encode(document))) == encode(document)
@@ -148,9 +130,9 @@ def test_any_record_is_proven_at_any_position(
 
 @pytest.mark.rule("LG-18")
 @pytest.mark.parametrize("count", [*range(1, 34), 64, 100, 1000])
-def test_every_index_of_a_block_is_proven(count: int) -> None:
+def test_every_index_of_a_block_is_prove_alone(count: int) -> None:
     for index in range(count) if count < 34 else (0, 1, count // 2, count - 2, count - 1):
-        document = proof_document(proven(replace(EVENT, position=5000), index, count))
+        document = proof_document(prove_alone(replace(EVENT, position=5000), index, count))
         assert verify(document).is_valid
         for other in {index - 1, index + 1, 0, count - 1} - {index, -1}:
             assert not verify(replace(document, index=other)).is_valid
@@ -209,7 +191,7 @@ def test_inserted_removed_or_replaced_text_is_found(data: st.DataObject, documen
 @pytest.mark.rule("LG-18")
 @given(any_record, places, st.data())
 def test_field_of_another_proof_is_found(record: Record, place: tuple[int, int], data: st.DataObject) -> None:
-    document, other = proof_document(proven(record, *place)), DOCUMENTS["event"]
+    document, other = proof_document(prove_alone(record, *place)), DOCUMENTS["event"]
     field = data.draw(st.sampled_from(document.record.__struct_fields__))
     value = getattr(other.record, field)
     if value != getattr(document.record, field):
@@ -256,7 +238,7 @@ def test_every_changed_field_is_found(document: ProofDocument) -> None:
 
 
 def test_byte_cannot_move_between_salt_and_body() -> None:
-    said = json.loads(encode(proof_document(proven(replace(EVENT, body=b"body")))))
+    said = json.loads(encode(proof_document(prove_alone(replace(EVENT, body=b"body")))))
     with pytest.raises(ProofError) as raised:
         decode(json.dumps({**said, "salt": said["salt"] + b"b".hex(), "body": "b2R5"}).encode())
     assert (raised.value.path, raised.value.reason) == ("$.salt", "must have 32 hexadecimal digits, not 34")
@@ -311,7 +293,7 @@ def test_block_must_equal_the_trusted_one(document: ProofDocument) -> None:
 
 
 @pytest.mark.rule("LG-18", "CO-41")
-def test_header_of_an_erased_record_is_proven() -> None:
+def test_header_of_an_erased_record_is_prove_alone() -> None:
     document = DOCUMENTS["erased"]
     assert verify(document) == Verification((), is_erased=True)
     assert not verify(replace(document, body_hash="00" * 32)).is_valid
@@ -335,10 +317,10 @@ def test_body_of_a_transaction_must_match_its_fingerprint() -> None:
         (b'{"operations":[{"delete_entity":{"key":"\xff"}}]}', "the body is no transaction of a ledger"),
         (b"[" * 100_000, "the body is no transaction of a ledger"),
     ):
-        assert found_in(proof_document(proven(replace(TRANSACTION, body=body)))) == (words,)
+        assert found_in(proof_document(prove_alone(replace(TRANSACTION, body=body)))) == (words,)
         # Other policies mean other things by their bodies; and of an erased one there is nothing to compare.
-        assert found_in(proof_document(proven(replace(TRANSACTION, body=body, policy="notes")))) == ()
-        assert found_in(proof_document(erased(proven(replace(TRANSACTION, body=body))))) == ()
+        assert found_in(proof_document(prove_alone(replace(TRANSACTION, body=body, policy="notes")))) == ()
+        assert found_in(proof_document(erased(prove_alone(replace(TRANSACTION, body=body))))) == ()
 
 
 # --- invalid documents -----------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import oncelog
+from core.proof_samples import prove_alone
 from databases import BOTH_STORES, log_at
 from oncelog.core.operations import Relate, SetEntity
-from oncelog.core.proof import Block, Proof, body_hash, leaf_hash, node_hash, prove, record_header, root_of
+from oncelog.core.proof import Proof, leaf_hash, node_hash, record_header
 from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.core.values import Committed, Record, Submission
-from oncelog.engine.cursors import Proven
 from oncelog.errors import ProofError
 from oncelog.proof import decode, encode, proof_document, verify
 from waiting import WAIT_S
@@ -84,24 +84,7 @@ UINT64_MAX = 2**64 - 1
 
 def made_up(record: Record, index: int, count: int) -> bytes:
     """Return the document of a record at that index of a block with other records."""
-    return encode(proof_document(proven(record, index, count)))
-
-
-def proven(record: Record, index: int, count: int) -> Proven:
-    salt = bytes(range(16))
-    salted = body_hash(salt, record.body)
-    leaves = [leaf_hash(b"another record %d" % number, bytes(32)) for number in range(count)]
-    leaves[index] = leaf_hash(record_header(record), salted)
-    block = Block(
-        lane=record.lane,
-        height=record.height,
-        first_position=record.position - index,
-        count=count,
-        log_time_ms=record.log_time_ms,
-        previous=bytes(range(32)),
-        root=root_of(leaves),
-    )
-    return Proven(record, salt, salted, prove(leaves, index), block)
+    return encode(proof_document(prove_alone(record, index, count)))
 
 
 LARGE = Record(
@@ -311,7 +294,7 @@ def test_large_integers_are_not_rounded() -> None:
 
 def forged() -> list[bytes]:
     """Return documents with consistent hashes and contradictory members, as a forger of a block can make them."""
-    found = proven(SMALL, 4, 7)
+    found = prove_alone(SMALL, 4, 7)
     leaf = leaf_hash(record_header(SMALL), found.body_hash)
     beside = bytes(32)
     alone = replace(found.block, first_position=SMALL.position, count=1)

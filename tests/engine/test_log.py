@@ -3,15 +3,14 @@
 import asyncio
 import unicodedata
 from pathlib import Path
-from typing import Any, Final
-from uuid import UUID
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import oncelog
 from databases import BOTH_STORES, address_of, log_at
-from engine.watched import Open, positions
+from engine.watched import PAYMENTS, Open, positions, uuid
 from oncelog import (
     CHAT,
     Applied,
@@ -23,9 +22,6 @@ from oncelog import (
     Limits,
     Log,
     Mode,
-    OnReuse,
-    Order,
-    Policy,
     PolicyError,
     Reason,
     Receipt,
@@ -51,15 +47,6 @@ from oncelog.testing.contract.writes import (
     result,
     transaction,
 )
-
-PAYMENTS: Final = Policy(
-    name="payments", key_bytes=(1, 64), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=kept_for(hours=24)
-)
-
-
-def uuid(number: int) -> UUID:
-    return UUID(int=number)
-
 
 # --- cursors ---------------------------------------------------------------------------------------------
 

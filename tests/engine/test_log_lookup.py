@@ -1,23 +1,19 @@
 """Lookup of identities, erasure and proofs."""
 
-from typing import Any, Final
-from uuid import UUID
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import oncelog
-from engine.watched import Open
+from engine.watched import PAYMENTS, Open, uuid
 from oncelog import (
     CHAT,
     LEDGER,
     RUNS,
     Limits,
     Log,
-    OnReuse,
-    Order,
     Outcome,
-    Policy,
     Reason,
     Receipt,
     Release,
@@ -25,7 +21,6 @@ from oncelog import (
     SetMember,
     Settings,
     Status,
-    kept_for,
     verify,
     verify_header,
 )
@@ -45,15 +40,6 @@ from oncelog.testing.contract.writes import (
     result,
     transaction,
 )
-
-PAYMENTS: Final = Policy(
-    name="payments", key_bytes=(1, 64), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=kept_for(hours=24)
-)
-
-
-def uuid(number: int) -> UUID:
-    return UUID(int=number)
-
 
 # --- lookup ----------------------------------------------------------------------------------------------
 

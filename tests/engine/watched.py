@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 import pytest_asyncio
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
-from oncelog.core.policy import Policy
+from oncelog.core.policy import OnReuse, Order, Policy, kept_for
 from oncelog.core.proof import Block
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, Remembered, Request, Settings
@@ -50,6 +51,15 @@ async def nothing(*_: object) -> None:
 @pytest_asyncio.fixture
 async def loop_clock() -> "LoopClock":
     return LoopClock(asyncio.get_running_loop())
+
+
+PAYMENTS: Final = Policy(
+    name="payments", key_bytes=(1, 64), order=Order.STREAM, on_reuse=OnReuse.REFUSE, retention=kept_for(hours=24)
+)
+
+
+def uuid(number: int) -> UUID:
+    return UUID(int=number)
 
 
 class LoopClock:
