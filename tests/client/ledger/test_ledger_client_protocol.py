@@ -428,6 +428,35 @@ def test_write_whose_sequence_another_write_committed_under_gets_the_next_one() 
     assert driven.sent() == [(2, 10), (3, 11)]
 
 
+@pytest.mark.rule("LG-23")
+def test_nothing_is_sent_until_a_withdrawal_is_saved() -> None:
+    """After a crash the withdrawn write would be pending again, and be committed after the one behind it."""
+    driven = Driven(in_flight_max=1).told(0)
+    driven.submit(2)
+    driven.save()
+    first, second = driven.protocol.pending
+    assert driven.protocol.withdraw(first)
+    second.saved_sequence = second.sequence  # the file has it under this sequence already
+    assert driven.protocol.next_calls(0) == []
+    assert driven.sent() == [(2, 1)]
+    assert driven.settled == {1: None}
+
+
+@pytest.mark.rule("LG-23")
+def test_withdrawn_write_that_may_be_committed_frees_its_sequence_slowly() -> None:
+    driven = Driven().told(0)
+    driven.submit(3)
+    driven.sent()
+    driven.answer(1, Unknown())
+    driven.answer(2, Gap(0))
+    driven.answer(3, Gap(0))
+    assert not driven.protocol.withdraw(next(iter(driven.protocol.pending)))
+    driven.protocol.release()
+    assert driven.sent() == [(2, 1)]
+    driven.answer(2, Taken(1))  # the withdrawn write was committed
+    assert driven.sent() == [(2, 2), (3, 3)]
+
+
 def test_denied_client_state_fails_new_writes_and_keeps_recovered_ones() -> None:
     driven = Driven(last=1, pending=(2,))
     driven.submit()

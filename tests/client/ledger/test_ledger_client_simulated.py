@@ -272,6 +272,7 @@ class World:
 
 @pytest.mark.rule("LG-19")
 @given(st.integers(0, 2**32))
+@example(1549080539)
 def test_each_write_commits_once_and_in_order_despite_losses_and_crashes(seed: int) -> None:
     World(seed).run()
 

@@ -79,6 +79,8 @@ class Protocol:
         self._unsaved: dict[int, Entry] = {}
         """What is to be saved whenever something is."""
         self._settled: list[Settled] = []
+        self._unsaved_withdrawals = 0
+        """Nothing is sent meanwhile: after a crash the withdrawn writes are pending again, before later writes."""
         self._written: list[Settled] = []
         self._told: list[tuple[Entry, ServerRefusedError]] = []
         self._saved_last = state.last
@@ -153,6 +155,7 @@ class Protocol:
         for entry, sequence, _ in changes.entries:
             entry.saved_sequence = sequence
         self._saved_last = changes.state.last
+        self._unsaved_withdrawals -= sum(settled.outcome is None for settled in changes.settled)
 
     def not_saved(self, changes: Changes) -> list[Entry]:
         """They are not. New writes leave the queue, and are given back; what else there is waits for the next time."""
@@ -183,7 +186,7 @@ class Protocol:
 
     def next_calls(self, now_ms: int) -> list[Call]:
         """What is to be sent now, in this order. Each call ends with `answered`."""
-        if self.is_held or self.is_settling or self.forgotten is not None:
+        if self.is_held or self.is_settling or self.forgotten is not None or self._unsaved_withdrawals:
             return []
         calls: list[Call] = []
         for entry in self._queue.values():
@@ -421,6 +424,7 @@ class Protocol:
         self._end_probe(entry)
         settled = Settled(entry, outcome)
         self._settled.append(settled)
+        self._unsaved_withdrawals += outcome is None
         if isinstance(outcome, Written):
             self._written.append(settled)
         self._turn += 1
