@@ -1,4 +1,4 @@
-"""Canonical JSON: RFC 8785 with nothing rounded, and the strict form of run arguments."""
+"""Canonical JSON: RFC 8785, and the strict form of run arguments. Numbers are in test_canonical_numbers."""
 
 import inspect
 import json
@@ -41,11 +41,9 @@ odd_text = st.text(
 text = st.text() | odd_text
 integers = st.integers(-INTEGER_MAX, INTEGER_MAX)
 odd_floats = st.sampled_from(
-    [0.0, -0.0, 1.0, -1.5, 1e-4, 9.999e-5, 1e-6, 1e-7, 5e-324, 1e15, 1e15 + 0.5, 123456789012345.6, 1e21, 1.5e300]
+    [0.0, -0.0, 1.0, -1.5, 1e-4, 9.999e-5, 1e-6, 1e-7, 5e-324, 1e15, 1e15 + 0.5, 123456789012345.6, 1e16, 1e21, 1.5e300]
 )
-floats = (st.floats(allow_nan=False, allow_infinity=False) | odd_floats).filter(
-    lambda x: not (x.is_integer() and INTEGER_MAX < abs(x) < 1e21)
-)
+floats = st.floats(allow_nan=False, allow_infinity=False) | odd_floats
 scalars = st.none() | st.booleans() | integers | floats | text
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(text, inner, max_size=5), max_leaves=30
@@ -95,7 +93,7 @@ def test_equal_values_have_one_form_in_any_spelling(value: Any, indent: Any, asc
 @example(0x3EB0C6F7A0B5ED8D)
 def test_doubles_are_written_as_in_ecmascript(bits: int) -> None:
     (number,) = struct.unpack(">d", bits.to_bytes(8, "big"))
-    assume(math.isfinite(number) and not (number.is_integer() and INTEGER_MAX < abs(number) < 1e21))
+    assume(math.isfinite(number))
     assert canonical(number) == canonical_exact(number) == rfc8785.dumps(number)
     assert float(canonical(number)) == number
 
@@ -132,7 +130,6 @@ def test_common_values_take_the_fast_path(value: Any, is_fast: bool) -> None:
     assert (canonical_fast(value) is not None) == is_fast
 
 
-# The samples of RFC 8785, appendix B, and the borders of this catalogue.
 @pytest.mark.rule("CO-1")
 @pytest.mark.parametrize(
     ("written", "form"),
@@ -216,42 +213,6 @@ class Number(IntEnum):
 
 class Text(str):
     __slots__ = ()
-
-
-@pytest.mark.rule("CO-2")
-@pytest.mark.parametrize(
-    "number",
-    [
-        2**53,
-        -(2**53),
-        2**63,
-        10**400,
-        float(2**53),
-        -float(2**53),
-        1e16,
-        123456789012345680000.0,
-        math.nextafter(1e21, 0),
-        math.nan,
-        math.inf,
-        -math.inf,
-    ],
-)
-def test_numbers_that_would_be_rounded_are_refused_with_their_path(number: float) -> None:
-    for value, path in [(number, "$"), ({"a": [0, {"b c": number}]}, '$.a[1]["b c"]')]:
-        with pytest.raises(CanonicalError) as refused:
-            canonical(value)
-        assert refused.value.path == path
-
-
-@pytest.mark.rule("CO-2")
-@pytest.mark.parametrize(
-    "written",
-    ["9007199254740992", "9007199254740993.0", "1e20", "1E400", "-1e999", "NaN", "Infinity", "-Infinity", "9" * 25],
-)
-def test_rounded_numbers_in_a_json_text_are_refused(written: str) -> None:
-    with pytest.raises(CanonicalError) as refused:
-        canonical_text(f'{{"a":[{written}]}}')
-    assert refused.value.path == "$.a[0]"
 
 
 @pytest.mark.rule("CO-3")

@@ -126,7 +126,7 @@ def test_fingerprints_are_equal_exactly_for_equal_content() -> None:
         ({"partitions": {"a": 1}, "event": {}}, "$.partitions"),
         ({"partitions": ["a", 1], "event": {}}, "$.partitions[1]"),
         ({"partitions": ["\ud800"], "event": {}}, "$.partitions[0]"),
-        ({"partitions": ["a"], "event": {"x": [2**53]}}, "$.event.x[0]"),
+        ({"partitions": ["a"], "event": {"x": [2**53 + 1]}}, "$.event.x[0]"),
     ],
 )
 def test_invalid_fingerprint_input_is_refused_with_its_path(value: Any, path: str) -> None:

@@ -41,6 +41,21 @@ async def test_event_commits_once_and_a_conflict_is_rejected(tmp_path: Path) -> 
 
 
 @BOTH_STORES
+@pytest.mark.rule("CO-2", "EV-4")
+@pytest.mark.parametrize(
+    ("written", "again"),
+    [("1e21", "1000000000000000000000"), ("10000000000000000", "1e16"), ("9007199254740992", "9007199254740992.0")],
+)
+async def test_retry_with_another_spelling_of_a_large_number_is_known(tmp_path: Path, written: str, again: str) -> None:
+    body = '{"events":[{"id":"%s","partitions":["a"],"event":{"type":"counted","v":%s}}]}'
+    async with serving(tmp_path) as served:
+        first = await post(served, (body % (event_id(1), written)).encode())
+        assert numbers(first.json["results"]) == [1]
+        assert (await post(served, (body % (event_id(1), again)).encode())).body == first.body
+        assert await committed_count(served) == 1
+
+
+@BOTH_STORES
 @pytest.mark.rule("EV-16", "EV-3", "EV-4")
 async def test_committed_ids_and_results_survive_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
@@ -83,7 +98,7 @@ async def test_invalid_events_are_rejected_and_valid_ones_committed(tmp_path: Pa
         {**item(6), "partitions": ["a", 1]},
         {**item(7), "partitions": ["x" * 257]},
         {**item(8), "partitions": [str(number) for number in range(PARTITIONS_MAX + 1)]},
-        {**item(9), "event": {"type": "counted", "number": 2**53}},
+        {**item(9), "event": {"type": "counted", "number": 2**53 + 1}},
     )
     async with serving(tmp_path) as served:
         results = (await served.submit(item(1), *bad, item(10))).json["results"]

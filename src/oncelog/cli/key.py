@@ -32,7 +32,7 @@ Answer = dict[str, str]
 def jcs() -> None:
     """The canonical form (RFC 8785) of each value and its SHA-256: {"canonical", "sha256"}.
 
-    Refused: what a double cannot hold exactly, lone surrogates, one key twice.
+    Refused: integers that would become other numbers, lone surrogates, one key twice.
 
     Example:  echo '{"b":1.0,"a":[]}' | oncelog key jcs
     """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-import orjson
+import msgspec
 
 from oncelog.client.values import Entry, Outcome
 from oncelog.core.canonical import INTEGER_MAX, JsonValue
@@ -72,7 +72,7 @@ class Pending:
     @property
     def event(self) -> dict[str, Any]:
         """What was submitted, for a user interface that shows it before it is committed."""
-        event: dict[str, Any] = orjson.loads(self._body)
+        event: dict[str, Any] = msgspec.json.decode(self._body)
         return event
 
     @property

@@ -174,7 +174,9 @@ class ClientStore:
         with self._translated():
             rows = self._open().execute(SQL["rejected"]).fetchall()
         return [
-            Rejection(id, _PARTITIONS.decode(partitions), orjson.loads(body), _OUTCOME.decode(outcome), rejected_at_ms)
+            Rejection(
+                id, _PARTITIONS.decode(partitions), msgspec.json.decode(body), _OUTCOME.decode(outcome), rejected_at_ms
+            )
             for id, partitions, body, outcome, rejected_at_ms in rows  # noqa: A001 - the name that it has everywhere
         ]
 

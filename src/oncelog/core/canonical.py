@@ -1,8 +1,9 @@
 """Canonical JSON: one value, one sequence of bytes.
 
-`canonical` is RFC 8785 (JCS) with no integer rounded in silence: one that a double cannot hold exactly is refused,
-with its path, instead of becoming another number. `canonical_args` is the stricter form of a run's arguments:
-integers only, strings in NFC, null members left out.
+`canonical` is RFC 8785 (JCS). A number with a fraction or an exponent is a double, and every finite double has a
+form. An integer has a form if ECMAScript writes its nearest double as exactly that integer; any other integer is
+refused, with its path and the number that it would become. `canonical_args` is the stricter form of a run's
+arguments: integers only, strings in NFC, null members left out.
 
 Two ways lead to the same bytes. The fast one lets a native encoder do the work after a guard has made
 sure that none of the places where that encoder differs from JCS can occur. The exact one is written out here,
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from itertools import groupby
 from json.encoder import encode_basestring
-from math import isfinite
+from math import isfinite, isnan
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -29,13 +30,10 @@ JsonValue = Any
 """A value of exactly the types JSON has: dict with str keys, list, str, int, float, bool, None."""
 
 INTEGER_MAX: Final = 2**53 - 1
-"""The largest integer whose neighbours a double can still tell apart; beyond it JCS would round."""
+"""Up to here doubles hold every integer. Of larger integers only some have a form (see `_integer_text`)."""
 
 ARGS_INTEGER_MAX: Final = 2**63 - 1
 ARGS_INTEGER_MIN: Final = -(2**63)
-
-EXPONENT_FORM_FROM: Final = 1e21
-"""ECMAScript writes numbers from here on with an exponent; below, as plain digits."""
 
 DEPTH_LEVELS_MAX: Final = 512
 """How deep arrays and objects may nest."""
@@ -43,8 +41,13 @@ DEPTH_LEVELS_MAX: Final = 512
 FAST_DEPTH_LEVELS_MAX: Final = 64
 """Deeper values take the exact way. Well below what the native encoder and Python's own stack allow."""
 
+SEND_AS_STRING: Final = "; send it as a string"
+"""How the reason ends where a number is refused."""
+
 _SHORT_TEXT_CHARACTERS: Final = 1024
 _NOT_FINITE: Final = "NaN and infinities have no JSON form"
+_TOO_LARGE: Final = f"beyond the largest double, 1.7976931348623157e+308{SEND_AS_STRING}"
+_INFINITE: Final = f"infinite, or {_TOO_LARGE}"
 _TOO_DEEP: Final = f"nested deeper than {DEPTH_LEVELS_MAX} levels"
 _TOO_DEEP_FOR_STACK: Final = f"{_TOO_DEEP}, or than the caller's own stack leaves room for"
 _FAST_FLOAT_MIN: Final = 1e-4
@@ -216,7 +219,8 @@ def _is_plain(value: JsonValue, levels: int) -> bool:
     """True if the native encoder's output is JCS but for the order of keys, or an error.
 
     It differs from JCS in floats that are whole numbers or need an exponent, and it accepts types that JSON
-    lacks. Integers beyond 53 bits, lone surrogates and keys that are no strings it refuses itself.
+    lacks. It refuses integers beyond 53 bits, some of which the exact way accepts, lone surrogates and keys of other
+    types than str.
     """
     kind = type(value)
     if kind is dict:
@@ -376,9 +380,7 @@ def _jcs_scalar(value: JsonValue) -> str:
     if kind is str:
         return encode_basestring(_checked(value))
     if kind is int:
-        if not -INTEGER_MAX <= value <= INTEGER_MAX:
-            raise _Refusal("integer beyond ±(2^53−1): a double cannot hold it exactly; send it as a string")
-        return str(value)
+        return str(value) if -INTEGER_MAX <= value <= INTEGER_MAX else _integer_text(value)
     if kind is float:
         return _ecmascript_number(value)
     return _other_scalar(value)
@@ -390,7 +392,7 @@ def _args_scalar(value: JsonValue) -> str:
         return encode_basestring(nfc(_checked(value)))
     if kind is int:
         if not ARGS_INTEGER_MIN <= value <= ARGS_INTEGER_MAX:
-            raise _Refusal("integer beyond 64 bits signed; send it as a string")
+            raise _Refusal(f"integer beyond 64 bits signed{SEND_AS_STRING}")
         return str(value)
     if kind is float:
         raise _Refusal("floats are refused in run arguments; send an integer or a string")
@@ -430,13 +432,23 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def _integer_text(value: int) -> str:
+    """Return the ECMAScript text of the nearest double. Refuse the integer if that text denotes another number."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        raise _Refusal(f"integer {_TOO_LARGE}") from None
+    text = _ecmascript_number(nearest)
+    if int(Decimal(text)) != value:
+        raise _Refusal(f"integer that would become {text} as a double{SEND_AS_STRING}")
+    return text
+
+
 def _ecmascript_number(value: float) -> str:
     """Number::toString of ECMAScript, from the shortest digits that read back as `value`."""
     if not isfinite(value):
-        raise _Refusal(_NOT_FINITE)
-    if value.is_integer() and abs(value) < EXPONENT_FORM_FROM:
-        if abs(value) > INTEGER_MAX:
-            raise _Refusal("a float that stands for an integer beyond ±(2^53−1); send it as a string")
+        raise _Refusal(_NOT_FINITE if isnan(value) else _INFINITE)
+    if value.is_integer() and abs(value) <= INTEGER_MAX:
         return str(int(value))
     negative, digit_tuple, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - only NaN and infinities have a letter there
@@ -495,7 +507,7 @@ class _Reader:
         try:
             return int(digits)
         except ValueError:
-            return self._unreadable("integer of too many digits; send it as a string")
+            return self._unreadable(f"integer of too many digits{SEND_AS_STRING}")
 
     def constant(self, _name: str) -> JsonValue:
         return self._unreadable(_NOT_FINITE)

@@ -225,7 +225,9 @@ def _text(text: str) -> str:
 
 
 def _number_text(number: int) -> str:
-    return str(number) if 0 <= number <= INTEGER_MAX else canonical(number).decode()
+    if not -INTEGER_MAX <= number <= INTEGER_MAX:
+        raise CanonicalError("$", f"must be at most {INTEGER_MAX}, not {number}")
+    return str(number)
 
 
 def operations_of(record: Record) -> tuple[Operation, ...]:

@@ -32,7 +32,7 @@ _IDENTIFIER: Final[Schema] = {
 }
 _DELTA_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _HLC: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]{0,19})$"}
-_ANYTHING: Final[Schema] = {"description": "Any JSON; no integer beyond ±(2^53−1)."}
+_ANYTHING: Final[Schema] = {"description": "Any JSON; no integer that RFC 8785 would change, such as 2^53+1."}
 _READ: Final = (400, 401, 429, 503)
 _WRITTEN: Final = (400, 401, 408, 413, 415, 429, 503)
 _CODES: Final = (

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from oncelog.core.canonical import canonical, canonical_at
+from oncelog.core.canonical import canonical, canonical_at, canonical_exact, canonical_fast
 from oncelog.core.policy import KEY_BYTES_MAX, NAME_CHARACTERS_MAX, OnReuse, Order, Policy, Retention
 from oncelog.errors import CanonicalError
 
@@ -98,10 +98,14 @@ class Arguments:
         values = self._bound(args, kwargs)
         for name in self._ignore:
             del values[name]
+        encoded = canonical_fast(values)  # most are JSON as they are
+        if encoded is not None:
+            return encoded
         try:
-            return canonical_at(values, "$")  # most are JSON as they are
+            encoded = canonical_exact(values)
         except CanonicalError:
             return self._canonical_form(values)
+        return self._canonical_form(values) if _has_large_integer(values) else encoded
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Every parameter with its value. `inspect` can do it all, but takes its time; most calls are simple."""
@@ -130,6 +134,23 @@ class Arguments:
 
 
 _PLAIN: Final = (str, float, bool, type(None))
+
+
+def _has_large_integer(value: Any) -> bool:
+    """Tell whether a value of JSON has an integer that `_tagged` tags.
+
+    Canonical JSON has a form for some of these integers, but the keys of earlier calls were made of the tagged form.
+    """
+    left = [value]
+    while left:
+        one = left.pop()
+        if type(one) is dict:
+            left.extend(one.values())
+        elif type(one) is list:
+            left.extend(one)
+        elif type(one) is int and abs(one) > _EXACT_MAX:
+            return True
+    return False
 
 
 def _tagged(value: Any) -> Any:

@@ -145,7 +145,8 @@ async def test_interrupted_compaction_can_be_continued(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"{}", b'{"upto":1,"keep":1}', b'{"upto":-1}', b'{"keep":-1}', b'{"upto":"1"}', b'{"upto":1.5}',
-     b'{"upto":1,"x":1}', b'{"upto":1,"upto":2}', b'{"upto":1e400}', b'{"keep":null}', b'{"keep":1,"upto":null}'],
+     b'{"upto":1,"x":1}', b'{"upto":1,"upto":2}', b'{"upto":1e400}', b'{"keep":null}', b'{"keep":1,"upto":null}',
+     b'{"upto":9007199254740992}', b'{"keep":9007199254740992}'],
 )  # fmt: skip
 async def test_malformed_compaction_request_is_refused(shared_server: SharedServer, body: bytes) -> None:
     gateway = shared_server.gateway()

@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from oncelog.core.canonical import INTEGER_MAX, canonical, canonical_text
+from oncelog.core.canonical import INTEGER_MAX, SEND_AS_STRING, canonical, canonical_text
 from oncelog.errors import CanonicalError
 
 TEXT: Final = "text"
@@ -19,7 +19,9 @@ OR_NULL: Final = "?"
 EXACT_DIGITS_MAX: Final = 15
 """A decimal number of no more digits is the same after it has been a double."""
 NULL: Final = b"null"
-_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,19})", re.ASCII)
+NUMBER_CHARACTERS_MAX: Final = 400
+"""More than the digits of the largest double, 309."""
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?((?:0|[1-9][0-9]*)(?:\.[0-9]+)?)([eE][+-]?[0-9]{1,4})?", re.ASCII)
 _BOOLEANS: Final = {"true": b"true", "false": b"false"}
 
@@ -32,19 +34,19 @@ def _text(text: str) -> bytes:
 
 
 def _integer(text: str) -> bytes:
-    if _INTEGER.fullmatch(text) is None:
+    if len(text) > NUMBER_CHARACTERS_MAX or _INTEGER.fullmatch(text) is None:
         raise ValueError("is no integer")
-    value = int(text)
-    if not -INTEGER_MAX <= value <= INTEGER_MAX:
-        raise ValueError("is an integer beyond ±(2^53−1); import it as text")
-    return b"%d" % value
+    try:
+        return canonical(int(text))
+    except CanonicalError as error:
+        raise ValueError(f"is an {error.reason.removesuffix(SEND_AS_STRING)}; import it as text") from None
 
 
 def _number(text: str) -> bytes:
+    if len(text) > NUMBER_CHARACTERS_MAX or _NUMBER.fullmatch(text) is None:
+        raise ValueError("is no number (digits, a point, an exponent)")
     if _INTEGER.fullmatch(text) is not None:
         return _integer(text)
-    if len(text) > 400 or _NUMBER.fullmatch(text) is None:
-        raise ValueError("is no number (digits, a point, an exponent)")
     try:
         return canonical(float(text))
     except CanonicalError:
@@ -112,4 +114,4 @@ def _is_surely(name: str, text: str) -> bool:
         _KINDS[name](text)
     except ValueError:
         return False
-    return text != "-0"
+    return text != "-0" and (name != INTEGER or abs(int(text)) <= INTEGER_MAX)

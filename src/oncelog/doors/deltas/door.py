@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from oncelog import codes
-from oncelog.core.canonical import canonical_text, nfc
+from oncelog.core.canonical import INTEGER_MAX, canonical_text, nfc
 from oncelog.core.deltas import (
     PUSH_DELTAS_MAX,
     ROW_ID_CHARACTERS_MAX,
@@ -433,8 +433,8 @@ def _read_compact(body: bytes) -> tuple[int | None, int | None]:
     if (upto is None) == (keep is None):
         raise DoorError(codes.BAD_REQUEST, "body: must have one of upto and keep")
     for field, number in (("upto", upto), ("keep", keep)):
-        if number is not None and number < 0:
-            raise DoorError(codes.BAD_REQUEST, f"{field}: must be a whole number from 0 on", field=field)
+        if number is not None and not 0 <= number <= INTEGER_MAX:
+            raise DoorError(codes.BAD_REQUEST, f"{field}: must be a whole number from 0 to 2^53−1", field=field)
     return upto, keep
 
 

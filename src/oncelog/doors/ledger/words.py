@@ -13,7 +13,7 @@ import orjson
 from msgspec import Struct
 
 from oncelog.codes import BAD_REQUEST
-from oncelog.core.canonical import INTEGER_MAX, canonical_text
+from oncelog.core.canonical import INTEGER_MAX, SEND_AS_STRING, canonical_text
 from oncelog.core.operations import Entity
 from oncelog.core.proof import Block
 from oncelog.core.transactions import OperationJson, operations_of_json, transaction_body
@@ -35,8 +35,6 @@ from oncelog.errors import CanonicalError
 _OPERATIONS: Final = slice(len('{"operations":'), -1)
 """Of a body: the array alone."""
 _MISSING: Final = re.compile("Object missing required field `(.+)`")
-_AS_TEXT: Final = "; send it as a string"
-"""What is advised about numbers that are too large for JSON, where anything may be a text."""
 _UUID_CHARACTERS: Final = 36
 _UUID_HYPHENS: Final = slice(8, 24, 5)
 
@@ -111,7 +109,7 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         return decoder.decode(canonical_text(body))
     except CanonicalError as error:
         # Numbers are numbers here: as a text none would be taken.
-        raise bad_value(CanonicalError(error.path, error.reason.removesuffix(_AS_TEXT))) from error
+        raise bad_value(CanonicalError(error.path, error.reason.removesuffix(SEND_AS_STRING))) from error
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `")
         field = path.rstrip("`").removeprefix("$").removeprefix(".")
