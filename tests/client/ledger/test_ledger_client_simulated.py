@@ -259,7 +259,8 @@ class World:
                 assert key in self.doubtful, "reported as not written"
                 assert isinstance(outcome, Refused | Exception)
         if in_order:
-            sure = [key for key in committed if key not in self.doubtful or isinstance(self.told[key], Written)]
+            doubtful = self.doubtful | self.withdrawn.keys()  # a call in flight may commit later
+            sure = [key for key in committed if key not in doubtful or isinstance(self.told[key], Written)]
             assert sure == sorted(sure), "out of order"
 
     def run(self, *, in_order: bool = True) -> "World":
