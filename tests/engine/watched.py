@@ -137,6 +137,9 @@ class WatchedStore:
     async def close(self) -> None:
         await self.inner.close()
 
+    def sibling(self) -> Store | None:
+        return self.inner.sibling()
+
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         return await self.inner.declare(policies)
 

@@ -7,6 +7,9 @@ CLOCK_DRIFT_MS_MAX: Final = 5000
 
 LEASE_MS_DEFAULT: Final = 30_000
 LEASE_MS_MAX: Final = 24 * 3600 * 1000
+RUN_MS_MAX_DEFAULT: Final = 24 * 3600 * 1000
+"""How long a lease is renewed: after that, work that hangs is taken over by another caller."""
+RUN_MS_LIMIT: Final = 366 * 24 * 3600 * 1000
 LEASE_MEMORY_MS: Final = 24 * 3600 * 1000
 """How long after its end a lease that nobody took over can still be renewed or completed."""
 

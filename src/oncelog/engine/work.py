@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from oncelog.core.limits import FAILURE_BYTES_MAX, LEASE_MS_DEFAULT
+from oncelog.core.limits import FAILURE_BYTES_MAX, LEASE_MS_DEFAULT, RUN_MS_MAX_DEFAULT
 from oncelog.core.policy import Policy
 from oncelog.core.values import KeyIdentity, Reason, Refused, Verdict
 from oncelog.engine.results import Result
@@ -35,6 +35,8 @@ class Work(Struct, frozen=True, kw_only=True):
     key: bytes
     fingerprint: bytes
     lease_ms: int = LEASE_MS_DEFAULT
+    run_ms_max: int = RUN_MS_MAX_DEFAULT
+    """How long its lease is renewed."""
     waits: bool = True
     """Whether to wait for another caller who does it already, or to raise InFlightError."""
     wait_ms: int | None = None
@@ -49,12 +51,14 @@ class Work(Struct, frozen=True, kw_only=True):
 class Holding:
     """The right to do a piece of work, until it is completed, failed or given back."""
 
-    __slots__ = ("_outcome", "fence", "holder", "is_lost", "work")
+    __slots__ = ("_outcome", "fence", "holder", "is_lost", "renewed_until_s", "work")
 
     def __init__(self, work: Work, holder: str) -> None:
         self.work = work
         self.holder = holder
         self.fence = 0
+        self.renewed_until_s = 0.0
+        """When the work reaches its maximum run time, by `time.monotonic`."""
         self.is_lost = False
         """Another caller has taken over; what this one does is for nothing."""
         self._outcome: asyncio.Future[Result | None] | None = None

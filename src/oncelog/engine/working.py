@@ -2,7 +2,8 @@
 
 The key is claimed before the work begins, so that one caller at a time does it, in whatever process. While it goes on
 its lease is renewed. Its result is committed under the lease's fencing number, so that a caller who lost the lease
-cannot. What is decided about any of it is decided by `core.plan`; here it is carried out.
+cannot. `core.plan` decides; this module submits the claims, renewals and results. While a function blocks the event
+loop, `engine.lease_watchdog` renews the leases.
 
 Callers of one process that want the same meet here and ask the store once. Those of other processes ask again and
 again, with growing pauses: a lease says nothing when it ends.
@@ -13,6 +14,8 @@ import itertools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from oncelog.core.policy import Policy
@@ -25,11 +28,11 @@ from oncelog.core.values import (
     Reason,
     Refused,
     Release,
-    Renew,
     Replayed,
     Submission,
     Verdict,
 )
+from oncelog.engine.lease_watchdog import LeaseGroup, LeaseWatchdog, renewal
 from oncelog.engine.results import Result, ResultCache
 from oncelog.engine.work import Holding, Work, doing, done_here, failure_of, lease_lost, refusal, still_in_flight
 from oncelog.errors import (
@@ -50,33 +53,13 @@ logger: Final = logging.getLogger("oncelog.work")
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.1
 """Between two looks at work that another process does."""
-ROUNDS: Final = 4
-"""So many rounds of renewals there are in the time that a lease lasts."""
-
+CLAIMS_MAX: Final = 3
+"""Claims in a row for a lease that may have ended before this process learned that it was granted."""
 RELEASE_WAIT_S: Final = 1.0
 """So long a caller waits for its lease to be given back. It is tried for as long as the lease lasts."""
 T = TypeVar("T")
 Submit = Callable[[Item], Awaitable[Verdict]]
 Keep = Callable[[KeyIdentity, Result, int], None]
-
-
-class _Leases:
-    """Those of one length that are held here. They are renewed in rounds, by one timer for all of them.
-
-    A lease is renewed from the second round on that finds it: when a fourth to a half of its time is over.
-    """
-
-    def __init__(self) -> None:
-        self.young: set[Holding] = set()
-        self.old: set[Holding] = set()
-        self.timer: asyncio.TimerHandle | None = None
-
-    def __contains__(self, holding: Holding) -> bool:
-        return holding in self.young or holding in self.old
-
-    def discard(self, holding: Holding) -> None:
-        self.young.discard(holding)
-        self.old.discard(holding)
 
 
 class Works:
@@ -93,8 +76,9 @@ class Works:
         self._numbers = itertools.count(1)
         self._here: dict[KeyIdentity, Holding] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leases: dict[int, _Leases] = {}
+        self._leases: dict[int, LeaseGroup] = {}
         """By their length."""
+        self._watchdog = LeaseWatchdog(store, self._let_go_later)
         self._is_closing = False
         self.waiting = 0
         """How many wait right now for work that another process does, those who wait with them not counted."""
@@ -102,7 +86,7 @@ class Works:
     @property
     def leases(self) -> int:
         """How many are held here right now."""
-        return sum(len(leases.young) + len(leases.old) for leases in self._leases.values())
+        return sum(map(len, self._leases.values()))
 
     def recall(self, work: Work) -> Result | None:
         """The result, if it is in memory. Of another write under the same key nothing is said here."""
@@ -160,10 +144,11 @@ class Works:
         self._is_closing = True
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._watchdog.close()
         for leases in self._leases.values():
             if leases.timer is not None:
                 leases.timer.cancel()
-            for holding in leases.young | leases.old:
+            for holding in leases.members():
                 holding.fail(ClosedError("the log was closed while the work was being done"))
         self._leases.clear()
         self._here.clear()
@@ -208,11 +193,18 @@ class Works:
         work = holding.work
         pause_s = PAUSE_S_MIN
         waited_for = 0
+        claims = 0
         while True:
             generation = self._results.generation
+            claimed_s = monotonic()
             verdict = await self._claimed(holding, waited_for)
             if isinstance(verdict, Granted):
                 holding.fence = verdict.fence
+                claims += 1
+                if claims < CLAIMS_MAX and monotonic() - claimed_s > work.lease_ms / 2000:
+                    # The event loop was blocked meanwhile: another caller may have taken over and be done.
+                    waited_for = 0
+                    continue
                 self._hold(holding)
                 return holding
             if isinstance(verdict, Replayed):
@@ -387,54 +379,53 @@ class Works:
 
     def _hold(self, holding: Holding) -> None:
         lease_ms = holding.work.lease_ms
+        holding.renewed_until_s = monotonic() + holding.work.run_ms_max / 1000
         leases = self._leases.get(lease_ms)
         if leases is None:
-            leases = self._leases[lease_ms] = _Leases()
+            leases = self._leases[lease_ms] = LeaseGroup(lease_ms)
             self._renew_later(leases, lease_ms)
-        leases.young.add(holding)
+            self._watchdog.watch(leases)
+        leases.add(holding)
 
     def _hold_no_more(self, holding: Holding) -> bool:
         """False if it was not held any more."""
         leases = self._leases.get(holding.work.lease_ms)
-        if leases is None or holding not in leases:
-            return False
-        leases.discard(holding)
-        return True
+        return leases is not None and leases.remove(holding)
 
-    def _renew_later(self, leases: _Leases, lease_ms: int) -> None:
-        leases.timer = self._found_loop().call_later(lease_ms / 1000 / ROUNDS, self._renew_old, leases, lease_ms)
+    def _renew_later(self, leases: LeaseGroup, lease_ms: int) -> None:
+        leases.timer = self._found_loop().call_later(leases.round_s, self._begin_round, leases, lease_ms)
 
-    def _renew_old(self, leases: _Leases, lease_ms: int) -> None:
-        for holding in leases.old:
+    def _begin_round(self, leases: LeaseGroup, lease_ms: int) -> None:
+        for holding in leases.remove_overrun():
+            self._let_go(holding)
+        for holding in leases.begin_round():
             self._task(self._renew(holding))
-        leases.old |= leases.young
-        leases.young.clear()
-        if leases.old:
+        if len(leases):
             self._renew_later(leases, lease_ms)
         else:
             del self._leases[lease_ms]
+            self._watchdog.forget(leases)
 
     async def _renew(self, holding: Holding) -> None:
-        work = holding.work
-        renew = Renew(
-            policy=work.policy,
-            scope=work.scope,
-            key=work.key,
-            holder=holding.holder,
-            fence=holding.fence,
-            lease_ms=work.lease_ms,
-        )
         try:
-            verdict = await self._submit(renew)
+            verdict = await self._submit(renewal(holding))
         except OncelogError as error:
             logger.debug("a lease could not be renewed and is tried again: %s", error)  # the committer has said so
         else:
-            if isinstance(verdict, Refused) and verdict.reason is Reason.LEASE_LOST:
-                holding.is_lost = self._hold_no_more(holding)
-                if holding.is_lost:
-                    self._leave(holding)
-                    holding.settle(None)  # those who wait here had better ask who took over
-                    logger.warning("a lease was lost while its work was being done: %s", verdict.message)
+            leases = self._leases.get(holding.work.lease_ms)
+            if leases is not None and leases.remove_lost(holding, verdict):
+                self._let_go(holding)
+
+    def _let_go(self, holding: Holding) -> None:
+        """Let the callers that wait for the work in this process claim it again."""
+        self._leave(holding)
+        holding.settle(None)
+
+    def _let_go_later(self, holding: Holding) -> None:
+        """Call `_let_go` once the event loop is free again. For other threads."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the event loop has been closed
+                self._loop.call_soon_threadsafe(self._let_go, holding)
 
     def _found_loop(self) -> asyncio.AbstractEventLoop:
         """A log is used by one event loop. Asking for it costs a system call, so it is asked once."""

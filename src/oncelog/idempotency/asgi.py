@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.identity import frame, scope_of
-from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.limits import NAME_CHARACTERS_MAX, RUN_MS_LIMIT
 from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
 from oncelog.engine.log import Log, open_log
 from oncelog.engine.results import Result
@@ -37,7 +37,7 @@ from oncelog.errors import (
     OncelogError,
     ResultErasedError,
 )
-from oncelog.idempotency.decorator import DAY, InFlight, milliseconds
+from oncelog.idempotency.decorator import DAY, RUN_S_MAX, InFlight, milliseconds
 
 logger: Final = logging.getLogger("oncelog.http")
 
@@ -111,6 +111,7 @@ class IdempotencyMiddleware:
         retention: Retention = DAY,
         name: str = "http",
         lease_s: float = 30,
+        run_s_max: float = RUN_S_MAX,
         request_bytes_max: int = _MIB,
         answer_bytes_max: int = _MIB,
     ) -> None:
@@ -145,6 +146,7 @@ class IdempotencyMiddleware:
         self._waits = in_flight == "wait"
         self._wait_ms = None if wait_s is None else milliseconds("wait_s", wait_s)
         self._lease_ms = milliseconds("lease_s", lease_s)
+        self._run_ms_max = milliseconds("run_s_max", run_s_max, RUN_MS_LIMIT)
         self._request_bytes_max = request_bytes_max
         self._answer_bytes_max = answer_bytes_max
         self._policy = Policy(
@@ -186,6 +188,7 @@ class IdempotencyMiddleware:
             key=key,
             fingerprint=_fingerprint(scope, body),
             lease_ms=self._lease_ms,
+            run_ms_max=self._run_ms_max,
             waits=self._waits,
             wait_ms=self._wait_ms,
         )

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar
 from msgspec import Struct
 
 from oncelog.core.identity import scope_of
-from oncelog.core.limits import LEASE_MS_MAX
+from oncelog.core.limits import LEASE_MS_MAX, RUN_MS_LIMIT, RUN_MS_MAX_DEFAULT
 from oncelog.core.policy import Policy, Retention, kept_for
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.log import Log
@@ -33,6 +33,7 @@ R = TypeVar("R")
 InFlight = Literal["wait", "raise"]
 AnyLog = Log | BlockingLog | SharedLog | AsyncSharedLog
 DAY: Final = kept_for(hours=24)
+RUN_S_MAX: Final = RUN_MS_MAX_DEFAULT / 1000
 
 
 def once(  # noqa: PLR0913 - each one an answer to a question that a caller may have
@@ -45,6 +46,7 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
     in_flight: InFlight = "wait",
     wait_s: float | None = None,
     lease_s: float = 30,
+    run_s_max: float = RUN_S_MAX,
     remember: Sequence[type[Exception]] = (),
     ignore: Sequence[str] = (),
     result: Any = NO_RESULT,
@@ -56,7 +58,8 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
     call (`self`, a connection). `scope` keeps keys apart that may be equal, such as those of two users. Exceptions are
     not kept, and the next call runs again, but for those that `remember` lists. `in_flight="raise"` raises
     InFlightError where else the call would wait, for `wait_s` at most. `lease_s` is how long others wait for a process
-    that died. `name` is the function's; a changed one begins with an empty memory.
+    that died; the lease is renewed while the function runs, for `run_s_max` at most. `name` is the function's; a
+    changed one begins with an empty memory.
     """
     if in_flight not in ("wait", "raise"):
         raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
@@ -64,6 +67,7 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
     if key is not None and not callable(key):
         raise TypeError(f"key is a function of the arguments that gives one, not {type(key).__name__}")
     lease_ms = milliseconds("lease_s", lease_s)
+    run_ms_max = milliseconds("run_s_max", run_s_max, RUN_MS_LIMIT)
     wait_ms = None if wait_s is None else milliseconds("wait_s", wait_s)
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
@@ -78,6 +82,7 @@ def once(  # noqa: PLR0913 - each one an answer to a question that a caller may 
             name=its_name,
             scope=scope,
             lease_ms=lease_ms,
+            run_ms_max=run_ms_max,
             waits=in_flight == "wait",
             wait_ms=wait_ms,
             remember=tuple(remember),
@@ -117,6 +122,7 @@ class _Calls(Struct, frozen=True, kw_only=True):
     name: str
     scope: str | Callable[..., str] | None
     lease_ms: int
+    run_ms_max: int
     waits: bool
     wait_ms: int | None
     remember: tuple[type[Exception], ...]
@@ -129,6 +135,7 @@ class _Calls(Struct, frozen=True, kw_only=True):
             key=said[:KEY_BYTES] if self.key is None else key_bytes(self.key(*args, **kwargs)),
             fingerprint=said,
             lease_ms=self.lease_ms,
+            run_ms_max=self.run_ms_max,
             waits=self.waits,
             wait_ms=self.wait_ms,
         )
@@ -250,8 +257,8 @@ def _log(log: AnyLog | Callable[[], AnyLog], kind: type[L], function: Callable[.
     return given
 
 
-def milliseconds(name: str, seconds: float) -> int:
-    """A time of the caller's. Raises ValueError where it is no time, or longer than a lease may be."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= LEASE_MS_MAX / 1000:
-        raise ValueError(f"{name} must be from 0.001 to {LEASE_MS_MAX // 1000} seconds, not {seconds!r}")
+def milliseconds(name: str, seconds: float, ms_max: int = LEASE_MS_MAX) -> int:
+    """Return a duration of the caller in milliseconds. Raises ValueError for one that is out of range."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= ms_max / 1000:
+        raise ValueError(f"{name} must be from 0.001 to {ms_max // 1000} seconds, not {seconds!r}")
     return round(seconds * 1000)

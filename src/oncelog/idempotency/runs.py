@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, canonical_args
 from oncelog.core.identity import object_field, run_key, run_key_v1, scope_of
+from oncelog.core.limits import RUN_MS_LIMIT
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
 from oncelog.engine.blocking import BlockingLog
@@ -32,7 +33,7 @@ from oncelog.engine.results import Result
 from oncelog.engine.work import Holding, Work
 from oncelog.errors import ResultError
 from oncelog.idempotency.calls import json_arrays
-from oncelog.idempotency.decorator import InFlight, milliseconds
+from oncelog.idempotency.decorator import RUN_S_MAX, InFlight, milliseconds
 
 logger: Final = logging.getLogger("oncelog.runs")
 
@@ -150,6 +151,7 @@ class Runs(_Runs):
         in_flight: InFlight = "wait",
         wait_s: float | None = None,
         lease_s: float = 30,
+        run_s_max: float = RUN_S_MAX,
     ) -> Run:
         """The event of the run with these fields: executed now, or reused.
 
@@ -158,7 +160,7 @@ class Runs(_Runs):
         not, and its result is kept.
         """
         fields = _fields(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        asked = _asked(fields, args, tool, _Waiting(in_flight, wait_s, lease_s))
+        asked = _asked(fields, args, tool, _Waiting(in_flight, wait_s, lease_s, run_s_max))
         begun = self._works.recall(asked.work) or await self._works.begin(asked.work)
         if not isinstance(begun, Holding):
             return self._ended(asked, begun, reused=True)
@@ -206,12 +208,13 @@ class BlockingRuns(_Runs):
         in_flight: InFlight = "wait",
         wait_s: float | None = None,
         lease_s: float = 30,
+        run_s_max: float = RUN_S_MAX,
     ) -> Run:
         """As `Runs.execute`."""
         if inspect.iscoroutinefunction(tool):
             raise TypeError(f"{tool!r} is async: use Runs with a log of `oncelog.open`")
         fields = _fields(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
-        asked = _asked(fields, args, tool, _Waiting(in_flight, wait_s, lease_s))
+        asked = _asked(fields, args, tool, _Waiting(in_flight, wait_s, lease_s, run_s_max))
         works = self._log.works
         begun = works.recall(asked.work) or works.begin(asked.work)
         if not isinstance(begun, Holding):
@@ -236,6 +239,7 @@ class _Waiting(Struct, frozen=True):
     in_flight: InFlight
     wait_s: float | None
     lease_s: float
+    run_s_max: float
 
 
 def _fields(
@@ -277,6 +281,7 @@ def _asked(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, waiting:
         key=key,
         fingerprint=key,
         lease_ms=milliseconds("lease_s", waiting.lease_s),
+        run_ms_max=milliseconds("run_s_max", waiting.run_s_max, RUN_MS_LIMIT),
         waits=waiting.in_flight == "wait",
         wait_ms=None if waiting.wait_s is None else milliseconds("wait_s", waiting.wait_s),
     )

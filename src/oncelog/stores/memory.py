@@ -179,6 +179,9 @@ class MemoryStore:
         """As `Store` says. What is in it stays until the store itself goes."""
         self._is_open = False
 
+    def sibling(self) -> None:
+        """As `Store` says: the log is in the memory of this store."""
+
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """As `Store` says."""
         self._demand_open()

@@ -364,6 +364,12 @@ class Store(Protocol):
     async def close(self) -> None:
         """Ends what is under way and lets everything go."""
 
+    def sibling(self) -> "Store | None":
+        """Return a second store on the same log, not yet open, for the event loop of another thread.
+
+        Opening it never creates a log. Returns None if only this store can reach the log.
+        """
+
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """Keeps the declarations and gives all that the log knows. Raises PolicyError for another of a known name."""
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -93,7 +94,8 @@ class PostgresStore:
         self._wanted = settings
         self._draw = draw
         self._timeouts = timeouts or Timeouts()
-        self._time = DatabaseTime(clock, jump_ms_max, keep_clock_ms)
+        self._new_time = partial(DatabaseTime, clock, jump_ms_max, keep_clock_ms)
+        self._time = self._new_time()
         self._has_own_time = clock is not None
         self._writing: Writing | None = None
         self._sessions = Sessions(address, self._timeouts, self._demand_this_log)
@@ -103,6 +105,7 @@ class PostgresStore:
         self._erasing = ""
         """The transaction behind which VACUUM is to come."""
         self._pool: Any = None
+        self._wakes_others = True
         self._news: News | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -139,7 +142,8 @@ class PostgresStore:
         self._pool = await asyncpg.create_pool(
             connect=self._reader_connected, min_size=0, max_size=READERS, reset=_left_as_it_is
         )
-        self._news = News(self._sessions.new, self._sessions.look, f"oncelog_{about.epoch}")
+        if self._wakes_others:
+            self._news = News(self._sessions.new, self._sessions.look, f"oncelog_{about.epoch}")
 
     async def _opened(self) -> Writing:
         connection = await connect(self._address, self._timeouts)
@@ -173,6 +177,14 @@ class PostgresStore:
             pool.terminate()
         finally:
             timer.cancel()
+
+    def sibling(self) -> "PostgresStore":
+        """As `Store` says: with separate sessions, as another server has them. It does not wake other servers."""
+        store = PostgresStore(self._address, draw=self._draw, timeouts=self._timeouts)
+        store._time = self._new_time()
+        store._writing = Writing(self._about, store._time, self._draw)
+        store._wakes_others = False
+        return store
 
     async def _reader_connected(self, *_: Any, **__: Any) -> Connection:
         return await self._sessions.new()

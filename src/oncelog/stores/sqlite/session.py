@@ -69,12 +69,23 @@ class Session:
     def open(self, settings: Settings | None) -> About:
         """Makes or opens the file, and gets the key index ready."""
         self._settings = settings
+        if self._mark is not None and self._driver.mark(self._path) != self._mark:
+            raise self._replaced()
         self._driver.check(self._path)
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN"):
                 self.writing.caught_up(connection, self.writing.state(connection))
             return self.file
+
+    def sibling(self) -> "Session":
+        """Return a session of the same file that is not open yet. It works without the filter of a large key index."""
+        session = Session(self._path, self._driver, self._clock, self._draw, self._jump_ms_max, self._seal_keys)
+        session._mark = self._mark
+        session._writing = Writing(
+            self.file, self._clock, self._draw, self._jump_ms_max, self._seal_keys, fills_later=False
+        )
+        return session
 
     def close(self) -> None:
         """Lets the file go. The last one out moves the write-ahead log into it."""
@@ -288,7 +299,7 @@ class Session:
 
     def _connected(self) -> Any:
         if self._connection is not None and self._driver.mark(self._path) != self._mark:
-            raise StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
+            raise self._replaced()
         if self._connection is None:
             if self._writing is not None:
                 self._driver.check(self._path)
@@ -302,6 +313,9 @@ class Session:
                 raise
             self._connection, self._is_patient = connection, True
         return self._connection
+
+    def _replaced(self) -> StoreUnavailableError:
+        return StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
 
     def _be_of(self, file: About) -> None:
         """After an error the file is opened again, and somebody may have put another one in its place."""

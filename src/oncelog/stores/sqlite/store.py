@@ -151,6 +151,14 @@ class SqliteStore:
         await writer.start(self._session.close)
         await asyncio.to_thread(writer.stop)
 
+    def sibling(self) -> "SqliteStore | None":
+        """As `Store` says: with a separate connection, as another process has one."""
+        if not self._driver.is_shared:
+            return None
+        store = SqliteStore(self._path, driver=self._driver)
+        store._session = self._session.sibling()
+        return store
+
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """As `Store` says."""
         return await self._write(self._session.declare, policies)

@@ -1,0 +1,56 @@
+"""A second store on the same log, which a thread opens while the event loop of the first is blocked."""
+
+from pathlib import Path
+
+import pytest
+
+from databases import BOTH_STORES, log_at
+from oncelog.core.values import Request
+from oncelog.engine.limits import Limits
+from oncelog.engine.log import _store
+from oncelog.errors import StoreUnavailableError
+from oncelog.stores.memory import MemoryStore
+from oncelog.stores.protocol import Store
+from oncelog.testing.clock import ManualClock
+from oncelog.testing.contract.writes import event
+
+
+def store_at(path: Path) -> Store:
+    return _store(log_at(path), None, Limits(), ManualClock())
+
+
+@BOTH_STORES
+async def test_sibling_commits_to_the_same_log(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "app.db")
+    await store.open()
+    sibling = store.sibling()
+    assert sibling is not None
+    await sibling.open()
+    for number, one in enumerate((store, sibling, store), 1):
+        await one.commit([Request((event(number),))])
+    assert sibling.epoch == store.epoch
+    assert (await store.heads())[0].position == 3
+    await sibling.close()
+    await store.commit([Request((event(4),))])
+    await store.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_sibling_of_a_file_that_was_removed_or_replaced_is_not_opened(tmp_path: Path, replaced: bool) -> None:
+    path = tmp_path / "app.db"
+    store = store_at(path)
+    await store.open()
+    sibling = store.sibling()
+    assert sibling is not None
+    path.rename(tmp_path / "moved.db")
+    if replaced:
+        path.write_bytes((tmp_path / "moved.db").read_bytes())
+    with pytest.raises(StoreUnavailableError, match="removed or replaced"):
+        await sibling.open()
+    assert path.exists() is replaced
+    await store.close()
+
+
+def test_log_in_memory_has_no_sibling() -> None:
+    store: Store = MemoryStore()
+    assert store.sibling() is None
