@@ -294,19 +294,30 @@ def test_inputs_that_collide_under_concatenation_have_distinct_keys() -> None:
 
 
 @pytest.mark.rule("RU-9")
-def test_v1_run_key_is_framed_over_the_old_fields() -> None:
+def test_v1_run_key_is_that_of_the_original_system() -> None:
     key = run_key_v1("p", 1, "e", "request-9", 3, {"sum": 7, "note": None})
     framed = (
-        frame(b"plan_id", b"p")
-        + frame(b"campaign_id", b"1")
+        frame(b"campaign_id", b"1")
         + frame(b"event_type", b"e")
         + frame(b"execution_request_id", b"request-9")
+        + frame(b"plan_id", b"p")
         + frame(b"replay_ordinal", b"3")
         + frame(b"payload", b'{"sum":7}')
     )
     assert key == sha256(framed).digest()[:16]
-    assert run_key_v1("p", 1, "e", None, 3, {"sum": 7}) != key
-    assert run_key_v1("p", 1, "e", "request-9", 4, {"sum": 7}) != key
+    assert key.hex() == "3ac9305f393be22df9a1baf48709a84c"
+    assert run_key_v1(None, 12, "tool.execute", None, 0, None).hex() == "983232221c14e650140852c757a4c8e0"
+    assert run_key_v1("", 12, "tool.execute", "", 0, {}) == run_key_v1(None, 12, "tool.execute", None, 0, None)
+
+
+@pytest.mark.rule("RU-9")
+@pytest.mark.parametrize("field", range(6))
+def test_each_field_changes_the_v1_run_key(field: int) -> None:
+    values: list[Any] = ["p", 1, "e", "request-9", 3, {"sum": 7}]
+    others: list[Any] = ["q", 2, "f", "request-8", 4, {"sum": 8}]
+    key = run_key_v1(*values)
+    values[field] = others[field]
+    assert run_key_v1(*values) != key
 
 
 @pytest.mark.rule("RU-2")

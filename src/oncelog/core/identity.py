@@ -122,12 +122,15 @@ def run_key_v1(
     replay_ordinal: int,
     payload: JsonValue,
 ) -> bytes:
-    """The key of a run before v2, for a migration that is watched: framed alike, over the old fields."""
+    """Return the key that the original system gave a run before v2, for a migration that is watched.
+
+    It is framed as v2 is, over other fields in another order. A payload of None is the empty object.
+    """
     return _framed_key(
-        (b"plan_id", _nullable_text(plan_id, "$.plan_id")),
         (b"campaign_id", _decimal(campaign_id, "$.campaign_id")),
         (b"event_type", text_field(event_type, "$.event_type").encode()),
         (b"execution_request_id", _nullable_text(execution_request_id, "$.execution_request_id")),
+        (b"plan_id", _nullable_text(plan_id, "$.plan_id")),
         (b"replay_ordinal", _decimal(replay_ordinal, "$.replay_ordinal")),
         (b"payload", canonical_at(payload, "$.payload", canonical_args)),
     )

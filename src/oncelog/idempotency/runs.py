@@ -6,6 +6,7 @@
         tool_name="dice", ruleset_version="v1", args={"sides": 20}, tool=roll,
     )
     run.event.output, run.event.ordinal, run.reused
+    await runs.look_up(12, run.event.key)
 
 The six fields decide which run it is, and nothing else does (RU-5). Events of a campaign are numbered 1, 2, 3…
 """
@@ -23,19 +24,24 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, canonical_args
-from oncelog.core.identity import object_field, run_key, run_key_v1, scope_of
+from oncelog.core.identity import RUN_KEY_BYTES, object_field, run_key, run_key_v1, scope_of
 from oncelog.core.limits import RUN_MS_LIMIT
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Receipt
 from oncelog.engine.blocking import BlockingLog
 from oncelog.engine.log import Log
+from oncelog.engine.outcome import Outcome
 from oncelog.engine.results import Result
 from oncelog.engine.work import Holding, Work
-from oncelog.errors import ResultError
+from oncelog.errors import CanonicalError, LimitExceededError, ResultErasedError, ResultError
 from oncelog.idempotency.calls import json_arrays
 from oncelog.idempotency.decorator import RUN_S_MAX, InFlight, milliseconds
 
 logger: Final = logging.getLogger("oncelog.runs")
+
+SHADOW_VERSION: Final = 2
+"""Of shadow keys as the original system made them. Earlier ones, without a version, had their fields in the order of
+key v2, and say nothing about the keys of the original system."""
 
 Tool = Callable[..., Any]
 """Called with the members of `args` by name. Sync or async."""
@@ -58,9 +64,14 @@ class RunEvent(Struct, frozen=True, kw_only=True):
     tool_name: str | None
     ruleset_version: str | None
     args: dict[str, Any]
+    """In canonical form, as they are part of the key."""
     output: Any
+    args_given: dict[str, Any] | None = None
+    """As the tool got them, where that is not the canonical form."""
     shadow_key: str | None = None
     """The key before v2, in hex, where the caller gave its fields."""
+    shadow_version: int | None = None
+    """`SHADOW_VERSION`; None of a shadow key that an earlier Oncelog computed by another rule."""
     key: str = ""
     """In hex."""
     ordinal: int = 0
@@ -89,6 +100,7 @@ class _Asked(Struct, frozen=True):
     """One call of `execute`."""
 
     event: RunEvent
+    """Without its output."""
     work: Work
     tool: Tool
     args: Mapping[str, Any]
@@ -121,9 +133,8 @@ class _Runs:
             raise
 
     def _ended(self, asked: _Asked, result: Result, *, reused: bool) -> Run:
-        event = _event(asked.work, result)
-        shadow = asked.event.shadow_key
-        mismatch = reused and None not in (shadow, event.shadow_key) and shadow != event.shadow_key
+        event = _event(asked.work.key, result.receipt, result.body)
+        mismatch = reused and _is_shadow_mismatch(asked.event, event)
         if mismatch:
             logger.info("run %s was reused; by its key before v2 it would have run again", event.key)
         self._count(reused=reused, executed=not reused, shadow_mismatches=mismatch)
@@ -135,6 +146,7 @@ class Runs(_Runs):
 
     def __init__(self, log: Log) -> None:
         super().__init__()
+        self._log = log
         self._works = log.works
 
     async def execute(  # noqa: PLR0913 - the six fields of the key, and what to do
@@ -158,6 +170,9 @@ class Runs(_Runs):
         If the tool raises, nothing is kept; this caller and those who waited get the error, and the next one runs it
         again. A tool that is not async runs in a thread; it cannot be cancelled, so it goes on though its caller does
         not, and its result is kept.
+
+        Raises CanonicalError for fields that cannot be part of a key and LimitExceededError for arguments that the log
+        cannot store, in both cases before the tool runs.
         """
         fields = _fields(plan_id, campaign_id, event_type, tool_name, ruleset_version, args, shadow)
         asked = _asked(fields, args, tool, _Waiting(in_flight, wait_s, lease_s, run_s_max))
@@ -168,10 +183,19 @@ class Runs(_Runs):
             return await self._carry_out(asked, begun)
         return await self._works.kept(self._carry_out(asked, begun))
 
+    async def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
+        """Return the event of the run with this key (v2; 16 bytes, or in hex), or None.
+
+        Raises ResultErasedError if its content has been erased.
+        """
+        raw = _key_bytes(key)
+        return _found(raw, await self._log.lookup(raw, policy=RUNS, scope=_scope(campaign_id)))
+
     async def _carry_out(self, asked: _Asked, holding: Holding) -> Run:
         tool, args = asked.tool, asked.args
 
         async def call() -> tuple[bytes, None]:
+            parts = _parts(asked.event, self._log.limits.body_bytes_max)
             if inspect.iscoroutinefunction(tool):
                 output = await tool(**args)
             else:
@@ -180,7 +204,7 @@ class Runs(_Runs):
                     raise error
                 if inspect.isawaitable(output):
                     output = await output
-            return _body(asked.event, output), None
+            return _body(parts, output), None
 
         with self._counting_failures():
             result, _ = await self._works.carry_out(holding, call)
@@ -219,9 +243,19 @@ class BlockingRuns(_Runs):
         begun = works.recall(asked.work) or works.begin(asked.work)
         if not isinstance(begun, Holding):
             return self._ended(asked, begun, reused=True)
+
+        def call() -> tuple[bytes, None]:
+            parts = _parts(asked.event, self._log.limits.body_bytes_max)
+            return _body(parts, tool(**asked.args)), None
+
         with self._counting_failures():
-            result, _ = works.carry_out(begun, lambda: (_body(asked.event, tool(**asked.args)), None))
+            result, _ = works.carry_out(begun, call)
         return self._ended(asked, result, reused=False)
+
+    def look_up(self, campaign_id: int, key: bytes | str) -> RunEvent | None:
+        """As `Runs.look_up`."""
+        raw = _key_bytes(key)
+        return _found(raw, self._log.lookup(raw, policy=RUNS, scope=_scope(campaign_id)))
 
 
 def _tried(tool: Tool, args: Mapping[str, Any]) -> tuple[Any, Exception | None]:
@@ -252,8 +286,9 @@ def _fields(
     shadow: Shadow | None,
 ) -> RunEvent:
     """Raises CanonicalError, with the path, for what cannot be part of a key."""
-    said = object_field(dict(args or {}), "$.args_json")
-    key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, dict(said))
+    given = _given(args)
+    key = run_key(plan_id, campaign_id, event_type, tool_name, ruleset_version, given)
+    canonical = msgspec.json.decode(canonical_args(given))
     shadow_key = None
     if shadow is not None:
         request, ordinal, payload = shadow.execution_request_id, shadow.replay_ordinal, shadow.payload
@@ -264,9 +299,11 @@ def _fields(
         campaign_id=campaign_id,
         tool_name=tool_name,
         ruleset_version=ruleset_version,
-        args=msgspec.json.decode(canonical_args(dict(said))),
+        args=canonical,
+        args_given=None if given == canonical else given,
         output=None,
         shadow_key=shadow_key,
+        shadow_version=None if shadow_key is None else SHADOW_VERSION,
         key=key.hex(),
     )
 
@@ -277,7 +314,7 @@ def _asked(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, waiting:
     key = bytes.fromhex(event.key)
     work = Work(
         policy=RUNS,
-        scope=scope_of("runs", event.campaign_id),
+        scope=_scope(event.campaign_id),
         key=key,
         fingerprint=key,
         lease_ms=milliseconds("lease_s", waiting.lease_s),
@@ -285,32 +322,91 @@ def _asked(event: RunEvent, args: Mapping[str, Any] | None, tool: Tool, waiting:
         waits=waiting.in_flight == "wait",
         wait_ms=None if waiting.wait_s is None else milliseconds("wait_s", waiting.wait_s),
     )
-    return _Asked(event, work, tool, dict(args or {}))
+    return _Asked(event, work, tool, _given(args))
+
+
+def _given(args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments as the tool gets them. Raises CanonicalError if they are not an object."""
+    if args is None:
+        return {}
+    given = dict(args) if isinstance(args, Mapping) else args
+    return dict(object_field(given, "$.args_json"))
+
+
+def _scope(campaign_id: int) -> str:
+    if type(campaign_id) is not int:
+        raise CanonicalError("$.campaign_id", f"must be an integer, not {type(campaign_id).__name__}")
+    return scope_of("runs", campaign_id)
+
+
+def _key_bytes(key: bytes | str) -> bytes:
+    try:
+        raw = bytes.fromhex(key) if isinstance(key, str) else key
+    except ValueError:
+        raw = b""
+    if type(raw) is not bytes or len(raw) != RUN_KEY_BYTES:
+        raise ValueError(f"key must be {RUN_KEY_BYTES} bytes, or {2 * RUN_KEY_BYTES} hexadecimal digits, not {key!r}")
+    return raw
+
+
+def _is_shadow_mismatch(asked: RunEvent, found: RunEvent) -> bool:
+    """Whether the original system would have run the tool again. Unknown, so False, without keys of one version."""
+    if asked.shadow_key is None or found.shadow_key is None or asked.shadow_version != found.shadow_version:
+        return False
+    return asked.shadow_key != found.shadow_key
 
 
 # --- what is kept ------------------------------------------------------------------------------------
 
 
-def _body(event: RunEvent, output: Any) -> bytes:
-    """The event as it is committed. Arguments may have integers of 64 bits, and so may what the tool returned."""
+def _parts(event: RunEvent, bytes_max: int) -> tuple[bytes, bytes]:
+    """Return the stored bytes before and after the output. Made before the tool runs, which may change its arguments.
+
+    Arguments may have integers of 64 bits. Raises LimitExceededError if the event is too large for any output.
+    """
+    encode = msgspec.json.encode
+    given = b"" if event.args_given is None else b'"args_given":%b,' % encode(event.args_given)
+    shadow = b""
+    if event.shadow_key is not None:
+        shadow = b'"shadow_key":%b,"shadow_version":%d,' % (encode(event.shadow_key), SHADOW_VERSION)
+    before = b'{"args":%b,%b"campaign_id":%d,"output":' % (canonical_args(event.args), given, event.campaign_id)
+    after = b',"plan_id":%b,"ruleset_version":%b,%b"tool_name":%b,"type":%b}' % (
+        encode(event.plan_id),
+        encode(event.ruleset_version),
+        shadow,
+        encode(event.tool_name),
+        encode(event.type),
+    )
+    size = len(before) + len(after) + 1
+    if size > bytes_max:
+        reason = (
+            f"this run takes {size} bytes without its output, most of them for args: "
+            "pass large values by reference, or open the log with a higher limit"
+        )
+        raise LimitExceededError("Limits.body_bytes_max", bytes_max, reason)
+    return before, after
+
+
+def _body(parts: tuple[bytes, bytes], output: Any) -> bytes:
+    """Return the event as it is committed. The output may have integers of 64 bits."""
     try:
         plain = json_arrays(msgspec.to_builtins(output, order="deterministic", str_keys=True))
         said = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(f"what the tool returned cannot be kept as JSON: {error}") from error
-    return b'{"args":%b,"campaign_id":%d,"output":%b,"plan_id":%b,"ruleset_version":%b,%b"tool_name":%b,"type":%b}' % (
-        canonical_args(event.args),
-        event.campaign_id,
-        said,
-        msgspec.json.encode(event.plan_id),
-        msgspec.json.encode(event.ruleset_version),
-        b'"shadow_key":%b,' % msgspec.json.encode(event.shadow_key) if event.shadow_key else b"",
-        msgspec.json.encode(event.tool_name),
-        msgspec.json.encode(event.type),
-    )
+    before, after = parts
+    return b"".join((before, said, after))
 
 
-def _event(work: Work, result: Result) -> RunEvent:
-    event = msgspec.json.decode(result.body, type=RunEvent)
-    receipt = result.receipt
-    return msgspec.structs.replace(event, key=work.key.hex(), ordinal=receipt.sequence, receipt=receipt)
+def _event(key: bytes, receipt: Receipt, body: bytes) -> RunEvent:
+    event = msgspec.json.decode(body, type=RunEvent)
+    return msgspec.structs.replace(event, key=key.hex(), ordinal=receipt.sequence, receipt=receipt)
+
+
+def _found(key: bytes, outcome: Outcome) -> RunEvent | None:
+    record = outcome.record
+    if record is None:
+        return None
+    if record.erased:
+        raise ResultErasedError("the tool has run, but the content of its event has been erased since")
+    return _event(key, record.receipt, record.body)
