@@ -105,8 +105,9 @@ if TYPE_CHECKING:
     from oncelog.engine.room import Room
     from oncelog.engine.subscription import Subscription
     from oncelog.engine.work import Work
-    from oncelog.idempotency.asgi import IdempotencyMiddleware
+    from oncelog.idempotency.asgi import STORED_STATUSES, IdempotencyMiddleware
     from oncelog.idempotency.decorator import once, work_of
+    from oncelog.idempotency.http_request import HttpRequest
     from oncelog.idempotency.runs import BlockingRuns, Run, RunCounters, RunEvent, Runs, Shadow
     from oncelog.idempotency.sharing import SharedLog, share
     from oncelog.stores.clock import Clock
@@ -121,6 +122,8 @@ _LATER: Final = {
     "Consumer": ("oncelog.stores.protocol", "Consumer"),
     "Cursor": ("oncelog.engine.cursors", "Cursor"),
     "Follower": ("oncelog.engine.follower", "Follower"),
+    "HttpRequest": ("oncelog.idempotency.http_request", "HttpRequest"),
+    "STORED_STATUSES": ("oncelog.idempotency.asgi", "STORED_STATUSES"),
     "IdempotencyMiddleware": ("oncelog.idempotency.asgi", "IdempotencyMiddleware"),
     "Limits": ("oncelog.engine.limits", "Limits"),
     "Room": ("oncelog.engine.room", "Room"),
@@ -168,6 +171,7 @@ __all__ = [
     "FOREVER",
     "LEDGER",
     "RUNS",
+    "STORED_STATUSES",
     "Acknowledge",
     "Applied",
     "Block",
@@ -191,6 +195,7 @@ __all__ = [
     "Follower",
     "Granted",
     "HistoryChangedError",
+    "HttpRequest",
     "IdempotencyMiddleware",
     "Identity",
     "InFlightError",

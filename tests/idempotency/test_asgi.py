@@ -228,6 +228,9 @@ INVALID_KEYS: Final = [
     ('"k";p=1',),
     ('"a\\b"',),
     ('"a\\"',),
+    ('"a\tb"',),
+    ('"é"',),
+    ('"a\x7f"',),
     (f'"{"k" * 256}"',),
 ]
 
@@ -248,6 +251,17 @@ async def test_quoted_and_unquoted_key_are_equal(kind: str, one: str, other: str
     async with WatchedLog() as log:
         shop = Shop(kind, log)
         check_answers([await shop.send(one), await shop.send(other)], ("1", False), ("1", True))
+
+
+@pytest.mark.rule("RU-11")
+async def test_quoted_key_may_have_all_characters_of_a_structured_field_string(kind: str) -> None:
+    printable = bytes(range(0x20, 0x7F)).decode()
+    escaped = printable.replace("\\", r"\\").replace('"', r"\"")
+    async with WatchedLog() as log:
+        shop = Shop(kind, log)
+        keys = ['"a b"', '"a  b"', '" a b"', '"a b"', f'"{escaped}"', f'"{escaped}"']
+        answers = [await shop.send(key) for key in keys]
+    check_answers(answers, ("1", False), ("2", False), ("3", False), ("1", True), ("4", False), ("4", True))
 
 
 # --- in flight -------------------------------------------------------------------------------------------

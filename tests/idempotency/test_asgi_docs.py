@@ -12,7 +12,7 @@ from idempotency.asgi_application import (
     is_replay,
     lifespan,
 )
-from oncelog import kept_for
+from oncelog import STORED_STATUSES, kept_for
 from oncelog.idempotency import asgi
 from oncelog.idempotency.asgi import IdempotencyMiddleware
 
@@ -23,7 +23,7 @@ PAGE: Final = (Path(__file__).parents[2] / "docs/idempotency-key.md").read_text(
 
 @pytest.mark.parametrize("number", [0, 1], ids=["starlette", "fastapi"])
 async def test_applications_of_the_page_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    programs = [one for one in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "app = " in one]
     assert len(programs) == 2
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "page"}
@@ -43,9 +43,12 @@ async def test_applications_of_the_page_run(number: int, tmp_path: Path, monkeyp
     assert [one.json().get("paid") for one in answers[:3]] == [{"amount": 5}, {"amount": 5}, {"amount": 6}]
 
 
+NAMES: Final = {"kept_for": kept_for, "STORED_STATUSES": STORED_STATUSES}
+
+
 def test_page_lists_every_option_with_its_default() -> None:
     rows = re.findall(r"^\| `([a-z_]+)` \| (?:`(.*?)`)? ?\|", PAGE, re.MULTILINE)
-    defaults = {name: eval(text, {"kept_for": kept_for}) if text else inspect.Parameter.empty for name, text in rows}  # noqa: S307
+    defaults = {name: eval(text, NAMES) if text else inspect.Parameter.empty for name, text in rows}  # noqa: S307
     parameters = inspect.signature(IdempotencyMiddleware).parameters.values()
     assert defaults == {one.name: one.default for one in parameters if one.name != "app"}
 

@@ -5,9 +5,9 @@
 The first answer under a key is kept, with status, headers and body, before it is sent; a retry gets it again, marked
 with `Idempotent-Replayed: true`, and the application does not see it. Several worker processes may share one file.
 
-It must stand behind what authenticates: `scope` says whose key it is, so that nobody gets another's answer. Answers of
-5xx are not kept, nor is anything if the application raises: then the retry is carried out. All of it is in
-docs/idempotency-key.md.
+It must stand behind the authentication: `scope` returns the user whose key it is, so that no user gets the answer of
+another one. Answers after which a retry may succeed (429, 5xx; see `store_status`) are not kept, nor is anything if the
+application raises: then the retry is carried out. docs/idempotency-key.md has the details.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from oncelog.core.identity import frame, scope_of
+from oncelog.core.identity import scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, RUN_MS_LIMIT
 from oncelog.core.policy import KEY_BYTES_MAX, OnReuse, Order, Policy, Retention
 from oncelog.engine.log import Log, open_log
@@ -38,6 +38,7 @@ from oncelog.errors import (
     ResultErasedError,
 )
 from oncelog.idempotency.decorator import DAY, RUN_S_MAX, InFlight, milliseconds
+from oncelog.idempotency.http_request import Fingerprint, fingerprint_of, http_request
 
 logger: Final = logging.getLogger("oncelog.http")
 
@@ -46,6 +47,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+StoreStatus = Callable[[int], bool] | Iterable[int]
 ScopeOf = Callable[[Scope], str | Awaitable[str | None] | None]
 Path = str | os.PathLike[str]
 Headers = Sequence[tuple[bytes, bytes]]
@@ -53,6 +55,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 HEADER: Final = b"idempotency-key"
 REPLAYED: Final = (b"idempotent-replayed", b"true")
 METHODS: Final = ("POST", "PATCH")
+STATUSES: Final = range(200, 600)
+"""Statuses of final responses."""
+STORED_STATUSES: Final = frozenset(STATUSES) - {401, 403, 408, 425, 429} - frozenset(range(500, 600))
+"""Stored by default. The others depend on credentials, on time or on a fault, so that a retry may succeed."""
 RETRY_AFTER_MS: Final = 1000
 """For what is under way. When its lease ends says nothing about it: that is renewed for as long as it takes."""
 _MIB: Final = 2**20
@@ -62,9 +68,10 @@ _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 """Headers of a connection (RFC 9110, 7.6.1): a retry comes on another one."""
-_QUOTED: Final = re.compile(rb'"((?:[^"\\]|\\["\\])*)"')
+_QUOTED: Final = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
-"""A string of RFC 8941."""
+"""A string of RFC 8941: printable ASCII, with a backslash before quotes and backslashes."""
+_BARE: Final = re.compile(rb"[\x21-\x7e]+")
 _PROBLEM: Final = "urn:oncelog:problem:"
 _HELD_BACK: Final = {
     "busy": (503, "busy", "Too many requests are waiting. Try again."),
@@ -114,6 +121,8 @@ class IdempotencyMiddleware:
         run_s_max: float = RUN_S_MAX,
         request_bytes_max: int = _MIB,
         answer_bytes_max: int = _MIB,
+        store_status: StoreStatus = STORED_STATUSES,
+        fingerprint: Fingerprint | None = None,
     ) -> None:
         """Keeps the answers of `app` in `log`: one that is open, a function that gives it, or the path of one.
 
@@ -125,6 +134,10 @@ class IdempotencyMiddleware:
         another request with the key is under way the answer is 409, or with `in_flight="wait"` that request's, for
         which it waits `wait_s` at most. Requests with a key and more than `request_bytes_max` are answered with 413. A
         larger answer than `answer_bytes_max` is sent, but a retry is only told that the request was carried out (409).
+
+        `store_status` is the statuses whose answers are stored, or a function that returns whether a status is one of
+        them. After any other answer the next request with the key is carried out. `fingerprint` is a function, sync or
+        async, from an `HttpRequest` to 1 to 64 bytes: requests under one key are the same if these are equal.
         """
         if in_flight not in ("wait", "raise"):
             raise ValueError(f"in_flight must be 'wait' or 'raise', not {in_flight!r}")
@@ -134,6 +147,8 @@ class IdempotencyMiddleware:
             raise TypeError("methods is a list of names, not one of them")
         if not callable(scope):
             raise TypeError("scope is a function from the ASGI scope to the name of the user, or None")
+        if fingerprint is not None and not callable(fingerprint):
+            raise TypeError(f"fingerprint must be a function or None, not {type(fingerprint).__name__}")
         for limit, value in (("request_bytes_max", request_bytes_max), ("answer_bytes_max", answer_bytes_max)):
             if type(value) is not int or value < 1:
                 raise ValueError(f"{limit} must be a whole number from 1 on, not {value!r}")
@@ -149,6 +164,8 @@ class IdempotencyMiddleware:
         self._run_ms_max = milliseconds("run_s_max", run_s_max, RUN_MS_LIMIT)
         self._request_bytes_max = request_bytes_max
         self._answer_bytes_max = answer_bytes_max
+        self._stored_statuses = _stored_statuses(store_status)
+        self._fingerprint = fingerprint
         self._policy = Policy(
             name=name,
             key_bytes=(1, KEY_BYTES_MAX),
@@ -186,7 +203,7 @@ class IdempotencyMiddleware:
             policy=self._policy,
             scope=_stream(user),
             key=key,
-            fingerprint=_fingerprint(scope, body),
+            fingerprint=await fingerprint_of(http_request(scope, body), self._fingerprint),
             lease_ms=self._lease_ms,
             run_ms_max=self._run_ms_max,
             waits=self._waits,
@@ -232,7 +249,7 @@ class IdempotencyMiddleware:
         if not _UNKEPT.isdisjoint(extensions):
             scope["extensions"] = {name: one for name, one in extensions.items() if name not in _UNKEPT}
         log_bytes_max = log.limits.body_bytes_max
-        answer = _Sending(log.works, holding, send, self._answer_bytes_max, log_bytes_max)
+        answer = _Sending(log.works, holding, send, self._stored_statuses, self._answer_bytes_max, log_bytes_max)
         try:
             await self._app(scope, receive, answer)
         finally:
@@ -300,10 +317,19 @@ class _Replay:
 class _Sending:
     """Holds the application's answer until it is whole and durable, then sends it."""
 
-    def __init__(self, works: Works, holding: Holding, send: Send, bytes_max: int, log_bytes_max: int) -> None:
+    def __init__(
+        self,
+        works: Works,
+        holding: Holding,
+        send: Send,
+        stored_statuses: frozenset[int],
+        bytes_max: int,
+        log_bytes_max: int,
+    ) -> None:
         self._works = works
         self._holding = holding
         self._send = send
+        self._stored_statuses = stored_statuses
         self._bytes_max = bytes_max
         self._log_bytes_max = log_bytes_max
         self._start: Message | None = None
@@ -334,12 +360,17 @@ class _Sending:
         self._held += message.get("body", b"")
         is_last = not message.get("more_body", False)
         is_too_large = len(self._held) > self._bytes_max
-        if not is_last and not is_too_large and start["status"] < 500:
+        is_stored = start["status"] in self._stored_statuses
+        if is_stored and not is_last and not is_too_large:
             return
         body = bytes(self._held)
         self._held.clear()
         try:
-            await self._settle(start, None if is_too_large else body)
+            if is_stored:
+                await self._store(start, None if is_too_large else body)
+            else:
+                self.is_settled = True
+                await self._works.give_back(self._holding)
         except _Problem as problem:
             self._is_replaced = True
             await _send_problem(self._send, problem)
@@ -347,12 +378,8 @@ class _Sending:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
-    async def _settle(self, start: Message, body: bytes | None) -> None:
-        """Without a body it is too large to be kept, and only that there was one is."""
-        if start["status"] >= 500:
-            self.is_settled = True
-            await self._works.give_back(self._holding)
-            return
+    async def _store(self, start: Message, body: bytes | None) -> None:
+        """Store the answer; without a body, which was too large, only that there was one."""
         kept = _kept(start, body)
         if len(kept) > self._log_bytes_max:
             kept = _kept(start, None)
@@ -380,8 +407,13 @@ def _key(values: Sequence[bytes]) -> bytes:
     if key.startswith(b'"'):
         quoted = _QUOTED.fullmatch(key)
         key = b"" if quoted is None else _ESCAPED.sub(rb"\1", quoted[1])
-    if not 1 <= len(key) <= KEY_BYTES_MAX or not all(0x20 < one < 0x7F for one in key):
-        detail = f"An Idempotency-Key must have 1 to {KEY_BYTES_MAX} visible ASCII characters."
+    elif not _BARE.fullmatch(key):
+        key = b""
+    if not 1 <= len(key) <= KEY_BYTES_MAX:
+        detail = (
+            f"An Idempotency-Key must have 1 to {KEY_BYTES_MAX} visible ASCII characters, or be a quoted string of "
+            "printable ASCII characters."
+        )
         raise _Problem(400, "key-invalid", detail)
     return key
 
@@ -394,15 +426,24 @@ def _stream(user: str) -> str:
     return scope_of("http", "sha256", sha256(user.encode("utf-8", "surrogatepass")).hexdigest())
 
 
-def _fingerprint(scope: Scope, body: bytes) -> bytes:
-    path = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "surrogatepass")
-    fields = (
-        (b"method", scope["method"].encode()),
-        (b"path", path),
-        (b"query", scope.get("query_string", b"")),
-        (b"body", body),
-    )
-    return sha256(b"".join(frame(label, value) for label, value in fields)).digest()
+def _stored_statuses(store_status: StoreStatus) -> frozenset[int]:
+    """Return the statuses to store. A function is asked for all of them here, so that its faults show at the start."""
+    if callable(store_status):
+        found = {status: store_status(status) for status in STATUSES}
+        for status, is_stored in found.items():
+            if not isinstance(is_stored, bool):
+                raise TypeError(f"store_status must return True or False, not {is_stored!r} for {status}")
+        stored = frozenset(status for status, is_stored in found.items() if is_stored)
+    elif isinstance(store_status, str | bytes) or not isinstance(store_status, Iterable):
+        raise TypeError(f"store_status must be a function or a set of statuses, not {type(store_status).__name__}")
+    else:
+        stored = frozenset(store_status)
+        for wrong in stored:
+            if isinstance(wrong, bool) or not isinstance(wrong, int) or wrong not in STATUSES:
+                raise ValueError(f"store_status must have statuses from 200 to 599, not {wrong!r}")
+    if not stored:
+        raise ValueError("store_status must have at least one status: otherwise every retry is carried out")
+    return stored
 
 
 async def _read(receive: Receive, bytes_max: int) -> bytes | None:

@@ -1,0 +1,70 @@
+"""Requests with an `Idempotency-Key`, and what makes two of them the same request."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+from msgspec import Struct
+
+from oncelog.core.identity import frame
+from oncelog.core.limits import FINGERPRINT_BYTES_MAX
+
+
+class HttpRequest(Struct, frozen=True):
+    """A request as the fingerprint function of the middleware gets it."""
+
+    method: str
+    path: bytes
+    """As it was sent, with its percent-encoding, where the server provides that."""
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    """As they were sent. Names are in lower case."""
+    body: bytes
+
+    def header(self, name: str) -> bytes:
+        """Return the value of a header, joined with commas if it is repeated; empty if it is missing."""
+        wanted = name.lower().encode()
+        return b", ".join(value for found, value in self.headers if found == wanted)
+
+    def fingerprint(self) -> bytes:
+        """Return the fingerprint that the middleware uses by default: SHA-256 of method, path, query and body."""
+        fields = (
+            (b"method", self.method.encode()),
+            (b"path", self.path),
+            (b"query", self.query),
+            (b"body", self.body),
+        )
+        return sha256(b"".join(frame(label, value) for label, value in fields)).digest()
+
+
+Fingerprint = Callable[[HttpRequest], bytes | Awaitable[bytes]]
+
+
+def http_request(scope: Mapping[str, Any], body: bytes) -> HttpRequest:
+    """Return the request of an ASGI scope."""
+    return HttpRequest(
+        method=scope["method"],
+        path=scope.get("raw_path") or str(scope["path"]).encode("utf-8", "surrogatepass"),
+        query=scope.get("query_string", b""),
+        headers=tuple((bytes(name).lower(), bytes(value)) for name, value in scope["headers"]),
+        body=body,
+    )
+
+
+async def fingerprint_of(request: HttpRequest, replacement: Fingerprint | None) -> bytes:
+    """Return the fingerprint of a request, by the application's own function if it has one.
+
+    Raises TypeError and ValueError if that function returns something else than 1 to 64 bytes.
+    """
+    if replacement is None:
+        return request.fingerprint()
+    given = replacement(request)
+    found: object = await given if inspect.isawaitable(given) else given
+    if not isinstance(found, bytes):
+        raise TypeError(f"fingerprint must return bytes, not {type(found).__name__}")
+    if not 1 <= len(found) <= FINGERPRINT_BYTES_MAX:
+        raise ValueError(
+            f"fingerprint must return 1 to {FINGERPRINT_BYTES_MAX} bytes, not {len(found)}: return a hash of them"
+        )
+    return found
