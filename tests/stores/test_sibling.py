@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from databases import BOTH_STORES, log_at
-from oncelog.core.values import Request
+from oncelog.core.values import Committed, Replayed, Request
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import _store
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import Store
+from oncelog.stores.sqlite import writing
+from oncelog.stores.sqlite.store import SqliteStore
 from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import event
 
@@ -54,3 +56,20 @@ async def test_sibling_of_a_file_that_was_removed_or_replaced_is_not_opened(tmp_
 def test_log_in_memory_has_no_sibling() -> None:
     store: Store = MemoryStore()
     assert store.sibling() is None
+
+
+async def test_sibling_of_a_large_log_finds_keys_without_filling_a_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FILL_AT_ONCE_KEYS", -1)
+    store = SqliteStore(tmp_path / "app.db", clock=ManualClock(), seal_keys=4)
+    await store.open()
+    await store.commit([Request(tuple(event(number) for number in range(1, 21)))])
+    sibling = store.sibling()
+    assert sibling is not None
+    await sibling.open()
+    decided = await sibling.commit([Request((event(1), event(21)))])
+    assert [type(verdict) for verdict in decided.verdicts[0]] == [Replayed, Committed]
+    assert sibling._filling is None
+    await sibling.close()
+    await store.close()

@@ -27,6 +27,8 @@ LATE_S_MIN: Final = 0.05
 """A busy machine delays a round by that much. Leases of less than a tenth of a second are too short to be saved."""
 RETRIES: Final = 8
 """Attempts in the time that a lease lasts, while the second store fails."""
+PAUSE_S_MIN: Final = 0.001
+"""Between two checks: a thread that wakes up too early would take the loop for free."""
 
 
 class LeaseGroup:
@@ -60,10 +62,11 @@ class LeaseGroup:
     def remove(self, holding: Holding) -> bool:
         """Return whether the lease was still here."""
         with self._lock:
-            count = len(self)
-            self._young.discard(holding)
-            self._old.discard(holding)
-            return len(self) < count
+            held = self._young if holding in self._young else self._old
+            if holding not in held:
+                return False
+            held.remove(holding)
+            return True
 
     def begin_round(self) -> list[Holding]:
         """Return the leases to renew. Those that the last round found are due in the next one."""
@@ -122,9 +125,13 @@ class LeaseWatchdog:
         self._groups: list[LeaseGroup] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        """The last one that was started."""
         self._second: _SecondStore | None = None
-        """Of the thread."""
+        """Of that thread."""
+        self._is_running = False
         self._is_closed = False
+        self._retry_s = 0.0
+        """When to try again after a failure."""
         self._warning = logging.WARNING
         """The level of the next failure: WARNING for the first one in a row."""
 
@@ -134,10 +141,11 @@ class LeaseWatchdog:
             return  # no other process or thread can take over
         with self._changed:
             self._groups.append(group)
-            if self._thread is None and not self._is_closed:
+            if not self._is_running and not self._is_closed:
+                self._is_running = True
                 self._second = _SecondStore(self._store)
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._second,), name="oncelog-leases", daemon=True
+                    target=self._run, args=(self._second, self._thread), name="oncelog-leases", daemon=True
                 )
                 self._thread.start()
             self._changed.notify()
@@ -161,21 +169,23 @@ class LeaseWatchdog:
 
     # --- in the thread
 
-    def _run(self, second: "_SecondStore") -> None:
-        pause_s = 0.0
+    def _run(self, second: "_SecondStore", previous: threading.Thread | None) -> None:
+        if previous is not None:
+            previous.join()  # it may still close its store
         while True:
             with self._changed:
-                if not self._is_closed and self._groups:
-                    self._changed.wait(pause_s)
+                if self._groups and not self._is_closed:
+                    due_s = max(self._retry_s, min(group.late_s for group in self._groups))
+                    self._changed.wait(max(0.0, due_s - time.monotonic()) + PAUSE_S_MIN)
                 if self._is_closed or not self._groups:
-                    self._thread = None
+                    self._is_running = False
                     break
                 groups = list(self._groups)
-            pause_s = self._renew_late(groups, second)
+            self._renew_late(groups, second)
         second.close()
 
-    def _renew_late(self, groups: Sequence[LeaseGroup], second: "_SecondStore") -> float:
-        """Renew the leases whose round is late, and return the pause before the next check."""
+    def _renew_late(self, groups: Sequence[LeaseGroup], second: "_SecondStore") -> None:
+        """Renew the leases whose round is late."""
         late = [group for group in groups if time.monotonic() >= group.late_s]
         if not late:
             second.close()  # the loop renews its leases again
@@ -186,10 +196,10 @@ class LeaseWatchdog:
             except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
                 logger.log(self._warning, "the event loop is blocked, and its leases are not renewed: %s", error)
                 self._warning = logging.DEBUG
-                return group.round_s * ROUNDS / RETRIES
+                self._retry_s = time.monotonic() + group.round_s * ROUNDS / RETRIES
+                return
             self._warning = logging.WARNING
             group.renewed_s = max(group.renewed_s, began_s)
-        return max(0.001, min(group.late_s for group in groups) - time.monotonic())
 
     def _renew(self, group: LeaseGroup, second: "_SecondStore") -> None:
         for holding in group.remove_overrun():

@@ -52,6 +52,8 @@ class Session:
         draw: Draw,
         jump_ms_max: int,
         seal_keys: int = SEAL_KEYS,
+        *,
+        fills_later: bool = True,
     ) -> None:
         self._path = path
         self._driver = driver
@@ -59,6 +61,8 @@ class Session:
         self._draw = draw
         self._jump_ms_max = jump_ms_max
         self._seal_keys = seal_keys
+        self._fills_later = fills_later
+        """False: a large key index is used without its filter."""
         self._connection: Any = None
         self._writing: Writing | None = None
         self._settings: Settings | None = None
@@ -80,11 +84,17 @@ class Session:
 
     def sibling(self) -> "Session":
         """Return a session of the same file that is not open yet. It works without the filter of a large key index."""
-        session = Session(self._path, self._driver, self._clock, self._draw, self._jump_ms_max, self._seal_keys)
-        session._mark = self._mark
-        session._writing = Writing(
-            self.file, self._clock, self._draw, self._jump_ms_max, self._seal_keys, fills_later=False
+        session = Session(
+            self._path,
+            self._driver,
+            self._clock,
+            self._draw,
+            self._jump_ms_max,
+            self._seal_keys,
+            fills_later=False,
         )
+        session._mark = self._mark
+        session._writing = session._writing_of(self.file)
         return session
 
     def close(self) -> None:
@@ -291,6 +301,8 @@ class Session:
     @property
     def unfiltered(self) -> KeyIndex | None:
         """The index, if it waits for its filter."""
+        if not self._fills_later:
+            return None
         # Once: the writer's thread may let go of it at any moment.
         index = None if self._writing is None else self._writing.index
         return index if index is not None and not index.has_filter else None
@@ -320,11 +332,14 @@ class Session:
     def _be_of(self, file: About) -> None:
         """After an error the file is opened again, and somebody may have put another one in its place."""
         if self._writing is None:
-            self._writing = Writing(file, self._clock, self._draw, self._jump_ms_max, self._seal_keys)
+            self._writing = self._writing_of(file)
         elif self._writing.file.epoch != file.epoch:
             raise StoreUnavailableError(f"{self._path} is another log than the one that was opened; open it anew")
         else:
             self._writing.forget()
+
+    def _writing_of(self, file: About) -> Writing:
+        return Writing(file, self._clock, self._draw, self._jump_ms_max, self._seal_keys, fills_later=self._fills_later)
 
     @contextmanager
     def _translating(self, hint: str = "") -> Iterator[None]:
