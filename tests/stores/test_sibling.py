@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from databases import BOTH_STORES, log_at
 from oncelog.core.values import Committed, Replayed, Request
-from oncelog.engine.limits import Limits
-from oncelog.engine.log import _store
 from oncelog.errors import StoreUnavailableError
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import Store
@@ -17,30 +14,10 @@ from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import event
 
 
-def store_at(path: Path) -> Store:
-    return _store(log_at(path), None, Limits(), ManualClock())
-
-
-@BOTH_STORES
-async def test_sibling_commits_to_the_same_log(tmp_path: Path) -> None:
-    store = store_at(tmp_path / "app.db")
-    await store.open()
-    sibling = store.sibling()
-    assert sibling is not None
-    await sibling.open()
-    for number, one in enumerate((store, sibling, store), 1):
-        await one.commit([Request((event(number),))])
-    assert sibling.epoch == store.epoch
-    assert (await store.heads())[0].position == 3
-    await sibling.close()
-    await store.commit([Request((event(4),))])
-    await store.close()
-
-
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_sibling_of_a_file_that_was_removed_or_replaced_is_not_opened(tmp_path: Path, replaced: bool) -> None:
     path = tmp_path / "app.db"
-    store = store_at(path)
+    store = SqliteStore(path, clock=ManualClock())
     await store.open()
     sibling = store.sibling()
     assert sibling is not None

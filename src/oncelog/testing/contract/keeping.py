@@ -114,6 +114,26 @@ class KeepingContract(Contract):
             assert log.run(log.store.standing(identity(claim(1, "j")))).lease is None
             assert log(claim(2, "j")) == Granted(3, log.clock.wall_ms() + 30_000)
 
+    def test_sibling_renews_leases_of_the_same_log(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log(claim(1, "h", lease_ms=1000))
+            sibling = log.store.sibling()
+            if sibling is None:
+                return
+            log.run(sibling.open())
+            log.clock.advance(900)
+            renewal = Renew(policy=RUNS, scope=CAMPAIGN, key=key(1), holder="h", fence=1, lease_ms=1000)
+            decided = log.run(sibling.commit([Request((renewal,))]))
+            assert decided.verdicts == [[Granted(1, log.clock.wall_ms() + 1000)]]
+            log.clock.advance(900)
+            refused(log(claim(1, "i")), Reason.IN_FLIGHT)
+            committed(log(result(1, "h", 1)))
+            lost = log.run(sibling.commit([Request((renewal,))])).verdicts[0][0]
+            refused(lost, Reason.LEASE_LOST)
+            assert sibling.epoch == log.store.epoch
+            log.run(sibling.close())
+            committed(log(event(1)))
+
     def test_members_and_what_they_have_acknowledged(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
             log.together(SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"), message(1), message(2))
