@@ -69,7 +69,7 @@ class LeaseGroup:
             return True
 
     def begin_round(self) -> list[Holding]:
-        """Return the leases to renew. Those that the last round found are due in the next one."""
+        """Return the leases that are due. Younger leases are due in the next round."""
         with self._lock:
             due = list(self._old)
             self._old |= self._young
@@ -246,7 +246,7 @@ class _SecondStore:
         try:
             if store is not None:
                 loop.run_until_complete(store.close())
-        except Exception as error:  # noqa: BLE001 - what was renewed is durable all the same
+        except Exception as error:  # noqa: BLE001 - the renewals are durable already
             logger.debug("the store of the lease watchdog was not closed: %s", error)
         finally:
             loop.close()
