@@ -273,7 +273,7 @@ class World:
 
 @pytest.mark.rule("LG-19")
 @given(st.integers(0, 2**32))
-@example(1549080539)
+@example(644018837)
 def test_each_write_commits_once_and_in_order_despite_losses_and_crashes(seed: int) -> None:
     World(seed).run()
 
@@ -297,6 +297,7 @@ def test_each_write_commits_once_despite_evictions(seed: int) -> None:
 @pytest.mark.rule("LG-19")
 @given(st.integers(0, 2**32))
 @example(97928449)
+@example(2027592572)
 def test_each_write_commits_once_despite_another_writer_with_the_same_client_id(seed: int) -> None:
     World(seed, foreign=True).run(in_order=False)
 

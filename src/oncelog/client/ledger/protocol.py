@@ -79,8 +79,9 @@ class Protocol:
         self._unsaved: dict[int, Entry] = {}
         """What is to be saved whenever something is."""
         self._settled: list[Settled] = []
-        self._unsaved_withdrawals = 0
-        """Nothing is sent meanwhile: after a crash the withdrawn writes are pending again, before later writes."""
+        self._unsaved_removals = 0
+        """Writes that left the queue without being written, and whose removal is not saved yet. Nothing is sent
+        meanwhile: after a crash they are pending again, and no later write may have been committed before them."""
         self._written: list[Settled] = []
         self._told: list[tuple[Entry, ServerRefusedError]] = []
         self._saved_last = state.last
@@ -155,7 +156,7 @@ class Protocol:
         for entry, sequence, _ in changes.entries:
             entry.saved_sequence = sequence
         self._saved_last = changes.state.last
-        self._unsaved_withdrawals -= sum(settled.outcome is None for settled in changes.settled)
+        self._unsaved_removals -= sum(not isinstance(one.outcome, Written) for one in changes.settled)
 
     def not_saved(self, changes: Changes) -> list[Entry]:
         """They are not. New writes leave the queue, and are given back; what else there is waits for the next time."""
@@ -186,7 +187,7 @@ class Protocol:
 
     def next_calls(self, now_ms: int) -> list[Call]:
         """What is to be sent now, in this order. Each call ends with `answered`."""
-        if self.is_held or self.is_settling or self.forgotten is not None or self._unsaved_withdrawals:
+        if self.is_held or self.is_settling or self.forgotten is not None or self._unsaved_removals:
             return []
         calls: list[Call] = []
         for entry in self._queue.values():
@@ -352,6 +353,8 @@ class Protocol:
                 if entry.sequence <= last and entry.sent_sequence == entry.sequence and not entry.is_probe:
                     entry.is_probe = True
                     self._probes += 1
+                    if entry.saved_sequence != entry.sequence:  # others wait for it, wherever it is in the queue
+                        self._unsaved[entry.number] = entry
             self._renumber()
 
     def _has_old(self, now_ms: int) -> bool:
@@ -424,9 +427,10 @@ class Protocol:
         self._end_probe(entry)
         settled = Settled(entry, outcome)
         self._settled.append(settled)
-        self._unsaved_withdrawals += outcome is None
         if isinstance(outcome, Written):
             self._written.append(settled)
+        else:
+            self._unsaved_removals += 1
         self._turn += 1
 
     def _end_probe(self, entry: Entry) -> None:
