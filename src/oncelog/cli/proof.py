@@ -11,10 +11,9 @@ from uuid import UUID
 import typer
 from msgspec import Struct
 
-from oncelog.cli.show import whose_hint
 from oncelog.cli.terminal import FOUND_NOTHING, ending_well
 from oncelog.cli.times import utc
-from oncelog.core.policy import LEDGER
+from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.proof import HASH_BYTES, Block, leaf_hash, prove, record_header, verify_header
 from oncelog.core.transactions import place_of
 from oncelog.core.values import Record
@@ -226,7 +225,16 @@ class _Wanted(Struct, frozen=True):
         if len(records) > 1:
             raise OncelogError(f"the key is known under {' and '.join(records)}: say which with --policy.")
         why = "no record: nothing was committed here under that key, or in that scope"
-        return next(iter(records.values()), why + whose_hint(policies, scope, self.whose.client))
+        return next(iter(records.values()), why + _whose_hint(policies, scope, self.whose.client))
+
+
+def _whose_hint(policies: dict[str, Policy], scope: str, client: str) -> str:
+    """For who looks for a client's key without saying whose it is."""
+    names = [policy.name for policy in policies.values() if policy.client_sequence]
+    if not names or (scope and client):
+        return ""
+    whose = "--scope ledger/ORGANIZATION --client CLIENT" if LEDGER.name in names else "--scope and --client"
+    return f". A key of {' or '.join(names)} belongs to a scope and a client: say which with {whose}"
 
 
 def _key(text: str) -> bytes:

@@ -1,106 +1,134 @@
 """`oncelog show`: what became of an identity, and why."""
 
 import re
+from shlex import quote
 from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
 import typer
 
-from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, ending_well, print_json
+from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json, printable
 from oncelog.cli.times import utc
-from oncelog.core.policy import LEDGER, Policy
+from oncelog.core.chat import message_place
+from oncelog.core.policy import CHAT, Policy
 from oncelog.core.values import KeyIdentity, Record
-from oncelog.engine.outcome import Outcome, Status, outcome_of
+from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
 from oncelog.stores.clock import JUMP_MS_MAX
 from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.key_search import MATCHES_MAX, Matches, Wanted, search
 from oncelog.stores.verifying.side_state import declared
 from oncelog.stores.viewing import View
 
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
+_MESSAGE: Final = "msg_"
 
-Id = Annotated[str, typer.Argument(help="A UUID, a key in hex, or LANE:POSITION.", metavar="ID", show_default=False)]
+Id = Annotated[
+    str,
+    typer.Argument(
+        help="A UUID, a key in hex, a message's id (msg_…), or LANE:POSITION.", metavar="ID", show_default=False
+    ),
+]
 
 
 def show(
     log: Log,
     id: Id,  # noqa: A002 - what it is called where it is shown
     policy: Annotated[str | None, typer.Option(help="Look under this policy only.")] = None,
-    scope: Annotated[str, typer.Option(help="Where the key is unique; the stream, where there is one.")] = "",
-    client: Annotated[str, typer.Option(help="Whose key it is, where clients number their writes.")] = "",
+    scope: Annotated[
+        str | None, typer.Option(help="Look in this scope (or stream) only; '' is that of most events.")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Look for a key of this client, where clients number their writes.")
+    ] = None,
+    read_all: Annotated[
+        bool, typer.Option("--all", help="Read all records, even if the key index has found the key.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Prints what a log knows about an identity: committed, forgotten, leased or unknown, and its record with its body.
 
-    The exit status is 0 if there is a record and 1 if there is none.
+    Finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. The exit status is 0
+    for one record, 1 for no record, and 3 if several writes have the key: then they are listed with the options that
+    choose one.
 
     Example:  oncelog show orders.db 0198f3c2-7d55-7c1e-9a61-2f6f0c1b5a10
+
+    Example:  oncelog show chat.db msg_00000000000003000000000007
 
     Example:  oncelog show postgresql://oncelog@db.example.org/orders 0:17
     """
     with ending_well():
         place, key = _parsed(id)
         if place is not None:
-            _demand_no_options(id, {"--policy": policy, "--scope": scope, "--client": client})
-        with inspector_of(log).looking() as found:
+            options = {"--policy": policy, "--scope": scope, "--client": client, "--all": read_all or None}
+            _demand_no_options(id, options)
+        with inspector_of(log).looking() as found, Meter() as meter:
             view = _Found(found)
             if place is not None:
-                shown = [view.at(*place)]
+                told = [view.message_at(*place) if id.startswith(_MESSAGE) else view.at(*place)]
             else:
-                chosen = _chosen(view.policies, policy)
-                shown = [view.under(one, scope, client, key) for one in chosen]
-        told = [one for one in shown if one.outcome.status is not Status.UNKNOWN]
-        if not told:
-            hint = "" if place is not None else whose_hint(view.policies, scope, client)
-            told = [_hinted(one, hint) for one in shown[:1]] or [_undeclared()]
-        if as_json:
-            print_json([_plain(one) for one in told])
-        else:
-            typer.echo("\n\n".join("\n".join(_lines(one)) for one in told))
-        if all(one.outcome.record is None for one in told):
+                wanted = Wanted(key, _chosen(view.policies, policy), scope, client)
+                matches = search(found, wanted, meter, read_all=read_all)
+                told = [one for one in map(view.under, matches.identities) if one.outcome.status is not Status.UNKNOWN]
+                told = told or [_unknown(wanted, matches) if view.policies else _undeclared()]
+        _print(told, as_json)
+        if len(told) > 1:
+            raise typer.Exit(AMBIGUOUS)
+        if told[0].outcome.record is None:
             raise typer.Exit(FOUND_NOTHING)
+
+
+def _print(told: "list[_Shown]", as_json: bool) -> None:
+    if as_json:
+        print_json([_plain(one) for one in told])
+    else:
+        typer.echo("\n".join(_lines(told[0]) if len(told) == 1 else _choices(told)))
 
 
 def _parsed(text: str) -> tuple[tuple[int, int] | None, bytes]:
     place = _PLACE.fullmatch(text)
     if place is not None:
         return (int(place[1]), int(place[2])), b""
+    if text.startswith(_MESSAGE):
+        found = message_place(text)
+        if found is None:
+            raise OncelogError(f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case.")
+        return found, b""
     if _HEX.fullmatch(text):
         return None, bytes.fromhex(text)
     try:
         return None, UUID(text).bytes
     except ValueError:
-        raise OncelogError(f"{text!r} is neither a UUID nor a key in hex nor LANE:POSITION.") from None
+        raise OncelogError(f"{text!r} is not a UUID, a key in hex, a message's id (msg_…) or LANE:POSITION.") from None
 
 
-def _demand_no_options(place: str, options: dict[str, str | None]) -> None:
-    given = [name for name, value in options.items() if value]
+def _demand_no_options(place: str, options: dict[str, Any]) -> None:
+    given = [name for name, value in options.items() if value is not None]
     if given:
         raise OncelogError(f"{place} names a record by its place: {given[0]} goes with a key.")
 
 
-def _chosen(policies: dict[str, Policy], name: str | None) -> list[Policy]:
+def _chosen(policies: dict[str, Policy], name: str | None) -> tuple[Policy, ...]:
     if name is None:
-        return list(policies.values())
+        return tuple(policies.values())
     if name not in policies:
         raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
-    return [policies[name]]
+    return (policies[name],)
 
 
-def whose_hint(policies: dict[str, Policy], scope: str, client: str) -> str:
-    """For who looks for a client's key without saying whose it is."""
-    names = [policy.name for policy in policies.values() if policy.client_sequence]
-    if not names or (scope and client):
-        return ""
-    whose = "--scope ledger/ORGANIZATION --client CLIENT" if LEDGER.name in names else "--scope and --client"
-    return f". A key of {' or '.join(names)} belongs to a scope and a client: say which with {whose}"
-
-
-def _hinted(shown: "_Shown", hint: str) -> "_Shown":
-    outcome = shown.outcome
-    return msgspec.structs.replace(shown, outcome=msgspec.structs.replace(outcome, why=outcome.why + hint))
+def _unknown(wanted: Wanted, matches: Matches) -> "_Shown":
+    names = [policy.name for policy in wanted.policies]
+    searched = f"under {', '.join(names)}"
+    if wanted.scope is not None:
+        searched += f" in the scope {wanted.scope!r}"
+    if wanted.client is not None:
+        searched += f" for the client {wanted.client!r}"
+    read = "the key index" if matches.records_read is None else f"all {matches.records_read} records, and all leases,"
+    why = f"{NEVER_COMMITTED}. Searched: {read} {searched}"
+    return _Shown(Outcome(Status.UNKNOWN, why), names[0] if len(names) == 1 else "")
 
 
 def _undeclared() -> "_Shown":
@@ -114,6 +142,8 @@ class _Shown(msgspec.Struct, frozen=True):
     outcome: Outcome
     policy: str = ""
     block_hash: bytes = b""
+    scope: str = ""
+    client: str = ""
 
 
 class _Found:
@@ -127,12 +157,12 @@ class _Found:
         seen = view.time()
         self._time_ms = seen.mark.proposed(seen.clock, JUMP_MS_MAX)[0].time_ms
 
-    def under(self, policy: Policy, scope: str, client: str, key: bytes) -> _Shown:
-        """What a policy knows by a key in a scope."""
-        identity: KeyIdentity = (policy.name, scope, client if policy.client_sequence else "", key)
+    def under(self, identity: KeyIdentity) -> _Shown:
+        """What the log knows about an identity."""
+        name, scope, client, _ = identity
         standing = self._view.standing(identity)
-        outcome = outcome_of(policy, msgspec.structs.replace(standing, time_ms=self._time_ms))
-        return _Shown(outcome, policy.name, self._block_hash(outcome.record))
+        outcome = outcome_of(self.policies[name], msgspec.structs.replace(standing, time_ms=self._time_ms))
+        return _Shown(outcome, name, self._block_hash(outcome.record), scope, client)
 
     def at(self, lane: int, position: int) -> _Shown:
         """What stands at a place."""
@@ -147,12 +177,24 @@ class _Found:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
         if not record.key:
             why = "committed without a key: it is known by its client's sequence alone"
-            return _Shown(Outcome(Status.COMMITTED, why, record), policy.name, self._block_hash(record))
-        shown = self.under(policy, record.scope, record.client, record.key)
+            return self._shown(Outcome(Status.COMMITTED, why, record), record)
+        shown = self.under(record.identity)
         if shown.outcome.record == record:
             return shown
         why = "committed, but forgotten: a later write has committed under the same key"
-        return _Shown(Outcome(Status.FORGOTTEN, why, record), policy.name, self._block_hash(record))
+        return self._shown(Outcome(Status.FORGOTTEN, why, record), record)
+
+    def _shown(self, outcome: Outcome, record: Record) -> _Shown:
+        return _Shown(outcome, record.policy, self._block_hash(record), record.scope, record.client)
+
+    def message_at(self, lane: int, position: int) -> _Shown:
+        """The message at a place."""
+        shown = self.at(lane, position)
+        record = shown.outcome.record
+        if record is None or record.policy == CHAT.name:
+            return shown
+        why = f"no message: the record there is of the policy {record.policy!r}; to see it, ask for {lane}:{position}"
+        return _Shown(Outcome(Status.UNKNOWN, why))
 
     def _why_nothing_is_at(self, lane: int, newest: int) -> str:
         if lane > self._lanes:
@@ -174,6 +216,8 @@ def _plain(shown: _Shown) -> dict[str, Any]:
     plain: dict[str, Any] = {"state": shown.outcome.status.value, "reason": shown.outcome.why}
     if shown.policy:
         plain["policy"] = shown.policy
+    if shown.outcome.status is not Status.UNKNOWN:
+        plain |= {"scope": shown.scope, "client": shown.client}
     if record is not None:
         plain["record"] = {
             **msgspec.structs.asdict(record),
@@ -186,6 +230,18 @@ def _plain(shown: _Shown) -> dict[str, Any]:
     if lease is not None:
         plain["lease"] = {"holder": lease.holder, "fence": lease.fence, "until_ms": lease.until_ms}
     return plain
+
+
+def _choices(told: list[_Shown]) -> list[str]:
+    """One line for each of several writes: the options that choose it, and what became of it."""
+    some = f"more than {MATCHES_MAX}" if len(told) > MATCHES_MAX else str(len(told))
+    lines = [f"ambiguous: {some} writes have this key. Choose one with these options:"]
+    for one in told[:MATCHES_MAX]:
+        options = f"--policy {one.policy} --scope {quote(printable(one.scope))}"
+        if one.client:
+            options += f" --client {quote(printable(one.client))}"
+        lines.append(f"  {options}\n      {one.outcome.status.value}: {printable(one.outcome.why)}")
+    return lines
 
 
 def _lines(shown: _Shown) -> list[str]:

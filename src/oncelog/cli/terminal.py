@@ -17,6 +17,7 @@ from oncelog.stores.verifying.findings import Progress
 
 FOUND_NOTHING: Final = 1
 CANNOT_LOOK: Final = 2
+AMBIGUOUS: Final = 3
 CANNOT_GO_ON: Final = 74
 INTERRUPTED: Final = 130
 NOBODY_READS: Final = 141

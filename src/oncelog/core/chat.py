@@ -1,5 +1,6 @@
 """Messages of chats: what they are in the log, and what a chat is called there."""
 
+import re
 from hashlib import sha256
 from typing import Final
 
@@ -14,6 +15,7 @@ CHAT_ID_CHARACTERS_MAX: Final = 128
 CONTENT_TYPE_DEFAULT: Final = "text/plain"
 CONTENT_TYPE_CHARACTERS_MAX: Final = 128
 _POSITION_BITS: Final = 48
+_MESSAGE_ID: Final = re.compile("msg_[0-9a-f]{26}")
 
 
 def chat_scope(chat_id: str) -> str:
@@ -34,6 +36,14 @@ def is_message_key(key: bytes) -> bool:
 def message_id(lane: int, position: int) -> str:
     """What a message is called by its place in the log: derived, and kept nowhere."""
     return f"msg_{lane << _POSITION_BITS | position:026x}"
+
+
+def message_place(text: str) -> tuple[int, int] | None:
+    """Return lane and position of a message by its id; None for a text that is not a message's id."""
+    if _MESSAGE_ID.fullmatch(text) is None:
+        return None
+    number = int(text.removeprefix("msg_"), 16)
+    return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)
 
 
 def message_body(content: str, content_type: str) -> bytes:

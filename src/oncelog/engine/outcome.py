@@ -1,6 +1,7 @@
 """What became of an identity, and why: the answer to the first question that anybody asks who looks into a log."""
 
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct
 
@@ -8,6 +9,8 @@ from oncelog.core.leases import is_forgotten
 from oncelog.core.policy import Forget, Policy
 from oncelog.core.values import Lease, Receipt, Record
 from oncelog.stores.protocol import Standing
+
+NEVER_COMMITTED: Final = "no record: it was never committed here, or it was refused, and that leaves nothing behind"
 
 
 class Status(Enum):
@@ -47,9 +50,7 @@ def outcome_of(policy: Policy, standing: Standing) -> Outcome:
         return Outcome(Status.FORGOTTEN, f"committed as {place}{erased}, {forgotten}", record, receipt, lease)
     if lease is not None and not is_forgotten(lease, log_time_ms):
         return Outcome(Status.LEASED, _lease_in_words(lease, log_time_ms), lease=lease)
-    return Outcome(
-        Status.UNKNOWN, "no record: it was never committed here, or it was refused, and that leaves nothing behind"
-    )
+    return Outcome(Status.UNKNOWN, NEVER_COMMITTED)
 
 
 def _forgotten(policy: Policy) -> str:

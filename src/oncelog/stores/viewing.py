@@ -1,8 +1,8 @@
 """What the commands that look at a log need of it, whatever database it lies in."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -13,6 +13,9 @@ from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.protocol import Consumer, Standing
 from oncelog.stores.verifying.findings import ExportedHead, Finding
+
+SCAN_PAGE_RECORDS: Final = 50_000
+"""Records that a statement of `View.scan` reads; progress is reported after each."""
 
 
 class TimeSeen(Struct, frozen=True):
@@ -58,6 +61,24 @@ class View(Protocol):
 
     def standing(self, identity: KeyIdentity) -> Standing:
         """As `Store.standing`, but for the time."""
+
+    def known(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
+        """Those of the identities that have a record, by the key index."""
+
+    def streams(self) -> Iterator[str]:
+        """The scopes of all streams."""
+
+    def clients(self) -> Iterator[tuple[str, str, str]]:
+        """Policy, scope and name of the clients whose sequences are remembered."""
+
+    def leased(self, key: bytes, limit: int) -> list[KeyIdentity]:
+        """The identities under which a key has a lease."""
+
+    def record_estimate(self) -> int:
+        """Estimate the number of records; 0 if the database has no estimate."""
+
+    def scan(self, key: bytes) -> Iterator[tuple[int, list[KeyIdentity]]]:
+        """Read all records. For each page yield the number of records, and the identities of records with the key."""
 
     def record_at(self, lane: int, position: int) -> Record | None:
         """What stands at a place."""

@@ -1,9 +1,9 @@
 """Looking at a log in a database, for the command line."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from oncelog.core.proof import Block
 from oncelog.core.tenants import Tenant, Usage
@@ -11,6 +11,7 @@ from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import ClockMark, SystemClock
+from oncelog.stores.key_hash import hashes_of
 from oncelog.stores.postgres import reading, tenants
 from oncelog.stores.postgres.connecting import Connection, waited_for
 from oncelog.stores.postgres.database import demand_database, look
@@ -22,7 +23,9 @@ from oncelog.stores.postgres.timing import ShownClock
 from oncelog.stores.postgres.verifying import verify_database
 from oncelog.stores.protocol import Consumer, Standing
 from oncelog.stores.verifying.findings import ExportedHead, Finding
-from oncelog.stores.viewing import Renewed, TimeSeen
+from oncelog.stores.viewing import SCAN_PAGE_RECORDS, Renewed, TimeSeen
+
+_NAMES_PAGE_ROWS: Final = 5_000
 
 
 class DatabaseView:
@@ -55,6 +58,44 @@ class DatabaseView:
     def standing(self, identity: KeyIdentity) -> Standing:
         """As `View` says."""
         return self._session.call(standing_of, identity, self.about)
+
+    def known(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
+        """As `View` says."""
+        hashes = hashes_of(self.about.index_secret, identities)
+        rows = self._session.rows(SQL["keys"], list(hashes.values()))
+        stored = {(policy, scope, client, key) for *_, policy, scope, client, key, _, _ in rows}
+        return [one for one in identities if one in stored]
+
+    def streams(self) -> Iterator[str]:
+        """As `View` says."""
+        return (scope for (scope,) in self._session.rows(SQL["scopes"], page_rows=_NAMES_PAGE_ROWS))
+
+    def clients(self) -> Iterator[tuple[str, str, str]]:
+        """As `View` says."""
+        rows = self._session.rows(SQL["client_names"], page_rows=_NAMES_PAGE_ROWS)
+        return ((policy, scope, client) for policy, scope, client in rows)
+
+    def leased(self, key: bytes, limit: int) -> list[KeyIdentity]:
+        """As `View` says."""
+        rows = self._session.rows(SQL["leases_of_key"], key.hex(), limit)
+        return [(policy, scope, client, key) for policy, scope, client in rows]
+
+    def record_estimate(self) -> int:
+        """As `View` says. It is the estimate of PostgreSQL's planner."""
+        return int(self._only("record_estimate"))
+
+    def scan(self, key: bytes) -> Iterator[tuple[int, list[KeyIdentity]]]:
+        """As `View` says. By rows, not by positions: there may be long gaps between those."""
+        for lane, head in self.heads().items():
+            position = 0
+            while position < head.position:
+                row = self._session.first(SQL["page_end"], lane, position, SCAN_PAGE_RECORDS)
+                last, count = row or (None, 0)
+                if last is None:
+                    break
+                rows = self._session.rows(SQL["records_of_key"], lane, position, last, key)
+                yield count, [(policy, scope, client, key) for policy, scope, client in rows]
+                position = last
 
     def record_at(self, lane: int, position: int) -> Record | None:
         """As `View` says."""

@@ -2,9 +2,10 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import ExportedHead, Finding
-from oncelog.stores.viewing import Renewed, TimeSeen
+from oncelog.stores.viewing import SCAN_PAGE_RECORDS, Renewed, TimeSeen
 
 
 class FileView:
@@ -62,6 +63,39 @@ class FileView:
     def standing(self, identity: KeyIdentity) -> Standing:
         """As `View` says."""
         return standing_of(self._connection, self._index, identity, self.heads(), self.about.settings.lanes)
+
+    def known(self, identities: Sequence[KeyIdentity]) -> list[KeyIdentity]:
+        """As `View` says."""
+        hashes = self._index.hashes_of(identities)
+        places = self._index.find(self._connection, set(hashes.values())).values()
+        rows = self._connection.execute(SQL["remembered"], (str(sorted(set(chain(*places)))),)).fetchall()
+        stored = {(policy, scope, client, key) for *_, policy, scope, client, key, _, _ in rows}
+        return [one for one in identities if one in stored]
+
+    def streams(self) -> Iterator[str]:
+        """As `View` says."""
+        return (scope for (scope,) in self._connection.execute(SQL["scopes"]))
+
+    def clients(self) -> Iterator[tuple[str, str, str]]:
+        """As `View` says."""
+        return ((policy, scope, client) for policy, scope, client in self._connection.execute(SQL["client_names"]))
+
+    def leased(self, key: bytes, limit: int) -> list[KeyIdentity]:
+        """As `View` says."""
+        rows = self._connection.execute(SQL["leases_of_key"], (key.hex(), limit)).fetchall()
+        return [(policy, scope, client, key) for policy, scope, client in rows]
+
+    def record_estimate(self) -> int:
+        """As `View` says. Rows are numbered from 1 on, in the order of their commits, and stay."""
+        return int(self._connection.execute(SQL["newest_id"]).fetchone()[0])
+
+    def scan(self, key: bytes) -> Iterator[tuple[int, list[KeyIdentity]]]:
+        """As `View` says."""
+        newest = self.record_estimate()
+        for first in range(0, newest, SCAN_PAGE_RECORDS):
+            last = min(first + SCAN_PAGE_RECORDS, newest)
+            rows = self._connection.execute(SQL["records_of_key"], (first, last, key)).fetchall()
+            yield last - first, [(policy, scope, client, key) for policy, scope, client in rows]
 
     def record_at(self, lane: int, position: int) -> Record | None:
         """As `View` says."""

@@ -241,6 +241,27 @@ FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER 
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_records WHERE key_hash = $1 ORDER BY lane, position;
 
+-- name: scopes
+SELECT scope FROM oncelog_streams;
+
+-- name: client_names
+SELECT policy, scope, client FROM oncelog_clients;
+
+-- name: leases_of_key
+SELECT policy, scope, client FROM oncelog_leases WHERE key_hex = $1 LIMIT $2;
+
+-- name: record_estimate
+SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = 'oncelog_records'::regclass;
+
+-- name: page_end
+-- The last of the next records of a lane, and how many they are.
+SELECT max(position), count(*) FROM (
+    SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 ORDER BY position LIMIT $3
+) AS page;
+
+-- name: records_of_key
+SELECT policy, scope, client FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND key = $4;
+
 -- name: bodies
 SELECT position, salt, body, sequence, scope, partitions FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;

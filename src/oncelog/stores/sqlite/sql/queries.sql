@@ -246,6 +246,22 @@ UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,
 -- name: all_consumers
 SELECT scope, consumer, cursor FROM oncelog_consumers ORDER BY scope, consumer;
 
+-- name: scopes
+SELECT scope FROM oncelog_streams;
+
+-- name: client_names
+SELECT policy, scope, client FROM oncelog_clients;
+
+-- name: leases_of_key
+SELECT policy, scope, client FROM oncelog_leases WHERE key_hex = ? LIMIT ?;
+
+-- name: newest_id
+SELECT coalesce(max(id), 0) FROM oncelog_records;
+
+-- name: records_of_key
+-- Records with a key among some that were committed one after the other.
+SELECT policy, scope, client FROM oncelog_records WHERE id > ? AND id <= ? AND key = ?;
+
 -- name: segments
 SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
 

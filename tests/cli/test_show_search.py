@@ -1,0 +1,230 @@
+"""`oncelog show` by a key alone: the search for its policy, scope and client, on both stores."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from cli import sample
+from cli.runner import COMMAND, RUNNER
+from core.writes import delta, event, key, message, result, transaction
+from databases import address_of
+from oncelog.core.chat import message_id, message_place
+from oncelog.core.policy import RUNS
+from oncelog.core.values import Claim, KeyIdentity, SetMember
+from oncelog.stores import key_search
+from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.key_search import Matches, Wanted, search
+from oncelog.stores.postgres import inspecting as postgres_inspecting
+from oncelog.stores.sqlite import inspecting as sqlite_inspecting
+from oncelog.stores.verifying.findings import Progress
+from oncelog.stores.verifying.side_state import declared
+
+EVENT, PROJECT_EVENT, MESSAGE, WRITE, DELTA, RUN, LEASE = range(101, 108)
+SHARED = 120
+"""The number of a key that a message, an event and two runs have."""
+
+
+@pytest.fixture(scope="module", params=["file", "database"])
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | str:
+    directory = tmp_path_factory.mktemp("search")
+    place = directory / "log.db" if request.param == "file" else address_of(directory)
+    sample.make_log(place, rounds=6)
+    sample.append(
+        place,
+        SetMember("chat/g", "user:ann"),
+        event(EVENT),
+        msgspec.structs.replace(event(PROJECT_EVENT), scope="project/x"),
+        message(MESSAGE, scope="chat/g"),
+        transaction(WRITE, 1, client="till 1", scope="ledger/acme"),
+        delta(DELTA),
+        result(RUN, scope="campaign/7"),
+        message(SHARED, scope="chat/g"),
+        event(SHARED),
+        result(SHARED, scope="campaign/7"),
+        result(SHARED, scope="it's a campaign"),
+        Claim(policy=RUNS, scope="campaign/8", key=key(LEASE), fingerprint=b"", holder="worker"),
+    )
+    return place
+
+
+@pytest.fixture(params=["records", "index"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search as in a small log, which is read, or as in a large one, where the index is asked first."""
+    if request.param == "index":
+        monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
+
+
+def show(log: Path | str, *arguments: str) -> tuple[int, str]:
+    done = RUNNER.invoke(COMMAND, ["show", str(log), *arguments])
+    assert done.stderr == ""
+    return done.exit_code, done.stdout
+
+
+def shown(log: Path | str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    status, said = show(log, *arguments, "--json")
+    return status, json.loads(said)
+
+
+def found(log: Path | str, number: int) -> Matches:
+    with inspector_of(str(log)).looking() as view:
+        wanted = Wanted(key(number), tuple(declared(view.policies()).values()))
+        return search(view, wanted, lambda _: None)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("given", "policy", "scope", "client"),
+    [
+        (str(UUID(int=EVENT)), "events", "", ""),
+        (str(UUID(int=PROJECT_EVENT)), "events", "project/x", ""),
+        (str(UUID(int=MESSAGE)), "chat", "chat/g", ""),
+        (key(WRITE).hex(), "ledger", "ledger/acme", "till 1"),
+        (str(UUID(int=WRITE)).upper(), "ledger", "ledger/acme", "till 1"),
+        (key(DELTA, 32).hex(), "deltas", "gateway/1", ""),
+        (key(RUN).hex(), "runs", "campaign/7", ""),
+    ],
+)
+def test_show_finds_a_write_by_its_key_alone(log: Path | str, given: str, policy: str, scope: str, client: str) -> None:
+    status, [one] = shown(log, given)
+    assert status == 0
+    assert (one["state"], one["policy"], one["scope"], one["client"]) == ("committed", policy, scope, client)
+    assert (one["record"]["policy"], one["record"]["scope"]) == (policy, scope)
+    assert shown(log, given, "--all") == (0, [one])
+
+
+def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
+    _, [one] = shown(log, key(MESSAGE).hex())
+    id_text = message_id(one["record"]["lane"], one["record"]["position"])
+    assert shown(log, id_text) == (0, [one])
+    status, said = show(log, message_id(0, 1))
+    assert (status, said) == (
+        1,
+        "unknown: no message: the record there is of the policy 'events'; to see it, ask for 0:1\n",
+    )
+    assert show(log, message_id(99, 1)) == (1, "unknown: no record: there is no lane 99; the log has lanes 0 to 4\n")
+    for wrong in ("msg_", "msg_1", id_text.upper().replace("MSG", "msg") + "0", "msg_" + "g" * 26):
+        done = RUNNER.invoke(COMMAND, ["show", str(log), wrong])
+        assert done.exit_code == 2
+        assert "is not a message's id" in done.stderr
+    done = RUNNER.invoke(COMMAND, ["show", str(log), id_text, "--scope", "chat/g"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"oncelog: {id_text} names a record by its place: --scope goes with a key.\n"
+
+
+@pytest.mark.usefixtures("way")
+def test_show_lists_all_writes_of_a_key_and_the_options_that_choose_one(log: Path | str) -> None:
+    status, said = show(log, key(SHARED).hex())
+    assert status == 3
+    first, *lines = said.splitlines()
+    assert first == "ambiguous: 4 writes have this key. Choose one with these options:"
+    choices = [shlex.split(line) for line in lines[::2]]
+    assert choices == [
+        ["--policy", "chat", "--scope", "chat/g"],
+        ["--policy", "events", "--scope", ""],
+        ["--policy", "runs", "--scope", "campaign/7"],
+        ["--policy", "runs", "--scope", "it's a campaign"],
+    ]
+    assert all(line.startswith("      committed: committed as ") for line in lines[1::2])
+    status, listed = shown(log, key(SHARED).hex())
+    assert status == 3
+    assert [shown(log, key(SHARED).hex(), *choice) for choice in choices] == [(0, [one]) for one in listed]
+    assert [one["policy"] for one in shown(log, key(SHARED).hex(), "--policy", "runs")[1]] == ["runs", "runs"]
+
+
+@pytest.mark.usefixtures("way")
+def test_show_narrows_the_search_by_scope_or_client_alone(log: Path | str) -> None:
+    assert shown(log, key(SHARED).hex(), "--scope", "chat/g")[1][0]["policy"] == "chat"
+    assert shown(log, key(WRITE).hex(), "--client", "till 1")[0] == 0
+    assert shown(log, key(WRITE).hex(), "--scope", "ledger/acme")[0] == 0
+    assert shown(log, key(WRITE).hex(), "--client", "another")[0] == 1
+    assert shown(log, key(WRITE).hex(), "--scope", "ledger/other")[0] == 1
+
+
+@pytest.mark.usefixtures("way")
+def test_show_finds_a_lease_by_its_key_alone(log: Path | str) -> None:
+    status, [one] = shown(log, key(LEASE).hex())
+    assert (status, one["policy"], one["scope"]) == (1, "runs", "campaign/8")
+    assert one["lease"]["holder"] == "worker"
+
+
+@pytest.mark.usefixtures("way")
+def test_show_says_what_it_searched_for_an_unknown_key(log: Path | str) -> None:
+    status, said = show(log, key(999).hex())
+    assert status == 1
+    with inspector_of(str(log)).looking() as view:
+        records = sum(head.position for head in view.heads().values())
+    never = "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind. "
+    everywhere = "under chat, deltas, events, ledger, notes, runs"
+    assert said == f"{never}Searched: all {records} records, and all leases, {everywhere}\n"
+    exact = ("--policy", "chat", "--scope", "chat/g")
+    assert show(log, key(999).hex(), *exact) == (
+        1,
+        f"{never}Searched: the key index under chat in the scope 'chat/g'\n",
+    )
+
+
+def test_index_and_records_give_the_same_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of these keys are in scopes that the log has a table of."""
+    monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
+    keys = [key(number) for number in (*range(1, 14), 20, 60, EVENT, MESSAGE, WRITE, RUN, SHARED)]
+    with inspector_of(str(log)).looking() as view:
+        policies = tuple(declared(view.policies()).values())
+        for one in (*keys, key(1, 4), key(1, 32)):
+            wanted = Wanted(one, policies)
+            indexed = search(view, wanted, lambda _: None)
+            read = search(view, wanted, lambda _: None, read_all=True)
+            assert indexed.identities == read.identities != ()
+            assert (indexed.records_read is None, read.records_read is None) == (True, False)
+
+
+def test_search_reads_all_records_where_too_many_identities_are_known(
+    log: Path | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
+    assert found(log, MESSAGE).records_read is None
+    monkeypatch.setattr(key_search, "KNOWN_IDENTITIES_MAX", 3)
+    again = found(log, MESSAGE)
+    assert again.records_read is not None
+    assert again.identities == (("chat", "chat/g", "", key(MESSAGE)),)
+
+
+def test_search_asks_the_index_in_batches_and_reads_pages(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: tuple[KeyIdentity, ...] = found(log, SHARED).identities
+    for module in (sqlite_inspecting, postgres_inspecting):
+        monkeypatch.setattr(module, "SCAN_PAGE_RECORDS", 3)
+    told: list[Progress] = []
+    with inspector_of(str(log)).looking() as view:
+        wanted = Wanted(key(SHARED), tuple(declared(view.policies()).values()))
+        read = search(view, wanted, told.append)
+    assert read.identities == expected
+    assert len(told) > (read.records_read or 0) // 3
+    assert [one.done for one in told] == sorted(one.done for one in told)
+    monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", -1)
+    monkeypatch.setattr(key_search, "_BATCH_IDENTITIES", 2)
+    assert found(log, SHARED) == Matches(expected)
+
+
+def test_search_ends_when_it_has_found_too_many_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("oncelog.stores.key_search.MATCHES_MAX", "oncelog.cli.show.MATCHES_MAX"):
+        monkeypatch.setattr(name, 2)
+    assert found(log, SHARED).are_too_many
+    status, said = show(log, key(SHARED).hex())
+    assert status == 3
+    assert said.startswith("ambiguous: more than 2 writes have this key. Choose one with these options:\n")
+    assert said.count("--policy") == 2
+
+
+def test_empty_log_has_nothing_under_a_key(tmp_path: Path) -> None:
+    for place in (tmp_path / "log.db", address_of(tmp_path)):
+        sample.make_log(place, rounds=0)
+        assert shown(place, key(999).hex())[0] == 1
+
+
+@pytest.mark.parametrize(("lane", "position"), [(0, 1), (3, 7), (2**15 - 1, 2**48 - 1)])
+def test_message_id_names_lane_and_position(lane: int, position: int) -> None:
+    assert message_place(message_id(lane, position)) == (lane, position)
