@@ -284,7 +284,7 @@ def test_changed_or_missing_head_is_found(editable: EditableLog) -> None:
     ],
 )
 def test_changed_missing_or_extra_index_row_is_found(editable: EditableLog, table: str, keys: tuple[str, ...]) -> None:
-    columns = list(SHAPE.tables[f"oncelog_{table}"])
+    columns = [column for column in SHAPE.tables[f"oncelog_{table}"] if column != "digest"]
     rows = editable.rows(f"SELECT {', '.join(columns)} FROM oncelog_{table}")  # noqa: S608
     marks = " AND ".join(f"{column} = ${number}" for number, column in enumerate(columns, 1))
     values = ", ".join(f"${number}" for number in range(1, len(columns) + 1))

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -193,22 +192,6 @@ async def test_nul_character_over_websocket_is_refused_or_stored(database: str, 
             assert (await client.receive())["type"] in ("sync_response", "error")
         (result,) = await client.submit(item(50))
         assert result["status"] == "committed"
-
-
-@pytest.mark.rule("CO-33")
-async def test_names_too_long_for_an_index_fail_alone(database: str) -> None:
-    """Each name is within its limit, but has four-byte characters and cannot be compressed."""
-    chance = Random(1)
-    scope, client = ("".join(chr(chance.randrange(0x10000, 0x1F000)) for _ in range(512)) for _ in range(2))
-    async with open_log(database) as log:
-        items: list[Item] = [event(1), ledger(scope=scope, client=client), SetMember(scope, client), event(2)]
-        first, *long, last = await soon(asyncio.gather(*map(log.submit, items), return_exceptions=True))
-        assert isinstance(first, Committed)
-        assert isinstance(last, Committed)
-        for error in long:
-            assert type(error) is OncelogError
-            assert "so long together" in str(error)
-        assert place(await log.submit(event(3))) == 3
 
 
 @pytest.mark.rule("CO-33")

@@ -34,9 +34,9 @@ from oncelog.stores.postgres.connecting import Timeouts, connect, demand_standby
 from oncelog.stores.postgres.database import demand_database, look_at_any, make, migrate
 from oncelog.stores.postgres.reading import heads
 from oncelog.stores.postgres.statements import SCHEMA_VERSION, SQL
-from oncelog.stores.postgres.tables import columns_of
+from oncelog.stores.postgres.tables import columns_of, digest_of, has_digest
 from oncelog.stores.postgres.troubles import OF_POSTGRES, translated
-from oncelog.stores.side_state import KEPT
+from oncelog.stores.side_state import KEPT, Table
 
 PATIENCE_MS: Final = 10_000
 """For another mover, which may be one that was killed and whose session the server has not ended yet."""
@@ -179,7 +179,7 @@ class Target:
                 with self._longer_for(state.records):
                     await connection.execute(f"DELETE FROM oncelog_{table.name}")  # noqa: S608
                 for page in source.side_state(table):
-                    await self._copy(table.name, ("lane", *table.keys, *table.values), page)
+                    await self._copy_side_state(table, page)
             await connection.execute("DELETE FROM oncelog_policies")
             await self._copy("policies", POLICY, source.policies())
             await connection.execute(TARGET_SQL["set_erasures"], state.erasures)
@@ -196,6 +196,13 @@ class Target:
         async with self._connection.transaction():
             if await self._connection.fetchval(TARGET_SQL["end"], _text(move)) is None:
                 raise StoreError(f"{self.name} has been changed by somebody else while the log was moved there")
+
+    async def _copy_side_state(self, table: Table, rows: list[Any]) -> None:
+        columns = ("lane", *table.keys, *table.values)
+        if has_digest(table):
+            end = 1 + len(table.keys)
+            columns, rows = (*columns, "digest"), [(*row, digest_of(row[1:end])) for row in rows]
+        await self._copy(table.name, columns, rows)
 
     async def _copy(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
         if rows:

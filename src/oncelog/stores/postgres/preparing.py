@@ -8,21 +8,19 @@ it, and so no limit of the server would take its lanes away.
 from typing import Any, Final
 
 from oncelog.stores.absence import SWEPT
+from oncelog.stores.postgres import tables
 from oncelog.stores.postgres.connecting import abandoning
 from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.postgres.sweeping import slice_of
-from oncelog.stores.postgres.tables import DELETE, LOAD, SAVE
+from oncelog.stores.postgres.sweeping import slices_of
 
 _NAMED: Final = (
     *("state", "keys", "sequences", "save", "save_lanes", "save_clock", "roots", "policies"),
-    *("bodies", "erase", "touch_lane", "own_transaction", "declare_policy", "save_member_changes"),
+    *("bodies", "erase", "touch_lane", "own_transaction", "declare_policy"),
 )
 STATEMENTS: Final = (
     *(SQL[name] for name in _NAMED),
-    *LOAD.values(),
-    *SAVE.values(),
-    *DELETE.values(),
-    *(slice_of(table, is_first=is_first) for table in SWEPT for is_first in (True, False)),
+    *tables.STATEMENTS,
+    *(statement for table in SWEPT for statement in slices_of(table)),
 )
 """All that are used while lanes, or the lock of declarations, are held. A session keeps them as long as it lives."""
 

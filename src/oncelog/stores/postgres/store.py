@@ -70,6 +70,8 @@ from oncelog.stores.tenants import text_of as kept_text
 logger: Final = logging.getLogger("oncelog.postgres")
 
 READERS: Final = 4
+MIGRATE_MS: Final = 3_600_000
+"""How long opening a log may take: a migration may build the indexes of large tables."""
 VACUUM_MS: Final = 3_600_000
 
 T = TypeVar("T")
@@ -151,8 +153,10 @@ class PostgresStore:
             with abandoning(connection, self._timeouts.commit_ms):
                 await demand_standby(connection, self._timeouts)
                 await pass_barrier(connection)
-                now_ms = self._time.now_ms(0) if self._has_own_time else None
+            now_ms = self._time.now_ms(0) if self._has_own_time else None
+            with abandoning(connection, MIGRATE_MS):
                 about = await make_or_open(connection, self._name, self._wanted, now_ms)
+            with abandoning(connection, self._timeouts.commit_ms):
                 await _warn_of_no_sync(connection, self._name)
                 await connection.close()
         finally:

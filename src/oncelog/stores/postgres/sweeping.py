@@ -7,7 +7,7 @@ from typing import Any
 from oncelog.core.values import Changes, LaneHead
 from oncelog.stores.absence import SWEEP_COMMITS, SWEEP_ROWS, SWEPT, Absence
 from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.postgres.tables import DELETE, columns_of
+from oncelog.stores.postgres.tables import delete_rows
 from oncelog.stores.side_state import Table
 
 
@@ -17,7 +17,8 @@ class Sweep:
     def __init__(self) -> None:
         self._commits: Counter[int] = Counter()
         """Of each lane."""
-        self._cursors: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self._cursors: dict[tuple[str, int], tuple[Any, ...] | bytes] = {}
+        """The last short key, or the last digest among long keys, of each table and lane."""
         self._written = dict.fromkeys((table.name for table in SWEPT), 0)
 
     async def __call__(self, connection: Any, heads: Mapping[int, LaneHead], changes: Changes) -> None:
@@ -35,20 +36,32 @@ class Sweep:
             self._written[table.name] = 0
 
     async def _sweep(self, connection: Any, table: Table, lane: int, rows_max: int, is_absent: Absence) -> None:
+        first, next_, long = slices_of(table)
         after = self._cursors.get((table.name, lane))
-        statement = slice_of(table, is_first=not after)
-        rows = [tuple(row) for row in await connection.fetch(statement, lane, rows_max, *(after or ()))]
+        is_long = isinstance(after, bytes)
+        statement, place = (long, (after,)) if is_long else (next_, after) if after else (first, ())
+        rows = [tuple(row) for row in await connection.fetch(statement, lane, rows_max, *place)]
         width = 1 + len(table.keys)
-        absent = [row[:width] for row in rows if is_absent(row[:width], table.value_of(row[width:]))]
-        if absent:
-            await connection.execute(DELETE[table.name], *columns_of(absent))
-        self._cursors[table.name, lane] = rows[-1][1:width] if len(rows) == rows_max else ()
+        absent = [row[:width] for row in rows if is_absent(row[:width], table.value_of(row[width:-1]))]
+        await delete_rows(connection, table, absent)
+        if len(rows) == rows_max:
+            self._cursors[table.name, lane] = rows[-1][-1] if is_long else rows[-1][1:width]
+        else:
+            # Short keys, then long ones, then short ones again.
+            self._cursors[table.name, lane] = () if is_long else b""
 
 
-def slice_of(table: Table, *, is_first: bool) -> str:
-    """The statement that gives the next rows of a lane: the first ones, or those after a key."""
+def slices_of(table: Table) -> tuple[str, str, str]:
+    """The statements that give the next rows of a lane: the first short keys, those after a key, the long keys.
+
+    Each row ends with its digest, which orders the long keys.
+    """
     keys = ", ".join(table.keys)
     marks = ", ".join(f"${place}" for place in range(3, 3 + len(table.keys)))
-    where = "" if is_first else f"AND ({keys}) > ({marks})"
-    columns = ", ".join(("lane", *table.keys, *table.values))
-    return f"SELECT {columns} FROM oncelog_{table.name} WHERE lane = $1 {where} ORDER BY {keys} LIMIT $2"  # noqa: S608
+    columns = ", ".join(("lane", *table.keys, *table.values, "digest"))
+    of_lane = f"SELECT {columns} FROM oncelog_{table.name} WHERE lane = $1 AND digest IS"  # noqa: S608
+    return (
+        f"{of_lane} NULL ORDER BY {keys} LIMIT $2",
+        f"{of_lane} NULL AND ({keys}) > ({marks}) ORDER BY {keys} LIMIT $2",
+        f"{of_lane} NOT NULL AND digest > $3 ORDER BY digest LIMIT $2",
+    )

@@ -1,22 +1,52 @@
-"""Side state in PostgreSQL: one table for each mapping of a snapshot, loaded and saved in one statement each."""
+"""Side state in PostgreSQL: one table for each mapping of a snapshot, loaded and saved in one statement each.
+
+An index row holds at most 2,704 bytes, so keys with long names are indexed by a digest of their texts
+(`sql/migrations/0005_long_names.sql`). They have statements of their own; those of short keys, which nearly all keys
+are, do not mention them.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
 from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.side_state import TABLES, USAGE, Table, changed_members, lane_of_scope
+from oncelog.stores.side_state import KEPT, MEMBER_CHANGES, TABLES, USAGE, Table, changed_members, lane_of_scope
 
-_BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure"}
+SHORT_BYTES_MAX: Final = 2000
+"""UTF-8 bytes that the texts of a key have together if it is indexed by them: below PostgreSQL's limit of 2,704."""
+_SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
+"""A character has at most four bytes: up to this many need no counting."""
+_BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure", "digest"}
+_INTEGERS: Final = {"lane", "kind"}
 _NUMBERS: Final = {
     *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
-    *("full_at_us", "bytes", "records"),
+    *("full_at_us", "bytes", "records", "revision"),
 }
+_SINGLE_NAME: Final = {"streams", USAGE}
+"""Tables whose key is one name, which always fits into an index."""
+
+
+def has_digest(table: Table) -> bool:
+    """Whether the keys of a table can be too long for an index."""
+    return table.name not in _SINGLE_NAME
+
+
+def digest_of(key: Sequence[Any]) -> bytes | None:
+    """The SHA-256 of a key's texts if they are too long together for an index row; None for a short key.
+
+    Names have no U+0000, so it separates them without ambiguity.
+    """
+    texts = [column for column in key if type(column) is str]
+    if sum(map(len, texts)) <= _SHORT_CHARACTERS_MAX:
+        return None
+    encoded = [text.encode() for text in texts]
+    return sha256(b"\0".join(encoded)).digest() if sum(map(len, encoded)) > SHORT_BYTES_MAX else None
 
 
 def _type_of(column: str) -> str:
-    if column == "lane":
+    if column in _INTEGERS:
         return "integer"
     if column in _BYTES:
         return "bytea"
@@ -28,34 +58,60 @@ def _arrays(columns: Sequence[str]) -> str:
     return "unnest(" + ", ".join(f"${place}::{_type_of(name)}[]" for place, name in enumerate(columns, 1)) + ")"
 
 
-def _load_sql(table: Table) -> str:
-    keys = ("lane", *table.keys)
+def _given(table: Table, *, is_long: bool) -> tuple[str, ...]:
+    """The columns that a row is found by, as they are sent."""
+    return ("lane", *table.keys, "digest") if is_long else ("lane", *table.keys)
+
+
+def _on(table: Table, *, is_long: bool) -> str:
+    """The condition that a row `t` has the key `n`. The texts are compared where the digest finds the row, too."""
+    equal = " AND ".join(f"t.{column} = n.{column}" for column in _given(table, is_long=is_long))
+    return f"{equal} AND t.digest IS {'NOT NULL' if is_long else 'NULL'}" if has_digest(table) else equal
+
+
+def _load_sql(table: Table, *, is_long: bool = False) -> str:
+    given = _given(table, is_long=is_long)
     columns = ", ".join(f"t.{column}" for column in (*table.keys, *table.values))
-    names, on = ", ".join(keys), " AND ".join(f"t.{column} = n.{column}" for column in keys)
-    return f"SELECT {columns} FROM {_arrays(keys)} AS n ({names}) JOIN oncelog_{table.name} AS t ON {on}"  # noqa: S608
+    names, on = ", ".join(given), _on(table, is_long=is_long)
+    return f"SELECT {columns} FROM {_arrays(given)} AS n ({names}) JOIN oncelog_{table.name} AS t ON {on}"  # noqa: S608
 
 
-def _save_sql(table: Table) -> str:
-    keys, columns = ("lane", *table.keys), ("lane", *table.keys, *table.values)
+def _save_sql(table: Table, *, is_long: bool = False) -> str:
+    columns = (*_given(table, is_long=is_long), *table.values)
     if not table.values:
         then = "DO NOTHING"
     else:
         then = "DO UPDATE SET " + ", ".join(f"{column} = excluded.{column}" for column in table.values)
+    numbers = [column for column in table.keys if _type_of(column) != "text"]
+    unique = ("lane", "digest", *numbers) if is_long else ("lane", *table.keys)
+    which = f" WHERE digest IS {'NOT NULL' if is_long else 'NULL'}" if has_digest(table) else ""
     return (
         f"INSERT INTO oncelog_{table.name} ({', '.join(columns)}) SELECT * FROM {_arrays(columns)} "  # noqa: S608
-        f"ON CONFLICT ({', '.join(keys)}) {then}"
+        f"ON CONFLICT ({', '.join(unique)}){which} {then}"
     )
 
 
-def _delete_sql(table: Table) -> str:
-    keys = ("lane", *table.keys)
-    names, on = ", ".join(keys), " AND ".join(f"t.{column} = n.{column}" for column in keys)
-    return f"DELETE FROM oncelog_{table.name} AS t USING {_arrays(keys)} AS n ({names}) WHERE {on}"  # noqa: S608
+def _delete_sql(table: Table, *, is_long: bool = False) -> str:
+    given = _given(table, is_long=is_long)
+    names, on = ", ".join(given), _on(table, is_long=is_long)
+    return f"DELETE FROM oncelog_{table.name} AS t USING {_arrays(given)} AS n ({names}) WHERE {on}"  # noqa: S608
 
 
+_LONG: Final = tuple(table for table in TABLES if has_digest(table))
 LOAD: Final = {table.name: _load_sql(table) for table in TABLES}
-SAVE: Final = {table.name: _save_sql(table) for table in TABLES}
+LOAD_LONG: Final = {table.name: _load_sql(table, is_long=True) for table in _LONG}
+SAVE: Final = {table.name: _save_sql(table) for table in KEPT}
+SAVE_LONG: Final = {table.name: _save_sql(table, is_long=True) for table in (*_LONG, MEMBER_CHANGES)}
 DELETE: Final = {table.name: _delete_sql(table) for table in TABLES}
+DELETE_LONG: Final = {table.name: _delete_sql(table, is_long=True) for table in _LONG}
+STATEMENTS: Final = tuple(
+    statement
+    for statements in (LOAD, LOAD_LONG, SAVE, SAVE_LONG, DELETE, DELETE_LONG)
+    for statement in statements.values()
+)
+"""All of them, for sessions that know their statements in advance."""
+
+Keys = list[tuple[Any, ...]]
 
 
 async def load(connection: Any, needs: Footprint, snapshot: Snapshot) -> None:
@@ -72,7 +128,10 @@ async def load_table(connection: Any, table: Table, keys: Iterable[Any], lanes: 
         rows = await connection.fetch(SQL["lock_usage"], list(keys))
         return {tenant: table.value_of(tuple(values)) for tenant, *values in rows}
     needs = [(lane_of_scope(table.scope(key), lanes), *table.columns_of_key(key)) for key in keys]
-    rows = await connection.fetch(LOAD[table.name], *columns_of(needs))
+    short, long = _divided(table, needs)
+    rows = await connection.fetch(LOAD[table.name], *columns_of(short)) if short else []
+    if long:
+        rows = [*rows, *await connection.fetch(LOAD_LONG[table.name], *columns_of(long))]
     width = len(table.keys)
     return {table.key_of(tuple(row)[:width]): table.value_of(tuple(row)[width:]) for row in rows}
 
@@ -90,12 +149,41 @@ async def save(connection: Any, changes: Changes, lanes: int) -> None:
                 deleted.append(columns)
             else:
                 saved.append((*columns, *table.columns_of_value(value)))
-        if saved:
-            await connection.execute(SAVE[table.name], *columns_of(saved))
-        if deleted:
-            await connection.execute(DELETE[table.name], *columns_of(deleted))
+        await _save_rows(connection, table, saved)
+        await delete_rows(connection, table, deleted)
     if changes.members or changes.acknowledged:
-        await connection.execute(SQL["save_member_changes"], *columns_of(changed_members(changes, lanes)))
+        await _save_rows(connection, MEMBER_CHANGES, changed_members(changes, lanes))
+
+
+async def _save_rows(connection: Any, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Inserts rows, or updates existing ones."""
+    short, long = _divided(table, rows)
+    if short:
+        await connection.execute(SAVE[table.name], *columns_of(short))
+    if long:
+        await connection.execute(SAVE_LONG[table.name], *columns_of(long))
+
+
+async def delete_rows(connection: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> None:
+    """Deletes the rows of some keys, each with its lane."""
+    short, long = _divided(table, keys)
+    if short:
+        await connection.execute(DELETE[table.name], *columns_of(short))
+    if long:
+        await connection.execute(DELETE_LONG[table.name], *columns_of(long))
+
+
+def _divided(table: Table, rows: Sequence[tuple[Any, ...]]) -> tuple[Sequence[tuple[Any, ...]], Keys]:
+    """Rows with short keys, and those with long keys and their digests. A row has lane, key, and perhaps values."""
+    if not has_digest(table):
+        return rows, []
+    end = 1 + len(table.keys)
+    digests = [digest_of(row[1:end]) for row in rows]
+    if not any(digests):
+        return rows, []
+    both = list(zip(rows, digests, strict=True))
+    long = [(*row[:end], digest, *row[end:]) for row, digest in both if digest is not None]
+    return [row for row, digest in both if digest is None], long
 
 
 def columns_of(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

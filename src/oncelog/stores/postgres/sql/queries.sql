@@ -277,14 +277,25 @@ SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND posit
 
 -- name: entity_page
 -- Entities of a scope by key, without those that have expired: so many, and of so many bytes until one goes beyond.
--- A first one is given however long it is, and the next says that there is one.
+-- A first one is given however long it is, and the next says that there is one. As in all listings here, short and long
+-- keys come from different indexes (0005_long_names.sql).
 SELECT key, value, version, expires_at_ms FROM (
     SELECT key, value, version, expires_at_ms, row_number() OVER by_key AS number,
         sum(octet_length(value)) OVER by_key - octet_length(value) AS before
     FROM (
-        SELECT key, value, version, expires_at_ms FROM oncelog_entities
-        WHERE lane = $1 AND scope = $2 AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
-            AND (expires_at_ms IS NULL OR expires_at_ms > $6)
+        (
+            SELECT key, value, version, expires_at_ms FROM oncelog_entities
+            WHERE digest IS NULL AND lane = $1 AND scope = $2 AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
+                AND (expires_at_ms IS NULL OR expires_at_ms > $6)
+            ORDER BY key LIMIT $7
+        ) UNION ALL (
+            SELECT key, value, version, expires_at_ms FROM oncelog_entities
+            WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+                AND left(key, 64) >= left($3, 64) AND left(key, 64) >= left($4, 64)
+                AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
+                AND (expires_at_ms IS NULL OR expires_at_ms > $6)
+            ORDER BY left(key, 64), key LIMIT $7
+        )
         ORDER BY key LIMIT $7
     ) AS found
     WINDOW by_key AS (ORDER BY key)
@@ -297,8 +308,16 @@ SELECT table_name, row_id, state FROM (
     SELECT table_name, row_id, state, row_number() OVER in_order AS number,
         sum(octet_length(state)) OVER in_order - octet_length(state) AS before
     FROM (
-        SELECT table_name, row_id, state FROM oncelog_rows
-        WHERE lane = $1 AND scope = $2 AND (table_name, row_id) > ($3, $4)
+        (
+            SELECT table_name, row_id, state FROM oncelog_rows
+            WHERE digest IS NULL AND lane = $1 AND scope = $2 AND (table_name, row_id) > ($3, $4)
+            ORDER BY table_name, row_id LIMIT $5
+        ) UNION ALL (
+            SELECT table_name, row_id, state FROM oncelog_rows
+            WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+                AND left(table_name, 64) >= left($3, 64) AND (table_name, row_id) > ($3, $4)
+            ORDER BY left(table_name, 64), table_name, row_id LIMIT $5
+        )
         ORDER BY table_name, row_id LIMIT $5
     ) AS found
     WINDOW in_order AS (ORDER BY table_name, row_id)
@@ -310,8 +329,17 @@ SELECT table_name, row_id, state FROM (
     SELECT table_name, row_id, state, row_number() OVER in_order AS number,
         sum(octet_length(state)) OVER in_order - octet_length(state) AS before
     FROM (
-        SELECT table_name, row_id, state FROM oncelog_rows
-        WHERE lane = $1 AND scope = $2 AND table_name = $3 AND row_id > $4
+        (
+            SELECT table_name, row_id, state FROM oncelog_rows
+            WHERE digest IS NULL AND lane = $1 AND scope = $2 AND table_name = $3 AND row_id > $4
+            ORDER BY row_id LIMIT $5
+        ) UNION ALL (
+            SELECT table_name, row_id, state FROM oncelog_rows
+            WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+                AND left(table_name, 64) = left($3, 64) AND table_name = $3
+                AND left(row_id, 64) >= left($4, 64) AND row_id > $4
+            ORDER BY left(row_id, 64), row_id LIMIT $5
+        )
         ORDER BY row_id LIMIT $5
     ) AS found
     WINDOW in_order AS (ORDER BY row_id)
@@ -319,24 +347,63 @@ SELECT table_name, row_id, state FROM (
 WHERE number <= 2 OR before <= $6 ORDER BY row_id;
 
 -- name: relationship_page
-SELECT resource, relation, subject, version FROM oncelog_relationships
-WHERE lane = $1 AND scope = $2 AND (resource, relation, subject) > ($3, $4, $5)
+(
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND (resource, relation, subject) > ($3, $4, $5)
+    ORDER BY resource, relation, subject LIMIT $6
+) UNION ALL (
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+        AND left(resource, 64) >= left($3, 64) AND (resource, relation, subject) > ($3, $4, $5)
+    ORDER BY left(resource, 64), resource, relation, subject LIMIT $6
+)
 ORDER BY resource, relation, subject LIMIT $6;
 
 -- name: relationship_page_of_resource
-SELECT resource, relation, subject, version FROM oncelog_relationships
-WHERE lane = $1 AND scope = $2 AND resource = $7 AND (resource, relation, subject) > ($3, $4, $5)
+(
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND resource = $7 AND (resource, relation, subject) > ($3, $4, $5)
+    ORDER BY resource, relation, subject LIMIT $6
+) UNION ALL (
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+        AND left(resource, 64) = left($7, 64) AND resource = $7
+        AND left(relation, 64) >= CASE WHEN $3 = $7 THEN left($4, 64) ELSE '' END
+        AND (resource, relation, subject) > ($3, $4, $5)
+    ORDER BY left(relation, 64), relation, subject LIMIT $6
+)
 ORDER BY resource, relation, subject LIMIT $6;
 
 -- name: relationship_page_of_relation
-SELECT resource, relation, subject, version FROM oncelog_relationships
-WHERE lane = $1 AND scope = $2 AND resource = $7 AND relation = $8 AND (resource, relation, subject) > ($3, $4, $5)
+(
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND resource = $7 AND relation = $8
+        AND (resource, relation, subject) > ($3, $4, $5)
+    ORDER BY resource, relation, subject LIMIT $6
+) UNION ALL (
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+        AND left(resource, 64) = left($7, 64) AND resource = $7 AND left(relation, 64) = left($8, 64) AND relation = $8
+        AND left(subject, 64) >= CASE WHEN $3 = $7 AND $4 = $8 THEN left($5, 64) ELSE '' END
+        AND (resource, relation, subject) > ($3, $4, $5)
+    ORDER BY left(subject, 64), subject LIMIT $6
+)
 ORDER BY resource, relation, subject LIMIT $6;
 
 -- name: relationship_page_of_subject
-SELECT resource, relation, subject, version FROM oncelog_relationships
-WHERE lane = $1 AND scope = $2 AND subject = $5 AND (resource, relation) > ($3, $4)
-    AND ($7 = '' OR resource = $7) AND ($8 = '' OR relation = $8)
+(
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NULL AND lane = $1 AND scope = $2 AND subject = $5 AND (resource, relation) > ($3, $4)
+        AND ($7 = '' OR resource = $7) AND ($8 = '' OR relation = $8)
+    ORDER BY resource, relation LIMIT $6
+) UNION ALL (
+    SELECT resource, relation, subject, version FROM oncelog_relationships
+    WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
+        AND left(subject, 64) = left($5, 64) AND subject = $5
+        AND left(resource, 64) >= left($3, 64) AND (resource, relation) > ($3, $4)
+        AND ($7 = '' OR resource = $7) AND ($8 = '' OR relation = $8)
+    ORDER BY left(resource, 64), resource, relation LIMIT $6
+)
 ORDER BY resource, relation LIMIT $6;
 
 -- name: erase
@@ -443,28 +510,53 @@ FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 
 -- name: member_page
 -- The members of a stream, each with what it has acknowledged.
-SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
-LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
-WHERE m.lane = $1 AND m.scope = $2 AND m.member > $3 ORDER BY m.member LIMIT $4;
+(
+    SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
+    LEFT JOIN oncelog_acknowledged AS a
+        ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL
+    WHERE m.digest IS NULL AND m.lane = $1 AND m.scope = $2 AND m.member > $3 ORDER BY m.member LIMIT $4
+) UNION ALL (
+    SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
+    LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL
+    WHERE m.digest IS NOT NULL AND m.lane = $1 AND left(m.scope, 64) = left($2, 64) AND m.scope = $2
+        AND left(m.member, 64) >= left($3, 64) AND m.member > $3
+    ORDER BY left(m.member, 64), m.member LIMIT $4
+)
+ORDER BY 1 LIMIT $4;
 
 -- name: membership_page
 -- The streams of a member, each with its newest sequence and what the member has acknowledged.
-SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
-LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
-LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
-WHERE m.member = $1 AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4 ORDER BY m.scope LIMIT $5;
+(
+    SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
+    LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
+    LEFT JOIN oncelog_acknowledged AS a
+        ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL
+    WHERE m.digest IS NULL AND m.member = $1 AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4
+    ORDER BY m.scope LIMIT $5
+) UNION ALL (
+    SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
+    LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
+    LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL
+    WHERE m.digest IS NOT NULL AND left(m.member, 64) = left($1, 64) AND m.member = $1
+        AND left(m.scope, 64) >= left($2, 64) AND left(m.scope, 64) >= left($3, 64)
+        AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4
+    ORDER BY left(m.scope, 64), m.scope LIMIT $5
+)
+ORDER BY 1 LIMIT $5;
 
 -- name: member_changes
--- Who has come, gone or acknowledged something in a lane since a revision, as it stands now.
-SELECT c.revision, c.scope, c.member, c.kind, m.member IS NOT NULL, coalesce(a.sequence, 0) FROM oncelog_member_changes AS c
-LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.member = c.member
-LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member
-WHERE c.lane = $1 AND (c.revision, c.scope, c.member, c.kind) > ($2, $3, $4, $5) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
-
--- name: save_member_changes
-INSERT INTO oncelog_member_changes (lane, scope, member, kind, revision)
-SELECT * FROM unnest($1::integer[], $2::text[], $3::text[], $4::integer[], $5::bigint[])
-ON CONFLICT (lane, scope, member, kind) DO UPDATE SET revision = excluded.revision;
+-- Members of a lane that were added, were removed or acknowledged something since a revision, in their current state.
+-- A key is short or long, so only one of the two joins of each table finds a row.
+SELECT c.revision, c.scope, c.member, c.kind, (m.member IS NOT NULL OR lm.member IS NOT NULL),
+    coalesce(a.sequence, la.sequence, 0)
+FROM oncelog_member_changes AS c
+LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.member = c.member AND m.digest IS NULL
+LEFT JOIN oncelog_members AS lm ON lm.lane = c.lane AND lm.digest = c.digest AND lm.digest IS NOT NULL
+LEFT JOIN oncelog_acknowledged AS a
+    ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member AND a.digest IS NULL
+LEFT JOIN oncelog_acknowledged AS la ON la.lane = c.lane AND la.digest = c.digest AND la.digest IS NOT NULL
+WHERE c.lane = $1 AND c.revision >= $2 AND (c.revision, c.scope, c.member, c.kind) > ($2, $3, $4, $5)
+ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
 
 -- name: member_without_stream
 -- Somebody who is or was a member of a stream that nobody has opened.
