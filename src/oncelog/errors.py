@@ -10,6 +10,7 @@ OncelogError
 ├── HistoryChangedError       a cursor of another epoch, or of a log that has been cut
 ├── SlowReaderError           a subscription was closed because its reader fell behind; its cursor is still good
 ├── ClockJumpedError          the clock jumped forward; commits wait until an operator confirms it
+├── UnstorableError           a write that the store cannot hold; a retry does not help
 ├── AuthError                 nobody the server knows; says why in the log only
 ├── ClientError               of a client of a server (`oncelog.client`)
 │   ├── LostError                 the server cannot be reached, or went away
@@ -113,6 +114,10 @@ class ClockJumpedError(OncelogError):
         )
         self.ahead_ms = ahead_ms
         self.limit_ms = limit_ms
+
+
+class UnstorableError(OncelogError):
+    """The store cannot hold a write, because of a limit or a constraint. Nothing was written; a retry does not help."""
 
 
 class AuthError(OncelogError):

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 from asyncpg.exceptions import _base
 
-from oncelog.errors import CorruptError, DiskFullError, StoreUnavailableError
+from oncelog.errors import CorruptError, DiskFullError, StoreUnavailableError, UnstorableError
 from oncelog.stores.postgres.connecting import abandoning
 from oncelog.stores.postgres.troubles import is_lost, translated
 
@@ -33,7 +33,7 @@ def test_parameter_that_cannot_be_encoded_is_not_an_outage() -> None:
     error = _base.DataError("invalid input for query argument $1: value out of int64 range")
     assert isinstance(error, asyncpg.InterfaceError)
     assert not is_lost(error)
-    assert translated(error, "the log") is error
+    assert type(translated(error, "the log")) is UnstorableError
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,13 @@ def test_parameter_that_cannot_be_encoded_is_not_an_outage() -> None:
         (asyncpg.LockNotAvailableError("held"), StoreUnavailableError, False),
         (asyncpg.DeadlockDetectedError("deadlock"), StoreUnavailableError, False),
         (asyncpg.DataCorruptedError("torn"), CorruptError, False),
-        (asyncpg.CharacterNotInRepertoireError("0x00"), asyncpg.CharacterNotInRepertoireError, False),
+        (asyncpg.CharacterNotInRepertoireError("0x00"), UnstorableError, False),
+        (asyncpg.NumericValueOutOfRangeError("too large"), UnstorableError, False),
+        (asyncpg.CheckViolationError("refused"), UnstorableError, False),
+        (asyncpg.ProgramLimitExceededError("index row size"), UnstorableError, False),
+        (asyncpg.UniqueViolationError("twice"), CorruptError, False),
+        (asyncpg.InvalidColumnReferenceError("no unique constraint"), StoreUnavailableError, False),
+        (asyncpg.PLPGSQLError("raised"), asyncpg.PLPGSQLError, False),
     ],
 )
 def test_postgres_error_is_translated(error: Exception, kind: type[Exception], ends_the_session: bool) -> None:

@@ -239,6 +239,8 @@ class Reason(Enum):
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
     INVALID_CURSOR = "invalid_cursor"
     NOT_PROCESSED = "not_processed"
+    UNSTORABLE = "unstorable"
+    """The engine's answer, never the decision's: the store cannot hold this write. A retry gets the same answer."""
 
 
 class Refused(Struct, frozen=True, gc=False):

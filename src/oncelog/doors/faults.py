@@ -7,9 +7,16 @@ from typing import Any, Final
 
 import orjson
 
-from oncelog.codes import QUOTA_EXCEEDED, RATE_LIMITED, READ_ONLY, SERVER_BUSY, SERVER_ERROR
+from oncelog.codes import BAD_REQUEST, QUOTA_EXCEEDED, RATE_LIMITED, READ_ONLY, SERVER_BUSY, SERVER_ERROR
 from oncelog.core.values import Reason, Refused
-from oncelog.errors import ClockJumpedError, ClosedError, MovedError, OncelogError, StoreUnavailableError
+from oncelog.errors import (
+    ClockJumpedError,
+    ClosedError,
+    MovedError,
+    OncelogError,
+    StoreUnavailableError,
+    UnstorableError,
+)
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -18,6 +25,7 @@ RETRY_AFTER_MS: Final = 1000
 QUIET_LOOKS: Final = 10
 """So often must the server look without a failure in between before one counts as new: clients come back in seconds."""
 UNKNOWN: Final = "the outcome is not known; send it again under the same id"
+UNSTORABLE: Final = "the store cannot hold this; nothing was written, and sending it again does not help"
 UNREADABLE: Final = "the log cannot be read for now; ask again"
 
 
@@ -98,7 +106,7 @@ def error_of(error: BaseException, otherwise: str = UNKNOWN) -> DoorError:
         return error
     if isinstance(error, ClockJumpedError):
         return DoorError(
-            SERVER_BUSY, "the server's clock is in doubt; no new events for now", retry_after_ms=RETRY_AFTER_MS
+            SERVER_BUSY, "the server's clock is in doubt; no new writes for now", retry_after_ms=RETRY_AFTER_MS
         )
     if isinstance(error, MovedError):
         return DoorError(
@@ -106,6 +114,9 @@ def error_of(error: BaseException, otherwise: str = UNKNOWN) -> DoorError:
         )
     if isinstance(error, ClosedError):
         return DoorError(SERVER_ERROR, "the server is being stopped; send it again", retry_after_ms=RETRY_AFTER_MS)
+    if isinstance(error, UnstorableError):
+        logger.warning("the store rejected a request: %s", error)
+        return DoorError(BAD_REQUEST, UNSTORABLE)
     failures.count(error)
     return DoorError(SERVER_ERROR, otherwise, retry_after_ms=RETRY_AFTER_MS)
 

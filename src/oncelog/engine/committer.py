@@ -3,7 +3,7 @@
 While one transaction is being made durable, submissions gather for the next; a lone one commits at once. No timer
 decides anything. Equal submissions in flight wait for one outcome. When the queue is full, new writes are answered as
 busy, and what is already known is still answered. If a batch fails for a reason that is not the store's, it is
-divided until the one that is at fault fails alone.
+divided until the one that is at fault fails alone. A write that the store cannot hold is refused for good.
 """
 
 import asyncio
@@ -41,13 +41,14 @@ from oncelog.engine.gathering import ENOUGH_ITEMS, Gathering
 from oncelog.engine.limits import Limits
 from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.room import Guard
-from oncelog.errors import ClockJumpedError, ClosedError, StoreError
+from oncelog.errors import ClockJumpedError, ClosedError, StoreError, UnstorableError
 from oncelog.stores.clock import Clock
 from oncelog.stores.protocol import Decided, Store
 
 logger: Final = logging.getLogger("oncelog.engine")
 
 RETRY_AFTER_MS_MIN: Final = 10
+UNSTORABLE: Final = "cannot be stored: the store refuses a value of it; sending it again does not help"
 _BUSY_MS: Final = 1
 """Tells the decision that new writes are not taken; the caller is told another delay."""
 
@@ -425,11 +426,16 @@ class Committer:
         except ClockJumpedError as error:
             await self._commit_known(batch, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the others anything
-            if len(batch) == 1:
+            if len(batch) > 1:
+                await self._divide(batch)
+            elif isinstance(error, UnstorableError):
+                # Not the details of the cause, which quote the rejected row.
+                said = str(error.__cause__ or "").partition("\n")[0]
+                logger.warning("a request cannot be stored: %s: %s", error, said)
+                await self._commit_apart(batch[0], asked[0], held_back)
+            else:
                 logger.warning("a request was not committed: %s: %s", type(error).__name__, error)
                 self._fail(batch, error)
-            else:
-                await self._divide(batch)
         except BaseException:
             self._fail(batch, _stopped())
             raise
@@ -471,6 +477,53 @@ class Committer:
             self._fail(batch[middle:], _stopped())
             raise
         await self._commit(batch[middle:])
+
+    async def _commit_apart(self, waiting: _Waiting, asked: Item | Request, held_back: str) -> None:
+        """Commits the items of a request that the store can hold, and refuses the others for good."""
+        request = asked if isinstance(asked, Request) else Request((asked,))
+        try:
+            verdicts = await self._decide_apart(request)
+        except Exception as error:  # noqa: BLE001 - a retry finds the items that were committed
+            self._fail([waiting], error)
+            return
+        except BaseException:
+            self._fail([waiting], _stopped())
+            raise
+        refused = next((index for index, one in enumerate(verdicts) if isinstance(one, Refused)), None)
+        if request.mode is Mode.UNTIL_REFUSED and refused is not None:
+            skipped = Refused(Reason.NOT_PROCESSED, f"item {refused} was refused", index=refused)
+            verdicts[refused + 1 :] = [skipped] * (len(request.items) - refused - 1)
+        self._settle_other(waiting, [_read_only(held_back, one) for one in verdicts] if held_back else verdicts)
+
+    async def _decide_apart(self, request: Request, is_known_bad: bool = True) -> list[Verdict]:
+        """The verdicts of a request, divided wherever the store cannot hold one of its items.
+
+        In the mode UNTIL_REFUSED there may be none after a refusal.
+        """
+        items = request.items
+        if not is_known_bad:
+            try:
+                decided = await self._store.commit([request], self._validate)
+            except UnstorableError as error:
+                logger.debug("%d items cannot be stored: %s", len(items), error)
+            else:
+                self._follow(decided)
+                return decided.verdicts[0]
+        if len(items) == 1 or request.mode is Mode.ALL:
+            return [Refused(Reason.UNSTORABLE, UNSTORABLE, "body")] * len(items)
+        middle = len(items) // 2
+        verdicts = await self._decide_apart(Request(items[:middle], request.mode), is_known_bad=False)
+        if request.mode is Mode.UNTIL_REFUSED and any(isinstance(one, Refused) for one in verdicts):
+            return verdicts
+        return verdicts + await self._decide_apart(Request(items[middle:], request.mode), is_known_bad=False)
+
+    def _follow(self, decided: Decided) -> None:
+        """Memory and subscribers follow a commit."""
+        self._cache.put_all(decided)
+        try:
+            self._on_commit(decided)
+        except Exception:
+            logger.exception("subscriber notification failed")
 
     # --- answers
 

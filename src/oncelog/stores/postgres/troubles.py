@@ -4,7 +4,7 @@ from typing import Final
 
 import asyncpg
 
-from oncelog.errors import CorruptError, DiskFullError, OncelogError, StoreError, StoreUnavailableError
+from oncelog.errors import CorruptError, DiskFullError, StoreError, StoreUnavailableError, UnstorableError
 
 _LOST: Final = (
     asyncpg.PostgresConnectionError,
@@ -33,7 +33,18 @@ _UNAVAILABLE: Final = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
 )
-_CORRUPT: Final = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError, asyncpg.UndefinedTableError)
+_CORRUPT: Final = (
+    asyncpg.DataCorruptedError,
+    asyncpg.IndexCorruptedError,
+    asyncpg.UndefinedTableError,
+    asyncpg.UniqueViolationError,  # decisions rule it out: the tables contradict each other
+)
+_UNSTORABLE: Final = (
+    asyncpg.DataError,  # class 22
+    asyncpg.IntegrityConstraintViolationError,  # class 23
+    asyncpg.ProgramLimitExceededError,  # class 54
+)
+"""The batch has a value that the server rejects, and would reject again."""
 
 OF_POSTGRES: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """All that using a connection may raise."""
@@ -52,16 +63,20 @@ def is_transient(error: BaseException) -> bool:
 
 def translated(error: BaseException, name: str, hint: str = "") -> BaseException:
     """An error in our words; the same error if it says nothing about the server or the session."""
-    if isinstance(error, (StoreError, ValueError)):
-        return error  # a parameter that cannot be sent is its own batch's fault, and would be for ever
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, ValueError):
+        return UnstorableError(f"{name} cannot store this: a value has no form that can be sent to the server")
     said = f"{name}: {str(error) or type(error).__name__}{hint}"
     if isinstance(error, asyncpg.DiskFullError):
         return DiskFullError(said)
     if isinstance(error, (*_LOST, *_AGAIN, *_UNAVAILABLE)):
         return StoreUnavailableError(said)
-    if isinstance(error, asyncpg.ProgramLimitExceededError):
-        # Not an outage: it is its own batch's fault, and would be for ever.
-        return OncelogError(f"{name} cannot hold names that are so long together: {error}")
     if isinstance(error, _CORRUPT):
         return CorruptError(f"{name} is damaged: {error}")
+    if isinstance(error, _UNSTORABLE):
+        # Without the text of the error: it may quote other rows.
+        return UnstorableError(f"{name} cannot store this: SQLSTATE {error.sqlstate} ({type(error).__name__})")
+    if isinstance(error, asyncpg.SyntaxOrAccessError):
+        return StoreUnavailableError(f"{said}; has a newer Oncelog migrated the log?")
     return error

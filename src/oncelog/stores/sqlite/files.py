@@ -20,6 +20,7 @@ from oncelog.errors import (
     NotALogError,
     SettingsError,
     StoreUnavailableError,
+    UnstorableError,
 )
 from oncelog.statements import statements_of
 from oncelog.stores.about import About, demand_settings, new_epoch
@@ -48,6 +49,8 @@ _UNAVAILABLE: Final = (
     "SQLITE_READONLY",
 )
 _CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_UNSTORABLE: Final = ("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_RANGE")
+_UNIQUE: Final = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_ROWID")
 
 
 class Driver(Protocol):
@@ -188,6 +191,10 @@ def translated(error: sqlite3.Error, path: str, hint: str = "") -> Exception:
     if name.startswith(_UNAVAILABLE):
         return StoreUnavailableError(f"{path}: {error} [{name}]{hint}")
     if name.startswith(_CORRUPT):
+        return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
+    if name.startswith(_UNSTORABLE) and name not in _UNIQUE:
+        return UnstorableError(f"{path} cannot store this: {name}")
+    if name in _UNIQUE:  # decisions rule it out: the tables contradict each other
         return CorruptError(f"{path} is damaged: {error} [{name}]; see `oncelog verify`")
     if str(error).startswith(("no such table: oncelog_", "no such column: ", "Could not decode to UTF-8")):
         return CorruptError(f"{path} is damaged: {error}; see `oncelog verify`")

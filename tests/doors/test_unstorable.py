@@ -1,0 +1,107 @@
+"""Writes that the store rejects: refused for good and alone, on every wire."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from core.writes import committed, refused
+from databases import BOTH_STORES, is_postgres, log_at, query
+from doors.ledger.ledger_doors import key, opened
+from doors.ledger.wires import WIRES, CallError
+from doors.serving import item, serving
+from oncelog.core.values import Mode, Reason, Submission
+from oncelog.engine.log import open_log
+from oncelog.testing.contract.writes import event
+
+MARK = "unstorable"
+
+
+async def reject_marked_bodies(place: str) -> None:
+    """Make the store reject records whose body has the mark, as it rejects a value beyond one of its limits."""
+    async with open_log(place):
+        pass
+    if is_postgres():
+        mark = f"convert_to('{MARK}', 'UTF8')"
+        query(place, f"ALTER TABLE oncelog_records ADD CONSTRAINT no_mark CHECK (position({mark} IN body) = 0)")
+        return
+    with closing(sqlite3.connect(place)) as connection:
+        connection.execute(
+            f"CREATE TRIGGER no_mark BEFORE INSERT ON oncelog_records WHEN instr(NEW.body, CAST('{MARK}' AS BLOB)) > 0 "
+            "BEGIN SELECT RAISE(ABORT, 'no mark'); END"
+        )
+
+
+def bad(number: int) -> Submission:
+    return event(number, MARK)
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "CO-33")
+async def test_write_that_the_store_rejects_is_refused_alone(tmp_path: Path) -> None:
+    place = log_at(tmp_path / "log.db")
+    await reject_marked_bodies(place)
+    async with open_log(place) as log:
+        writes = [bad(number) if number == 5 else event(number) for number in range(1, 9)]
+        verdicts = await asyncio.gather(*map(log.submit, writes))
+        for write, verdict in zip(writes, verdicts, strict=True):
+            if write.key == bad(5).key:
+                assert "sending it again does not help" in refused(verdict, Reason.UNSTORABLE).message
+            else:
+                committed(verdict)
+        refused(await log.submit(bad(5)), Reason.UNSTORABLE)
+        assert len((await log.read()).records) == 7
+        committed(await log.submit(event(5)))
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "CO-33")
+async def test_item_that_the_store_rejects_is_refused_as_the_mode_of_its_request_says(tmp_path: Path) -> None:
+    place = log_at(tmp_path / "log.db")
+    await reject_marked_bodies(place)
+    async with open_log(place) as log:
+        each = await log.submit_many([event(1), bad(2), event(3), bad(4), event(5)])
+        assert [type(one).__name__ for one in each] == ["Committed", "Refused", "Committed", "Refused", "Committed"]
+        until = await log.submit_many([event(11), event(12), bad(13), event(14), event(15)], Mode.UNTIL_REFUSED)
+        assert [type(one).__name__ for one in until[:2]] == ["Committed"] * 2
+        refused(until[2], Reason.UNSTORABLE)
+        assert {refused(one, Reason.NOT_PROCESSED).index for one in until[3:]} == {2}
+        together = await log.submit_many([event(21), bad(22)], Mode.ALL)
+        for one in together:
+            refused(one, Reason.UNSTORABLE)
+        assert len((await log.read()).records) == 5
+
+
+@BOTH_STORES
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.rule("CO-34")
+async def test_ledger_write_that_the_store_rejects_is_an_invalid_argument(tmp_path: Path, wire: str) -> None:
+    await reject_marked_bodies(log_at(tmp_path / "events.db"))
+    async with opened(tmp_path, wire) as door:
+        ledger = door.ledger(client_id="app")
+        with pytest.raises(CallError) as caught:
+            await ledger.write(1, {"set_entity": {"key": MARK, "value": b"1"}}, key=key(1))
+        assert caught.value.status == "INVALID_ARGUMENT"
+        assert caught.value.retry_after_ms is None
+        assert "sending it again does not help" in caught.value.message
+        # No sequence was consumed, and the key is free.
+        answer = await ledger.write(1, {"set_entity": {"key": "a", "value": b"1"}}, key=key(1))
+        assert answer["assigned_sequence"] == 1
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34")
+async def test_event_that_the_store_rejects_is_rejected_over_http_and_websocket(tmp_path: Path) -> None:
+    await reject_marked_bodies(log_at(tmp_path / "events.db"))
+    async with serving(tmp_path) as served:
+        marked = {**item(2), "event": {"type": MARK}}
+        answer = await served.submit(item(1), marked, item(3))
+        assert [one["status"] for one in answer.json["results"]] == ["committed", "rejected", "committed"]
+        assert answer.json["results"][1]["reason"] == "validation_failed"
+        client = await served.connected()
+        (result,) = await client.submit(marked)
+        assert (result["status"], result["reason"]) == ("rejected", "validation_failed")
+        (result,) = await client.submit(item(4))
+        assert result["status"] == "committed"
