@@ -156,7 +156,8 @@ def compare_memory(log: MemoryLog, model: PlanModel) -> None:
             continue
         numbers.add((name, scope, client, submission.client_sequence))
         clients.add((name, scope, client))
-        if not model.forgotten(submission, receipt.log_time_ms):
+        number = submission.client_sequence
+        if newest(it for it in model.client_writes(submission) if it.submission.client_sequence == number) == write:
             assert log.snapshot.sequences[name, scope, client, submission.client_sequence] == remembered
         if newest(model.client_writes(submission)) == write and model.last_client_sequence(submission):
             entry = ClientEntry(submission.client_sequence, receipt.log_time_ms, key, submission.fingerprint)

@@ -357,8 +357,7 @@ class PlanModel:
         if number > last + 1:
             return refused(Reason.SEQUENCE_GAP, current=last)
         write = newest(it for it in self.client_writes(submission) if it.submission.client_sequence == number)
-        if write is None or self.forgotten(submission, write.receipt.log_time_ms):
-            return Replayed(None)
+        assert write is not None
         if write.submission.fingerprint == submission.fingerprint:
             return Replayed(write.receipt)
         return refused(Reason.SEQUENCE_REUSED, current=last)

@@ -61,13 +61,18 @@ def test_write_without_key_is_retried_by_its_client_sequence() -> None:
 
 
 @pytest.mark.rule("LG-13", "LG-15")
-def test_evicted_client_sequence_is_replayed_without_receipt() -> None:
+def test_stored_record_decides_about_an_evicted_client_sequence() -> None:
     log = Log(eviction_interval=1)
-    log(transaction(1, 1))
+    first = committed(log(transaction(1, 1)))
     log.now_ms += DAY_MS
     log(transaction(2, 2))
     log.now_ms += 1
     log(transaction(3, 3))
+    assert replayed(log(transaction(1, 1))).receipt == first
+    assert replayed(log(transaction(None, 1))).receipt == first
+    assert refused(log(transaction(9, 1, content="other")), Reason.SEQUENCE_REUSED).current == 3
+    # Only where the record itself is gone.
+    log.snapshot.sequences = {identity: one for identity, one in log.snapshot.sequences.items() if identity[3] != 1}
     assert replayed(log(transaction(1, 1))).receipt is None
     assert replayed(log(transaction(9, 1, content="other"))).receipt is None
     assert replayed(log(transaction(2, 2))).receipt is not None

@@ -24,9 +24,7 @@ from oncelog.core.values import (
     Record,
     Refused,
     RelationshipIdentity,
-    Remembered,
     RowIdentity,
-    SequenceIdentity,
     Snapshot,
 )
 
@@ -206,13 +204,6 @@ class Desk:
         return lane
 
     # --- what is remembered, as far as it has not been forgotten
-
-    def remembered_sequence(self, policy: Policy, identity: SequenceIdentity, lane: LaneDesk) -> Remembered | None:
-        """What became of a client's sequence number."""
-        remembered = self.sequences.get(identity)
-        if remembered is None or not lane.remembers(policy.retention, remembered.receipt.log_time_ms):
-            return None
-        return remembered
 
     def client(self, policy: Policy, identity: ClientIdentity, lane: LaneDesk) -> ClientEntry | None:
         """Where a client stands; None for one never seen or forgotten."""

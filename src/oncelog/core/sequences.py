@@ -21,16 +21,17 @@ def not_the_next(submission: Submission, lane: LaneDesk, desk: Desk) -> Replayed
             field="client_sequence",
             current=last,
         )
-    return _old_number(submission, last, lane, desk)
+    return _old_number(submission, last, desk)
 
 
-def _old_number(submission: Submission, last: int, lane: LaneDesk, desk: Desk) -> Replayed | Refused:
+def _old_number(submission: Submission, last: int, desk: Desk) -> Replayed | Refused:
     """An old number is never executed as new. Equal content makes it a retry, other content a mistake."""
     identity = (*client_identity(submission), submission.client_sequence)
-    remembered = desk.remembered_sequence(submission.policy, identity, lane)
+    # The record decides, also after its entry was evicted. The newest of several is the right one: a client that was
+    # evicted as a whole commits every number again.
+    remembered = desk.sequences.get(identity)
     if remembered is None:
-        # It has committed, or a later number could not have; but what it said has been forgotten.
-        return Replayed(None)
+        return Replayed(None)  # it was committed, or a later number could not have been, but its record is gone
     if remembered.fingerprint == submission.fingerprint:
         return Replayed(remembered.receipt, erased=remembered.erased)
     return Refused(

@@ -363,12 +363,12 @@ class BlockingBooks:
         """As `Books.record`."""
         return self._portal.call(self._books.record, lane, position)
 
-    def attested(self, receipt: Receipt) -> Attested | None:
+    def attested(self, receipt: Receipt, now_ms: int | None = None) -> Attested | None:
         """As `Books.attested`."""
-        return self._portal.call(self._attested, receipt)
+        return self._portal.call(self._attested, receipt, now_ms)
 
-    async def _attested(self, receipt: Receipt) -> Attested | None:
-        return self._books.attested(receipt)
+    async def _attested(self, receipt: Receipt, now_ms: int | None) -> Attested | None:
+        return self._books.attested(receipt, now_ms)
 
     def blocks(self, scope: str, after: int = 0, limit: int = BLOCKS) -> list[ScopedBlock]:
         """As `Books.blocks`."""

@@ -138,9 +138,12 @@ class Books:
         page = await self._store.read(Query(lane=lane, after=position - 1, upto=position, limit=1))
         return page.records[0]
 
-    def attested(self, receipt: Receipt) -> Attested | None:
-        """What proves a record, if its block is still in this process's memory."""
-        return self._cache.attested(receipt)
+    def attested(self, receipt: Receipt, now_ms: int | None = None) -> Attested | None:
+        """What proves a record, if its block is still in this process's memory.
+
+        With a time, only if the record is then younger than `limits.cache_ttl_ms`: for answers to retries.
+        """
+        return self._cache.attested(receipt, now_ms)
 
     # --- blocks
 

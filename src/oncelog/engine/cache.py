@@ -75,10 +75,15 @@ class AnswerCache:
         self._answers[identity] = remembered  # at the end: the most recently used
         return remembered
 
-    def attested(self, receipt: Receipt) -> Attested | None:
-        """What proves a record, if its block was committed here, not too long ago, and nothing was erased since."""
+    def attested(self, receipt: Receipt, now_ms: int | None = None) -> Attested | None:
+        """What proves a record, if its block was committed here, is still kept, and nothing was erased since.
+
+        With a time, None also for a record that is older than the time to live of answers.
+        """
         kept = self._blocks.get((receipt.lane, receipt.height))
         if kept is None:
+            return None
+        if now_ms is not None and max(now_ms, self.log_time_ms) - receipt.log_time_ms >= self._ttl_ms:
             return None
         index = receipt.position - kept.block.first_position
         return Attested(kept.block, prove_in(kept.tree, index), kept.salts[index], kept.actors[index])

@@ -303,8 +303,11 @@ async def test_batch_sent_again_is_a_duplicate(shared_server: SharedServer) -> N
     ledger = shared_server.ledger()
     writes = [[put("a", b"1")], [put("b", b"2")]]
     answer = success(await ledger.batch_write(1, *writes, key=key(1)))
-    assert await ledger.batch_write(1, *writes, key=key(1)) == answer
-    assert await ledger.batch_write(1, *writes) == answer
+    for asked in (key(1), b""):
+        # From memory, too, a duplicate of a batch gets an error with the place of the transaction.
+        error = failure(await ledger.batch_write(1, *writes, key=asked))
+        assert (error["code"], error["assigned_sequence"]) == ("ALREADY_COMMITTED", 1)
+        assert (error["committed_tx_id"], error["block_height"]) == (answer["committed_tx_id"], answer["block_height"])
     assert code(await ledger.batch_write(1, writes[0], key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
     assert code(await ledger.batch_write(1, writes[0], key=key(2))) == "SEQUENCE_REUSED"
     # A write of the same operations is the same transaction.

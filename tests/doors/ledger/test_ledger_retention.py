@@ -12,6 +12,7 @@ from doors.ledger.wires import Json, Ledger, code, failure, put, success
 from oncelog.core.policy import LEDGER
 from oncelog.core.transactions import ledger_scope
 from oncelog.engine.limits import Limits
+from oncelog.testing.clock import ManualClock
 
 pytestmark = BOTH_STORES
 
@@ -120,6 +121,22 @@ async def test_write_evicted_from_the_cache_is_answered_from_the_store(tmp_path:
         for number in (1, 2, 3):
             assert already(await retried(ledger, number)) == place(answers[number - 1])
         assert code(await ledger.write(1, put("x"), key=key(1))) == "IDEMPOTENCY_KEY_REUSED"
+
+
+@pytest.mark.rule("LG-10", "LG-11")
+async def test_answer_older_than_the_time_to_live_of_the_cache_comes_from_the_store(tmp_path: Path, wire: str) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path, wire, clock=clock, cache_ttl_ms=700) as door:
+        ledger = door.ledger(client_id="app")
+        (first,) = await written(ledger, 1)
+        clock.advance(699)
+        assert await retried(ledger, 1) == first
+        clock.advance(1)
+        for asked in (key(1), b""):
+            assert already(await retried(ledger, 1, with_key=asked)) == place(first)
+        second = success(await retried(ledger, 2))
+        assert await retried(ledger, 2) == second
+        assert already(await retried(ledger, 1)) == place(first)
 
 
 @pytest.mark.rule("LG-10", "LG-11")

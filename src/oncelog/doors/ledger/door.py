@@ -85,9 +85,17 @@ class _Writing:
     """A write that waits for its verdict, and who wants to know."""
 
     def __init__(
-        self, door: "LedgerDoor", submission: Submission, principal: Principal, answer: Answered, fail: Failed
+        self,
+        door: "LedgerDoor",
+        submission: Submission,
+        principal: Principal,
+        answer: Answered,
+        fail: Failed,
+        *,
+        is_batch: bool,
     ) -> None:
         self._door = door
+        self._is_batch = is_batch
         self._submission = submission
         self._principal = principal
         self._answer = answer
@@ -100,7 +108,7 @@ class _Writing:
     def set_result(self, verdict: Verdict, /) -> None:
         """As `Receiver` says."""
         try:
-            answer = self._door.answer_of(self._submission, verdict, self._principal)
+            answer = self._door.answer_of(self._submission, verdict, self._principal, is_batch=self._is_batch)
             if answer is None:
                 self._door.read_later(self._read(verdict))
             else:
@@ -138,14 +146,15 @@ class LedgerDoor:
         submission = self.submission(asked, principal)
         try:
             verdict = await self.log.submit(submission)
-            return self.answer_of(submission, verdict, principal) or await self.read_answer(verdict)
+            answer = self.answer_of(submission, verdict, principal, is_batch=asked.is_batch)
+            return answer or await self.read_answer(verdict)
         except OncelogError as error:
             raise error_of(error) from error
 
     def write_nowait(self, asked: Write, principal: Principal, answer: Answered, fail: Failed) -> None:
         """The same, for who has no task to wait in. Raises DoorError, or calls one of the two, now or later."""
         submission = self.submission(asked, principal)
-        writing = _Writing(self, submission, principal, answer, fail)
+        writing = _Writing(self, submission, principal, answer, fail, is_batch=asked.is_batch)
         try:
             verdict = self.log.submit_nowait(submission, writing)
         except OncelogError as error:
@@ -189,19 +198,21 @@ class LedgerDoor:
             raise _bad("client_id", "must be that of the credential, or be left out")
         return own
 
-    def answer_of(self, submission: Submission, verdict: Verdict, principal: Principal) -> WriteAnswer | None:
+    def answer_of(
+        self, submission: Submission, verdict: Verdict, principal: Principal, *, is_batch: bool = False
+    ) -> WriteAnswer | None:
         """What a verdict is called here; None for a commit for which memory has no room: it must be read."""
         if isinstance(verdict, Committed):
             self.counts.ledger_writes[COMMITTED] += 1
             return self._success(verdict.receipt)
         if isinstance(verdict, Replayed):
-            return self._replayed(submission, verdict.receipt, erased=verdict.erased)
+            return self._replayed(submission, verdict.receipt, erased=verdict.erased, is_batch=is_batch)
         if isinstance(verdict, Refused):
             return self._refused(verdict, may_read=principal.grants.may_read(submission.scope))
         raise TypeError(f"a write was answered with {verdict!r}")
 
-    def _success(self, receipt: Receipt) -> WriteSuccess | None:
-        attested = self.log.books.attested(receipt)
+    def _success(self, receipt: Receipt, now_ms: int | None = None) -> WriteSuccess | None:
+        attested = self.log.books.attested(receipt, now_ms)
         if attested is None:
             return None
         return WriteSuccess(
@@ -238,17 +249,22 @@ class LedgerDoor:
             record.actor,
         )
 
-    def _replayed(self, submission: Submission, receipt: Receipt | None, *, erased: bool) -> WriteAnswer:
-        """From memory the whole answer, from the store that it was committed, and where (LG-10, LG-11)."""
-        if receipt is not None and not erased:
-            success = self._success(receipt)
+    def _replayed(
+        self, submission: Submission, receipt: Receipt | None, *, erased: bool, is_batch: bool
+    ) -> WriteAnswer:
+        """From memory the whole answer, except to a batch; from the store that it was committed, and where.
+
+        See LG-10, LG-11 and LG-17.
+        """
+        if receipt is not None and not erased and not is_batch:
+            success = self._success(receipt, self.entrance.clock.wall_ms())
             if success is not None:
                 self.counts.ledger_writes[FROM_MEMORY] += 1
                 return success
         self.counts.ledger_writes[FROM_STORE] += 1
         message = "this transaction has been committed before; nothing was written"
         if receipt is None:
-            message = "this sequence was committed before; what it said has been forgotten, and nothing was written"
+            message = "this sequence was committed before; its record is gone, and nothing was written"
         return WriteError(
             code=WriteErrorCode.ALREADY_COMMITTED,
             message=message,

@@ -37,10 +37,12 @@ def read_batch(message: pb.BatchWriteRequest) -> Write:
     scopes = [(one.organization, one.vault) for one in message.writes]
     demand_one_scope((message.organization, message.vault), scopes)
     demand_operations([len(one.operations) for one in message.writes])
-    return _write(message, [one for write in message.writes for one in write.operations])
+    return _write(message, [one for write in message.writes for one in write.operations], is_batch=True)
 
 
-def _write(message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence[pb.Operation]) -> Write:
+def _write(
+    message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence[pb.Operation], *, is_batch: bool = False
+) -> Write:
     try:
         demand_few(len(operations))  # before any of them is looked at
         return Write(
@@ -50,6 +52,7 @@ def _write(message: pb.WriteRequest | pb.BatchWriteRequest, operations: Sequence
             message.sequence,
             message.idempotency_key,
             tuple([operation_of(one, index) for index, one in enumerate(operations)]),
+            is_batch,
         )
     except CanonicalError as error:
         raise bad_value(error) from error

@@ -82,7 +82,8 @@ def read_batch(body: bytes) -> Write:
     scopes = [(one.organization, one.vault) for one in given.writes]
     demand_one_scope((given.organization, given.vault), scopes)
     demand_operations([len(one.operations) for one in given.writes])
-    return _write(given, tuple(one for write in given.writes for one in write.operations), "operations")
+    operations = tuple(one for write in given.writes for one in write.operations)
+    return _write(given, operations, "operations", is_batch=True)
 
 
 def demand_one_scope(scope: tuple[str, str], others: list[tuple[str, str]]) -> None:
@@ -119,7 +120,9 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise DoorError(BAD_REQUEST, f"{field or 'body'}: {reason}", field=field or "body") from error
 
 
-def _write(given: _WriteJson | _BatchJson, operations: tuple[OperationJson, ...], path: str) -> Write:
+def _write(
+    given: _WriteJson | _BatchJson, operations: tuple[OperationJson, ...], path: str, *, is_batch: bool = False
+) -> Write:
     if given.sequence > INTEGER_MAX:
         raise DoorError(BAD_REQUEST, f"sequence: must be at most {INTEGER_MAX} in JSON", field="sequence")
     try:
@@ -130,6 +133,7 @@ def _write(given: _WriteJson | _BatchJson, operations: tuple[OperationJson, ...]
             given.sequence,
             _key(given.idempotency_key),
             operations_of_json(operations, path),
+            is_batch,
         )
     except CanonicalError as error:
         raise bad_value(error) from error
