@@ -192,6 +192,35 @@ def test_invalid_client_id_or_name_is_refused(path: Path, keys: ApiKeys, client_
     assert not path.exists()
 
 
+@pytest.mark.rule("LG-22")
+@pytest.mark.parametrize("kind", ["user", "client", "system"])
+def test_client_id_with_the_prefix_of_a_principal_is_refused(path: Path, keys: ApiKeys, kind: str) -> None:
+    with pytest.raises(CanonicalError, match=f"must not begin with `{kind}:`") as caught:
+        keys.create(f"{kind}:789", "n", GRANTS)
+    assert caught.value.path == "$.client_id"
+    assert not path.exists()
+    for client_id in ("users:789", "user", "a/user:789", "User:789"):
+        assert keys.create(client_id, "n", GRANTS).key.client_id == client_id
+
+
+@pytest.mark.rule("LG-22")
+def test_existing_client_id_with_the_prefix_of_a_principal_causes_one_warning(
+    path: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture
+) -> None:
+    created = [keys.create(f"user-{number}", "n", GRANTS) for number in (1, 2, 3)]
+    path.write_text(path.read_text().replace("user-1", "user:1").replace("user-2", "system:2"))
+    keys.reload()
+    keys.revoke(created[1].key.id)
+    server = ApiKeys(path, SetClock())
+    caplog.clear()
+    for _ in range(2):
+        server.reload()
+    (warning,) = caplog.records
+    assert "begins with `user:`" in warning.getMessage()
+    assert warning.__dict__["key_id"] == created[0].key.id
+    assert server.principal_of(created[0].text).client_id == "user:1"
+
+
 @pytest.mark.rule("CO-20")
 def test_names_of_maximum_length_are_accepted(keys: ApiKeys) -> None:
     created = keys.create("x" * (NAME_CHARACTERS_MAX - 7), "x" * NAME_CHARACTERS_MAX, GRANTS)

@@ -26,7 +26,12 @@ KeysFile = Annotated[str, typer.Argument(help="The file of keys.", metavar="KEYS
 @app.command()
 def create(
     file: KeysFile,
-    client_id: Annotated[str, typer.Option(help="Whose it is: `client:ID` is the actor of their writes.")],
+    client_id: Annotated[
+        str,
+        typer.Option(
+            help="Whose it is: `client:ID` is the actor of its writes. Not with user:, client: or system: in front."
+        ),
+    ],
     name: Annotated[str, typer.Option(help="What people call it.")],
     read: Read = None,
     write: Write = None,

@@ -6,6 +6,7 @@ kept: it can be compared at every request, and does not lead back.
 
 import base64
 import hmac
+import logging
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,10 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.doors import files
 from oncelog.doors.grants import Grants, grants_of_claim
 from oncelog.doors.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
-from oncelog.doors.principal import Principal, actor_of, client_id_of
+from oncelog.doors.principal import Principal, actor_of, client_id_of, kind_in
 from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
+
+logger: Final = logging.getLogger("oncelog.doors")
 
 PREFIX: Final = "olk_"
 """By which a key is told from a token, and found where it should not be."""
@@ -90,6 +93,8 @@ class ApiKeys:
         self._path = Path(path)
         self._now_ms = now_ms
         self._keys: Keys = {}
+        self._reported: set[str] = set()
+        """Ids of keys that a warning was logged for."""
 
     # --- who has come --------------------------------------------------------------------------------
 
@@ -125,8 +130,18 @@ class ApiKeys:
         return _keys_in(files.json_of(contents), contents.path)
 
     def use(self, keys: Keys) -> None:
-        """Knows these from now on."""
+        """Knows these from now on. Warns once of each whose client id looks like another principal."""
         self._keys = keys
+        for id_, kept in keys.items():
+            kind = kind_in(kept.key.client_id)
+            if kind is not None and kept.key.revoked_ms is None and id_ not in self._reported:
+                self._reported.add(id_)
+                logger.warning(
+                    "the client id of an API key begins with `%s:`, so it may share the ledger streams of another "
+                    "principal; replace the key",
+                    kind,
+                    extra={"key_id": id_, "client_id": kept.key.client_id},
+                )
 
     def list(self) -> Sequence[ApiKey]:
         """The keys of the file, revoked ones too, the oldest first."""
@@ -139,6 +154,9 @@ class ApiKeys:
         when it is bad or cannot be written.
         """
         client_id = client_id_of(client_id, "$.client_id")
+        kind = kind_in(client_id)
+        if kind is not None:
+            raise CanonicalError("$.client_id", f"must not begin with `{kind}:`, which names another principal")
         name = _name_of(name, "$.name")
         secret = secrets.token_bytes(API_KEY_SECRET_BYTES)
         with self._locked() as path:
@@ -173,7 +191,7 @@ class ApiKeys:
         if len(text) > API_KEYS_FILE_BYTES_MAX:
             raise LimitExceededError("API_KEYS_FILE_BYTES_MAX", API_KEYS_FILE_BYTES_MAX)
         files.replace(path, text)
-        self.use(keys)
+        self._keys = keys
 
 
 def _principal(key: ApiKey) -> Principal:

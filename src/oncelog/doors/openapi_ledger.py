@@ -232,6 +232,7 @@ def _written(content: Mapping[str, Schema]) -> Schema:
     organization = {"type": "string", "minLength": 1, "maxLength": SCOPE_NAME_CHARACTERS_MAX, "pattern": NO_NUL}
     schema = object_of(organization=organization, sequence={**number(), "description": "1, 2, 3 … of this client."})
     schema["required"] += content
+    schema["additionalProperties"] = False
     return _optional(
         schema,
         **content,
@@ -248,7 +249,7 @@ def _written(content: Mapping[str, Schema]) -> Schema:
 
 def _batched(operations: Schema) -> Schema:
     return _optional(
-        object_of(operations=operations),
+        {**object_of(operations=operations), "additionalProperties": False},
         organization={**TEXT, "description": "The batch's, or left out."},
         vault={**TEXT, "description": "The batch's, or left out."},
     )

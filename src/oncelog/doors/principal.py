@@ -1,11 +1,16 @@
 """Who has come, once a credential has been checked."""
 
+from typing import Final
+
 from msgspec import Struct
 
 from oncelog.core.identity import text_field
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.doors.grants import Grants
 from oncelog.errors import CanonicalError
+
+KINDS: Final = ("user", "client", "system")
+"""Kinds of principals, which their actors begin with."""
 
 
 class Principal(Struct, frozen=True, kw_only=True):
@@ -39,6 +44,12 @@ def actor_of(kind: str, name: object, path: str) -> str:
     if "\0" in text:
         raise CanonicalError(path, "must not have U+0000")
     return f"{kind}:{text}"
+
+
+def kind_in(client_id: str) -> str | None:
+    """The kind of principal that a client id claims to be: `user` for `user:789`. None for an ordinary id."""
+    kind, colon, _ = client_id.partition(":")
+    return kind if colon and kind in KINDS else None
 
 
 def client_id_of(name: object, path: str) -> str:

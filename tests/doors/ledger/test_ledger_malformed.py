@@ -59,18 +59,18 @@ BAD_JSON: Final[list[tuple[Any, str]]] = [
     ({**GOOD, "operations": [7]}, "operations[0]"),
     ({**GOOD, "operations": [None]}, "operations[0]"),
     ({**GOOD, "operations": [{"set_entity": None}]}, "operations[0].set_entity"),
-    ({**GOOD, "operations": [{"set_entities": {"key": "a"}}]}, "operations[0]"),
+    ({**GOOD, "operations": [{"set_entities": {"key": "a"}}]}, "operations[0].set_entities"),
     ({**GOOD, "operations": [{"delete_entity": {"key": "a"}, "create_relationship": RELATED}]}, "operations[0]"),
     ({**GOOD, "operations": [{"create_relationship": RELATED, "delete_relationship": RELATED}]}, "operations[0]"),
     ({**GOOD, "operations": [{"delete_entity": {}}]}, "operations[0].delete_entity.key"),
     ({**GOOD, "operations": [{"create_relationship": {"resource": "r"}}]}, "create_relationship.relation"),
     (setting(value=7), "operations[0].set_entity.value"),
     (setting(value="no base64!"), "operations[0].set_entity.value"),
-    (setting(valu=""), "operations[0].set_entity"),
+    (setting(valu=""), "operations[0].set_entity.valu"),
     (setting(expires_at_ms=-1), "operations[0].set_entity.expires_at_ms"),
     (setting(expires_at_ms=1.5), "operations[0].set_entity.expires_at_ms"),
     (setting(condition=[]), "operations[0].set_entity.condition"),
-    (setting(condition={"must_exists": True}), "operations[0].set_entity.condition"),
+    (setting(condition={"must_exists": True}), "operations[0].set_entity.condition.must_exists"),
     (setting(condition={"must_exist": 1}), "operations[0].set_entity.condition.must_exist"),
     (setting(condition={"must_exist": True, "version_is": 1}), "operations[0].set_entity.condition"),
     (setting(condition={"must_exist": True, "must_not_exist": True}), "operations[0].set_entity.condition"),
@@ -115,6 +115,32 @@ async def test_json_with_an_invalid_field_is_refused_by_its_path(
 
 
 @ONLY_HTTP
+@pytest.mark.rule("LG-22", "CO-20")
+@pytest.mark.parametrize("path", ["write", "batch-write"])
+async def test_unknown_member_is_refused_by_name(shared_server: SharedServer, path: str) -> None:
+    """A misspelt `vault` would write to the organization, and a misspelt key would not be remembered."""
+    for name in ("vault_id", "idempotencyKey", "Vault", "x\ny", "actor"):
+        given: Json = {"organization": shared_server.name, **GOOD, name: "main"}
+        if path == "batch-write":
+            given["writes"] = [{"operations": given.pop("operations")}]
+        error = await refused(http_wire(shared_server).post(path, json.dumps(given).encode()))
+        assert (error.http_status, error.code, error.field) == (400, "bad_request", name)
+        wanted = "is assigned by the server" if name == "actor" else "is not a member of this object"
+        assert error.message.startswith(f"{name}: {wanted}")
+    await check_nothing_written(shared_server)
+
+
+@ONLY_HTTP
+@pytest.mark.rule("LG-22", "LG-17")
+async def test_unknown_member_of_a_write_in_a_batch_is_refused_by_its_path(shared_server: SharedServer) -> None:
+    write = {"operations": GOOD["operations"], "vault_id": "main"}
+    given = {"organization": shared_server.name, "client_id": "app", "sequence": 1, "writes": [write]}
+    error = await refused(http_wire(shared_server).post("batch-write", json.dumps(given).encode()))
+    assert (error.http_status, error.field) == (400, "writes[0].vault_id")
+    await check_nothing_written(shared_server)
+
+
+@ONLY_HTTP
 @pytest.mark.rule("CO-33", "CO-3")
 @pytest.mark.parametrize("path", ["write", "batch-write"])
 async def test_body_that_is_not_json_is_refused(shared_server: SharedServer, path: str) -> None:
@@ -137,9 +163,7 @@ async def test_json_accepts_equivalent_forms_of_keys_and_integers(shared_server:
     wire = http_wire(shared_server)
 
     def body(text: str, sequence: str = "1") -> bytes:
-        members = json.dumps(
-            {"organization": shared_server.name, **GOOD, "idempotency_key": text, "unknown": {"x": [1]}}
-        )
+        members = json.dumps({"organization": shared_server.name, **GOOD, "idempotency_key": text})
         return members.replace('"sequence": 1', f'"sequence": {sequence}').encode()
 
     first = await wire.post("write", body(uuid))

@@ -66,10 +66,12 @@ async def test_transaction_ids_are_unique_over_scopes_and_clients(shared_server:
 
 
 @pytest.mark.rule("LG-1", "CO-20")
-async def test_actor_sent_by_the_client_is_ignored(shared_server: SharedServer) -> None:
+async def test_actor_sent_by_the_client_is_ignored_or_refused(shared_server: SharedServer) -> None:
     ledger = shared_server.ledger()
     if ledger.wire.kind == HTTP:
-        answer = await ledger.write(1, SET, key=key(1), actor="user:root")
+        error = await refused(ledger.write(1, SET, key=key(1), actor="user:root"))
+        assert (error.status, error.field) == ("INVALID_ARGUMENT", "actor")
+        answer = await ledger.write(1, SET, key=key(1))
     else:
         known = {"organization": shared_server.name, "client_id": "app", "sequence": 1, "operations": [SET]}
         data = message_of(pb.WriteRequest, known).SerializeToString()

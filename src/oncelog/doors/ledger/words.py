@@ -35,13 +35,17 @@ from oncelog.errors import CanonicalError
 _OPERATIONS: Final = slice(len('{"operations":'), -1)
 """Of a body: the array alone."""
 _MISSING: Final = re.compile("Object missing required field `(.+)`")
+_UNKNOWN: Final = re.compile("Object contains unknown field `(.+)`", re.DOTALL)
+_ACTOR: Final = "is assigned by the server and must be left out"
 _UUID_CHARACTERS: Final = 36
 _UUID_HYPHENS: Final = slice(8, 24, 5)
 
 # --- what comes in -----------------------------------------------------------------------------------
 
 
-class _WriteJson(Struct, frozen=True, gc=False):
+class _WriteJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    # A misspelt `vault` must not write to the organization (LG-22).
+
     organization: str
     sequence: int
     operations: list[OperationJson]
@@ -50,13 +54,13 @@ class _WriteJson(Struct, frozen=True, gc=False):
     idempotency_key: str = ""
 
 
-class _BatchedJson(Struct, frozen=True, gc=False):
+class _BatchedJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     operations: list[OperationJson]
     organization: str = ""
     vault: str = ""
 
 
-class _BatchJson(Struct, frozen=True, gc=False):
+class _BatchJson(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     organization: str
     sequence: int
     writes: list[_BatchedJson]
@@ -114,9 +118,13 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `")
         field = path.rstrip("`").removeprefix("$").removeprefix(".")
-        missing = _MISSING.fullmatch(reason)
+        missing, unknown = _MISSING.fullmatch(reason), _UNKNOWN.fullmatch(reason)
         if missing is not None:
             field, reason = f"{field}.{missing[1]}".removeprefix("."), "is missing"
+        elif unknown is not None:
+            name = unknown[1]
+            field = f"{field}.{name}".removeprefix(".")
+            reason = _ACTOR if name == "actor" else "is not a member of this object; check its spelling"
         raise DoorError(BAD_REQUEST, f"{field or 'body'}: {reason}", field=field or "body") from error
 
 
