@@ -23,7 +23,7 @@ FILL_S: Final = 0.2
 GIVEN_UP_S: Final = 60
 WS_CONNECTIONS: Final = 'oncelog_connections{kind="ws"}'
 SLOW_READERS_CLOSED: Final = 'oncelog_slow_readers_total{step="closed"}'
-LAST_POSITION: Final = "oncelog_last_committed_position"
+LAST_POSITION: Final = 'oncelog_last_committed_position{lane="0"}'
 
 
 class StuckReader:

@@ -35,7 +35,7 @@ def test_stats_prints_the_figures_of_a_file_as_json(log: Path) -> None:
     )
     assert said["schema"] == SCHEMA_VERSION
     assert said["created_ms"] == sample.START_MS
-    assert said["settings"] == {"lanes": 4, "eviction_interval": 16}
+    assert said["settings"] == {"lanes": 4, "eviction_interval": 16, "ledger_ttl_ms": 86_400_000}
     assert said["policies"] == ["chat", "deltas", "events", "ledger", "notes", "runs"]
     assert said["keys"]["sealed"] == verified["sealed_keys"]
     assert sum(said["keys"]["segments"].values()) == verified["segments"]

@@ -14,14 +14,15 @@ from oncelog.stores.memory import MemoryStore
 PAGE = Path(__file__).parents[2] / "docs/server.md"
 
 
-def metrics_of(counts: Counts, queue_items: int = 0, last_position: int = 0, subscribers: int = 0) -> Metrics:
+def metrics_of(counts: Counts, queue_items: int = 0, position: int = 0, subscribers: int = 0) -> Metrics:
     guard = Guard(MemoryStore(), None)
     guard.free_bytes = guard.store_bytes = 1
     metrics = Metrics(
         counts,
         queue_items=lambda: queue_items,
-        last_position=lambda: last_position,
+        positions=lambda: {0: position, 3: 7},
         subscribers=lambda: subscribers,
+        evictions=lambda: (2, 5),
         guard=guard,
     )
     metrics.usage = [(Tenant("acme", bytes_max=5, records_max=6), Usage(3, 4))]
@@ -95,14 +96,20 @@ def test_gauges_are_evaluated_at_every_scrape() -> None:
     metrics = Metrics(
         Counts(),
         queue_items=queue_items,
-        last_position=lambda: known["position"],
+        positions=lambda: {0: 1, 4: known["position"]},
         subscribers=lambda: known["subscribers"],
+        evictions=lambda: (known["position"], 0),
     )
     assert asked == 0
-    names = ("oncelog_queue_items", "oncelog_last_committed_position", "oncelog_subscribers")
-    assert [samples(metrics)[name,] for name in names] == [1, 2, 3]
+    names = (
+        ("oncelog_queue_items",),
+        ("oncelog_last_committed_position", "4"),
+        ("oncelog_subscribers",),
+        ("oncelog_evictions_total",),
+    )
+    assert [samples(metrics)[name] for name in names] == [1, 2, 3, 2]
     known.update(queue=4, position=5, subscribers=6)
-    assert [samples(metrics)[name,] for name in names] == [4, 5, 6]
+    assert [samples(metrics)[name] for name in names] == [4, 5, 6, 5]
 
 
 def test_commits_are_observed_by_size_and_duration() -> None:

@@ -109,7 +109,7 @@ async def test_metrics_count_events_requests_and_connections(tmp_path: Path) -> 
             'oncelog_events_total{outcome="rejected_validation_failed"} 1.0',
             'oncelog_requests_total{door="events",kind="http",outcome="ok"} 4.0',
             'oncelog_requests_total{door="events",kind="http",outcome="bad_request"} 1.0',
-            "oncelog_last_committed_position 2.0",
+            'oncelog_last_committed_position{lane="0"} 2.0',
             "oncelog_queue_items 0.0",
             "oncelog_deliveries_total 4.0",
         } <= lines

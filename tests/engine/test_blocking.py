@@ -44,6 +44,8 @@ ASYNC_ONLY = {
     "listen_members",
     "unlisten",
     "guard",
+    "evictions",
+    "evicted_clients",
     "submit_nowait",
     "recall",
     "submit_many_nowait",

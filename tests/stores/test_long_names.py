@@ -92,7 +92,7 @@ def change(scope: str, number: int, table: str, row_id: str, client: str, column
 
 
 async def verified(place: str) -> Finding:
-    """Return the last finding of `oncelog verify`, which runs an event loop of its own."""
+    """Return the last finding of `oncelog verify`, which runs its own event loop."""
     return (await asyncio.to_thread(lambda: list(inspector_of(place).verify())))[-1]
 
 

@@ -7,6 +7,7 @@ import typer
 
 from oncelog.cli.terminal import AsJson, Log, ending_well, print_json
 from oncelog.cli.times import utc
+from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.tenants import Usage
 from oncelog.stores.inspecting import inspector_of
 from oncelog.stores.viewing import View
@@ -35,7 +36,7 @@ def _figures(view: View) -> dict[str, Any]:
         "epoch": about.epoch,
         "schema": about.schema_version,
         "created_ms": about.created_ms,
-        "settings": msgspec.structs.asdict(about.settings),
+        "settings": {**msgspec.structs.asdict(about.settings), "ledger_ttl_ms": _ledger_ttl_ms(view)},
         "records": sum(head.position for head in heads.values()),
         "blocks": sum(head.height for head in heads.values()),
         "lanes": [
@@ -55,6 +56,7 @@ def _lines(figures: dict[str, Any]) -> list[str]:
     return [
         f"epoch {figures['epoch']}, schema {figures['schema']}, created {utc(figures['created_ms'])}",
         f"streams over {settings['lanes']} lanes, evictions every {settings['eviction_interval']} positions",
+        f"ledger clients and keys are forgotten after {settings['ledger_ttl_ms']} ms",
         f"{figures['records']} records in {figures['blocks']} blocks, {figures['erasures']} erasures",
         *(
             f"  lane {lane['lane']}: position {lane['position']}, height {lane['height']}, {utc(lane['log_time_ms'])}"
@@ -68,6 +70,13 @@ def _lines(figures: dict[str, Any]) -> list[str]:
         *map(_line_of_a_tenant, figures["tenants"]),
         *(_lines_of_a_database(figures) if "tables" in figures else _lines_of_a_file(figures)),
     ]
+
+
+def _ledger_ttl_ms(view: View) -> int:
+    """The time to live of ledger clients that the log was made with."""
+    declaration = dict(view.policies()).get(LEDGER.name)
+    policy = LEDGER if declaration is None else msgspec.json.decode(declaration, type=Policy)
+    return policy.retention.ttl_ms
 
 
 def _has(usage: Usage) -> dict[str, int]:

@@ -17,6 +17,7 @@ LANES_DEFAULT: Final = 16
 LANES_MAX: Final = 2**15 - 1
 """So that a lane and a position of 48 bits fit into one number of a database."""
 EVICTION_INTERVAL_DEFAULT: Final = 1000
+EVICTION_INTERVAL_MAX: Final = 2**31 - 1
 SEQUENCE_MAX: Final = 2**64 - 1
 """Of clients' sequences. A wire that speaks JSON ends at 2^53−1."""
 

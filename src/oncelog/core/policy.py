@@ -152,7 +152,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         self._check_streams()
         self._check_sequences()
         _demand(
-            _BUILT_IN.get(self.name, self) == self,
+            _BUILT_IN.get(self.name, self) == self or is_ledger(self),
             f"{self.name} is the name of a built-in policy, and keys are kept by the policy's name",
         )
 
@@ -263,6 +263,22 @@ CHAT: Final = Policy(
     retention=kept_for(days=7),
     members_only=True,
 )
+
+
+def ledger_policy(ttl_ms: int) -> Policy:
+    """The policy LEDGER with another time to live, for a log that is made with it. Raises PolicyError."""
+    fields = {name: getattr(LEDGER, name) for name in Policy.__struct_fields__}
+    return Policy(**{**fields, "retention": evicted_after(ms=ttl_ms)})
+
+
+def is_ledger(policy: Policy) -> bool:
+    """Whether this is LEDGER but for its time to live."""
+    if policy.name != "ledger" or policy.retention.forget is not Forget.AT_EVICTION:
+        return False
+    built_in = _BUILT_IN.get(policy.name, policy)
+    names = [name for name in Policy.__struct_fields__ if name != "retention"]
+    return all(getattr(policy, name) == getattr(built_in, name) for name in names)
+
 
 BUILT_IN: Final = (EVENTS, LEDGER, DELTAS, RUNS, CHAT)
 _BUILT_IN.update((policy.name, policy) for policy in BUILT_IN)

@@ -16,7 +16,7 @@ from oncelog.core.canonical import INTEGER_MAX, canonical
 from oncelog.core.identity import request_hash, scope_of
 from oncelog.core.limits import ENTITY_KEY_CHARACTERS_MAX, OPERATIONS_MAX
 from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Relate, SetEntity, Unrelate
-from oncelog.core.policy import LEDGER
+from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.values import Rate, Record, Submission
 from oncelog.errors import CanonicalError
 
@@ -44,7 +44,7 @@ def place_of(tx_id: str) -> tuple[int, int] | None:
     return place >> _POSITION_BITS, place & (1 << _POSITION_BITS) - 1
 
 
-def transaction(
+def transaction(  # noqa: PLR0913 - most of them are given by name
     scope: str,
     client: str,
     sequence: int,
@@ -53,14 +53,17 @@ def transaction(
     key: bytes = b"",
     actor: str = "",
     rate: Rate | None = None,
+    policy: Policy = LEDGER,
 ) -> Submission:
     """A transaction under the policy LEDGER. Without a key it is known by its client's sequence alone.
+
+    A log with another time to live has another policy of that name: `log.policies["ledger"]`.
 
     Raises CanonicalError with the path of what cannot be: its operations have been checked (`check_operations`).
     """
     operations = tuple(operations)
     return Submission(
-        policy=LEDGER,
+        policy=policy,
         scope=scope,
         key=key,
         fingerprint=request_hash(operations),

@@ -9,9 +9,15 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
-from oncelog.core.limits import EVICTION_INTERVAL_DEFAULT, LANES_DEFAULT, LANES_MAX, LEASE_MS_DEFAULT
+from oncelog.core.limits import (
+    EVICTION_INTERVAL_DEFAULT,
+    EVICTION_INTERVAL_MAX,
+    LANES_DEFAULT,
+    LANES_MAX,
+    LEASE_MS_DEFAULT,
+)
 from oncelog.core.merge import Row, RowDelta
 from oncelog.core.operations import Entity, Operation
 from oncelog.core.policy import Order, Policy
@@ -319,10 +325,21 @@ class Settings(Struct, frozen=True):
     """Evictions happen at the lane positions that are a multiple of this."""
 
     def __post_init__(self) -> None:
-        for name, highest in (("lanes", LANES_MAX), ("eviction_interval", 2**31 - 1)):
+        for name, highest in (("lanes", LANES_MAX), ("eviction_interval", EVICTION_INTERVAL_MAX)):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= highest:
                 raise SettingsError(f"{name} must be a whole number from 1 to {highest}, not {value!r}")
+
+
+class WantedSettings(Struct, frozen=True):
+    """Settings that a new log is made with, and that an existing log must have. None takes the default, or any."""
+
+    lanes: int | None = None
+    eviction_interval: int | None = None
+
+    def complete(self) -> Settings:
+        """The settings of a new log. Raises SettingsError for one out of its range."""
+        return Settings(**{name: value for name, value in structs.asdict(self).items() if value is not None})
 
 
 class LaneHead(Struct, frozen=True, gc=False):

@@ -74,8 +74,9 @@ class Metrics:
         counts: Counts,
         *,
         queue_items: Callable[[], int],
-        last_position: Callable[[], int],
+        positions: Callable[[], Mapping[int, int]],
         subscribers: Callable[[], int],
+        evictions: Callable[[], tuple[int, int]],
         guard: Guard | None = None,
     ) -> None:
         self.counts = counts
@@ -86,7 +87,7 @@ class Metrics:
             self.registry.register(_Room(guard))
         self.registry.register(_Tenants(self))
         self.registry.register(_Counted(counts))
-        self.registry.register(_Asked(queue_items, last_position, subscribers))
+        self.registry.register(_Asked(queue_items, positions, subscribers, evictions))
         # Once a group commit, not once an event: here a lock costs nothing.
         self._batch_items = Histogram(
             "oncelog_commit_batch_items",
@@ -141,17 +142,27 @@ class _Asked(Collector):
     """Makes metrics of what somebody else knows."""
 
     def __init__(
-        self, queue_items: Callable[[], int], last_position: Callable[[], int], subscribers: Callable[[], int]
+        self,
+        queue_items: Callable[[], int],
+        positions: Callable[[], Mapping[int, int]],
+        subscribers: Callable[[], int],
+        evictions: Callable[[], tuple[int, int]],
     ) -> None:
         self._queue_items = queue_items
-        self._last_position = last_position
+        self._positions = positions
+        self._evictions = evictions
         self._subscribers = subscribers
 
     def collect(self) -> Iterator[Metric]:
         """As Prometheus' `Collector` says."""
-        queue, position, subscribers = self._queue_items(), self._last_position(), self._subscribers()
+        queue, subscribers = self._queue_items(), self._subscribers()
+        positions = {str(lane): position for lane, position in self._positions().items()}
+        evictions, evicted_clients = self._evictions()
         yield GaugeMetricFamily("oncelog_queue_items", "Writes that wait for their commit.", queue)
-        yield GaugeMetricFamily("oncelog_last_committed_position", "Position of the newest commit.", position)
+        yield _gauge("last_committed_position", "Position of the newest commit of each lane.", "lane", positions)
+        yield _counter("evictions", "Evictions at positions that this server committed.", evictions)
+        text = "Entries of forgotten ledger clients that this server deleted from the store."
+        yield _counter("evicted_clients", text, evicted_clients)
         yield GaugeMetricFamily("oncelog_subscribers", "Readers that follow the log.", subscribers)
 
 

@@ -6,7 +6,7 @@ Started and stopped once. `stop` takes no more, finishes what was accepted, tell
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +17,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
 from oncelog import codes
+from oncelog.core.policy import ledger_policy
 from oncelog.core.tenants import Tenant
+from oncelog.core.values import LaneHead, WantedSettings
 from oncelog.doors import faults
 from oncelog.doors.arrivals import Arrivals
 from oncelog.doors.chat.acks import Acks
@@ -67,6 +69,8 @@ logger: Final = logging.getLogger("oncelog.doors")
 
 KEEP_ALIVE_S: Final = 75.0
 """How long a connection without a request is kept for the next one."""
+METRICS_S: Final = 1.0
+"""Longest wait for the store before metrics show the positions of the previous request."""
 READY_S: Final = 5.0
 """How long a store may take before a server says that it is not ready: whoever asks waits for seconds, not for ever."""
 BACKLOG: Final = 1024
@@ -108,8 +112,11 @@ class Server:
             None if settings.validate is None else validate_of(settings.validate),
             None if self._schemas is None else self._schemas.validate,
         )
+        ttl_ms = settings.ledger.ttl_ms
         self.log = open_log(
             settings.store,
+            policies=() if ttl_ms is None else [ledger_policy(ttl_ms)],
+            settings=WantedSettings(eviction_interval=settings.ledger.eviction_interval),
             validate=validate,
             limits=settings.engine_limits,
             clock=clock,
@@ -140,7 +147,8 @@ class Server:
         self.metrics = Metrics(
             self.counts,
             queue_items=lambda: self.log.queued,
-            last_position=lambda: self.hub.position,
+            positions=self._positions,
+            evictions=lambda: (self.log.evictions, self.log.evicted_clients),
             subscribers=lambda: self._readers,
             guard=self.log.guard,
         )
@@ -167,6 +175,8 @@ class Server:
         self._counting: asyncio.Task[None] | None = None
         self._wanted_tenants: tuple[Tenant, ...] | None = None
         self._is_ready = False
+        self._heads: Mapping[int, LaneHead] = {}
+        """As the store had them when metrics were last asked for."""
         self._asked: dict[int, StreamReader] = {}
         """Bodies of the requests that have no answer yet, but for those that stay."""
         self.urls: list[str] = []
@@ -646,12 +656,18 @@ class Server:
         read_only = self.log.read_only
         return web.json_response({**found, "read_only": read_only} if read_only else found)
 
+    def _positions(self) -> dict[int, int]:
+        """The newest position of each lane. In lane 0 it is the newest that this server has delivered."""
+        return {**{lane: head.position for lane, head in self._heads.items()}, 0: self.hub.position}
+
     async def _metrics(self, _: web.Request) -> web.Response:
         if not self.settings.tenants:
             self.metrics.usage = ()
         else:
             with suppress(OncelogError):  # then it is as it was
                 self.metrics.usage = await self.log.usage()
+        with suppress(OncelogError, TimeoutError):
+            self._heads = await asyncio.wait_for(self.log.heads(), METRICS_S)
         return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})
 
     async def _openapi(self, _: web.Request) -> web.Response:

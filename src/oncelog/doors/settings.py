@@ -16,6 +16,8 @@ from typing import Any, Final, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, Struct
 
+from oncelog.core.limits import EVICTION_INTERVAL_MAX
+from oncelog.core.policy import TTL_MS_MAX
 from oncelog.core.tenants import Tenant, demand_tenants
 from oncelog.doors import settings_sources as sources
 from oncelog.doors.apikeys import ApiKeys
@@ -141,6 +143,22 @@ class DiskSettings(Struct, frozen=True, kw_only=True):
         return Room(**msgspec.structs.asdict(self))
 
 
+class LedgerSettings(Struct, frozen=True, kw_only=True):
+    """Permanent settings of a new log. An existing log that has other values is refused at start."""
+
+    ttl_ms: int | None = None
+    """How long keys and clients are remembered after their last use, by log time. Default of a new log: 24 hours."""
+    eviction_interval: int | None = None
+    """Forgetting happens at the positions of a lane that are a multiple of this. Default of a new log: 1,000."""
+
+    def __post_init__(self) -> None:
+        highest = {"ttl_ms": TTL_MS_MAX, "eviction_interval": EVICTION_INTERVAL_MAX}
+        for name, most in highest.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise SettingsError(f"{name} must be a whole number from 1 to {most}, not {value}")
+
+
 class TlsSettings(Struct, frozen=True, kw_only=True):
     """TLS that the server speaks itself. Both or neither."""
 
@@ -162,6 +180,7 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
 
     log: LogSettings = LogSettings()
     disk: DiskSettings = DiskSettings()
+    ledger: LedgerSettings = LedgerSettings()
     tls: TlsSettings = TlsSettings()
     tokens: TokenSettings | None = None
     api_keys: ApiKeySettings = ApiKeySettings()
@@ -243,6 +262,7 @@ _TABLES: Final[Mapping[str, tuple[type[Struct], ...]]] = {
     "": (GeneralSettings,),
     "log": (LogSettings,),
     "disk": (DiskSettings,),
+    "ledger": (LedgerSettings,),
     "tls": (TlsSettings,),
     "tokens": (TokenSettings,),
     "api_keys": (ApiKeySettings,),
@@ -286,6 +306,7 @@ def load(config_path: str | None, environment: Mapping[str, str], overrides: Map
         **values[GeneralSettings],
         log=LogSettings(**values[LogSettings]),
         disk=DiskSettings(**values[DiskSettings]),
+        ledger=LedgerSettings(**values[LedgerSettings]),
         tls=TlsSettings(**values[TlsSettings]),
         tokens=_token_settings(values[TokenSettings]),
         api_keys=ApiKeySettings(**values[ApiKeySettings]),

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
-from oncelog.core.policy import EVENTS, LEDGER, Policy
+from oncelog.core.policy import EVENTS, Policy
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Applied,
@@ -315,7 +315,7 @@ class BlockingBooks:
         """As `Books.lane`."""
         return self._books.lane(scope)
 
-    def client(self, scope: str, client: str, policy: Policy = LEDGER) -> ClientEntry | None:
+    def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
         """As `Books.client`."""
         return self._portal.call(self._books.client, scope, client, policy)
 

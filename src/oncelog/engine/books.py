@@ -42,14 +42,17 @@ class Books:
         self._tailers = tailers
         self._limits = limits
         self._demand_open = demand_open
+        self.ledger = LEDGER
+        """The log's own ledger policy, which may have another time to live."""
 
     def lane(self, scope: str) -> int:
         """The lane of a scope's records and blocks."""
         return lane_of(scope, self._store.settings.lanes)
 
-    async def client(self, scope: str, client: str, policy: Policy = LEDGER) -> ClientEntry | None:
-        """Where a client stands in a scope; None for one never seen, or evicted."""
+    async def client(self, scope: str, client: str, policy: Policy | None = None) -> ClientEntry | None:
+        """Where a client stands in a scope; None for one never seen, or evicted. Without a policy: in a ledger."""
         self._demand_open()
+        policy = policy or self.ledger
         lane, identity = self.lane(scope), (policy.name, scope, client)
         found = await self._store.side_state(Footprint(lanes={lane}, clients={identity}))
         entry, head = found.snapshot.clients.get(identity), found.snapshot.heads[lane]

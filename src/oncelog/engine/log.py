@@ -21,7 +21,7 @@ from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of, normal_partitions, text_field
 from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.core.plan import Validate
-from oncelog.core.policy import BUILT_IN, DELTAS, EVENTS, Policy
+from oncelog.core.policy import BUILT_IN, DELTAS, EVENTS, LEDGER, Policy
 from oncelog.core.proof import leaf_hash, prove, record_header
 from oncelog.core.tenants import Tenant, Usage, demand_tenants
 from oncelog.core.values import (
@@ -38,6 +38,7 @@ from oncelog.core.values import (
     SetCursor,
     Settings,
     Verdict,
+    WantedSettings,
 )
 from oncelog.engine.books import Books
 from oncelog.engine.cache import AnswerCache
@@ -52,7 +53,7 @@ from oncelog.engine.room import Guard, Room
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import Listener, Tailers
 from oncelog.engine.working import Works
-from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, StoreUnavailableError
+from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, SettingsError, StoreUnavailableError
 from oncelog.stores.address import POSTGRES_TIMEOUTS, is_address, postgres_store
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
@@ -94,7 +95,8 @@ class Log:
         self._store = store
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
-        self._declared = (*BUILT_IN, *policies)
+        self._declared = (*(policy for policy in BUILT_IN if policy is not LEDGER), *policies)
+        self._wanted_ledger = next((policy for policy in policies if policy.name == LEDGER.name), None)
         self._policies: Mapping[str, Policy] = {}
         self._cache = AnswerCache(self._limits.cache_entries_max, self._limits.cache_ttl_ms)
         self._tailers = Tailers(store, self._limits)
@@ -108,6 +110,8 @@ class Log:
         self._closing: asyncio.Task[None] | None = None
         self._is_open = False
         self._was_opened = False
+        self._evictions = 0
+        self._evicted_clients = 0
 
     # --- opening and closing
 
@@ -116,8 +120,7 @@ class Log:
             raise ClosedError("a log is opened once; make another with `oncelog.open(…)`")
         await self._store.open()
         try:
-            known = await self._store.declare(self._declared)
-            self._policies = {**known, **{policy.name: policy for policy in self._declared}}
+            await self._declare_all()
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
                 await self._replace_tenants(self._tenants)
@@ -188,6 +191,16 @@ class Log:
     def guard(self) -> Guard:
         """Whether new writes are taken, why not, and how full the disk is: for servers."""
         return self._guard
+
+    @property
+    def evictions(self) -> int:
+        """Evictions at the positions that this process has committed: for servers."""
+        return self._evictions
+
+    @property
+    def evicted_clients(self) -> int:
+        """Entries of forgotten clients that this process has deleted from the store, in later commits: for servers."""
+        return self._evicted_clients
 
     @property
     def read_only(self) -> str:
@@ -589,6 +602,21 @@ class Log:
         known = self._policies.get(policy.name)
         return known is policy or known == policy
 
+    async def _declare_all(self) -> None:
+        """At the opening. The log keeps the ledger's time to live that it was made with; SettingsError for another."""
+        wanted = self._wanted_ledger
+        known = await self._store.declare([policy for policy in self._declared if policy is not wanted])
+        if LEDGER.name not in known:
+            known = await self._store.declare([wanted or LEDGER])
+        kept = known[LEDGER.name]
+        if wanted is not None and wanted != kept:
+            raise SettingsError(
+                f"the log was made with a time to live of {kept.retention.ttl_ms} ms for ledgers and cannot be opened "
+                f"with {wanted.retention.ttl_ms} ms. Leave it out to open the log with what it has."
+            )
+        self._policies = {**known, **{policy.name: policy for policy in self._declared}}
+        self._books.ledger = kept
+
     async def _declare(self, item: Item) -> None:
         """At a policy's first use. Raises PolicyError if the log knows another one by its name."""
         policy: Policy = getattr(item, "policy")  # noqa: B009 - not every item has one, but this one does
@@ -634,8 +662,22 @@ class Log:
     def _committed(self, decided: Decided) -> None:
         if not decided.changes.is_empty:
             self._tailers.committed(decided.changes)
+            self._count_evictions(decided)
         if not self._cache.is_empty:
             self._look_soon()
+
+    def _count_evictions(self, decided: Decided) -> None:
+        interval, before = self._store.settings.eviction_interval, self._evictions
+        for block in decided.sealed.blocks:
+            last = block.first_position + block.count - 1
+            self._evictions += last // interval - (block.first_position - 1) // interval
+        self._evicted_clients += decided.evicted_clients
+        if self._evictions > before or decided.evicted_clients:
+            logger.debug(
+                "%d evictions; %d entries of forgotten clients deleted",
+                self._evictions - before,
+                decided.evicted_clients,
+            )
 
     def _keep_result(self, identity: KeyIdentity, result: Result, generation: int) -> None:
         self._results.put(identity, result, generation)
@@ -691,7 +733,7 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     *,
     policies: Sequence[Policy] = (),
     validate: Validate | None = None,
-    settings: Settings | None = None,
+    settings: Settings | WantedSettings | None = None,
     limits: Limits | None = None,
     clock: Clock | None = None,
     room: Room | None = None,
@@ -708,7 +750,7 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     return Log(store, policies=policies, validate=validate, limits=limits, clock=clock, room=room, tenants=tenants)
 
 
-def _store(path: str, settings: Settings | None, limits: Limits, clock: Clock | None) -> Store:
+def _store(path: str, settings: Settings | WantedSettings | None, limits: Limits, clock: Clock | None) -> Store:
     jump_ms_max = limits.clock_jump_ms_max
     if is_address(path):
         timeouts_ms = {name: getattr(limits, f"postgres_{name}") for name in POSTGRES_TIMEOUTS}

@@ -23,7 +23,8 @@ SWEEP_COMMITS: Final = 16
 """One commit of so many looks at a slice."""
 SWEEP_ROWS: Final = 128
 """Of each table, or twice as many as have been written to it since: so it keeps up."""
-SWEPT: Final = [table for table in TABLES if table.name in ("leases", "clients", "entities", "rates")]
+CLIENTS: Final = "clients"
+SWEPT: Final = [table for table in TABLES if table.name in ("leases", CLIENTS, "entities", "rates")]
 
 _policy: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(Policy).decode)
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from oncelog.core.values import Settings
+from oncelog.core.values import Settings, WantedSettings
 from oncelog.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def shown(store: str) -> str:
 
 
 def postgres_store(
-    address: str, settings: Settings | None, *, timeouts_ms: Mapping[str, int], **options: Any
+    address: str, settings: Settings | WantedSettings | None, *, timeouts_ms: Mapping[str, int], **options: Any
 ) -> "Store":
     """A store in a database. Raises SettingsError where what it needs is not installed."""
     module = with_driver("oncelog.stores.postgres")

@@ -28,8 +28,10 @@ from oncelog.core.values import (
     Settings,
     Snapshot,
     Verdict,
+    WantedSettings,
 )
 from oncelog.errors import ClosedError
+from oncelog.stores.about import new_settings
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.stores.protocol import (
     BriefPage,
@@ -142,13 +144,13 @@ class MemoryStore:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: Settings | WantedSettings | None = None,
         *,
         clock: Clock | None = None,
         draw: Draw = os.urandom,
         jump_ms_max: int = JUMP_MS_MAX,
     ) -> None:
-        self._log = MemoryLog(settings, draw)
+        self._log = MemoryLog(new_settings(settings), draw)
         self._where = _Where()
         self._clock = clock or SystemClock()
         self._draw = draw

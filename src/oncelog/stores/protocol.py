@@ -50,6 +50,8 @@ class Decided(Struct):
     sealed: Sealed
     erasures: int = 0
     """How many there had been when it was decided: answers that are older than an erasure must not be kept."""
+    evicted_clients: int = 0
+    """Entries of forgotten clients that were deleted with it."""
 
 
 def decide(

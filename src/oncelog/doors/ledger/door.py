@@ -184,6 +184,7 @@ class LedgerDoor:
                 key=key,
                 actor=principal.actor,
                 rate=self._rate,
+                policy=self.log.books.ledger,
             )
         except CanonicalError as error:
             raise bad_value(error) from error

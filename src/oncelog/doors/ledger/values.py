@@ -28,7 +28,7 @@ class Write(Struct, frozen=True, gc=False):
     key: bytes
     operations: tuple[Operation, ...]
     is_batch: bool = False
-    """Whether it came as a batch, whose duplicates are answered with ALREADY_COMMITTED (LG-17)."""
+    """Whether the request is a batch, whose duplicates are answered with ALREADY_COMMITTED (LG-17)."""
 
 
 class WriteSuccess(Struct, frozen=True, gc=False):

@@ -5,14 +5,16 @@ from typing import Any
 
 import asyncpg
 
-from oncelog.core.values import LaneHead, Settings
+from oncelog.core.values import LaneHead, Settings, WantedSettings
 from oncelog.errors import CorruptError, NewerSchemaError, NotALogError, SettingsError, StoreError
-from oncelog.stores.about import About, demand_settings, new_epoch
+from oncelog.stores.about import About, demand_settings, new_epoch, new_settings
 from oncelog.stores.key_hash import SECRET_BYTES
 from oncelog.stores.postgres.statements import MIGRATIONS, SCHEMA_VERSION, SQL
 
 
-async def make_or_open(connection: Any, name: str, settings: Settings | None, now_ms: int | None) -> About:
+async def make_or_open(
+    connection: Any, name: str, settings: Settings | WantedSettings | None, now_ms: int | None
+) -> About:
     """Makes the log where there is none, brings an older one up to date, and says what it is.
 
     Raises SettingsError for settings that a log which is there was not made with; None takes what it has.
@@ -28,7 +30,7 @@ async def make_or_open(connection: Any, name: str, settings: Settings | None, no
     async with connection.transaction():
         await connection.execute(SQL["alone"])  # gateways that are started together come here together
         if not await connection.fetchval(SQL["is_there"]):
-            await make(connection, settings or Settings(), now_ms)
+            await make(connection, new_settings(settings), now_ms)
         about = await look(connection, name)
         if settings is not None:
             demand_settings(name, about.settings, settings)

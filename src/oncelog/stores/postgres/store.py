@@ -17,7 +17,7 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot
+from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot, WantedSettings
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.address import shown
@@ -83,7 +83,7 @@ class PostgresStore:
     def __init__(
         self,
         address: str,
-        settings: Settings | None = None,
+        settings: Settings | WantedSettings | None = None,
         *,
         clock: Clock | None = None,
         draw: Draw = os.urandom,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncelog.core.values import Changes, LaneHead
-from oncelog.stores.absence import SWEEP_COMMITS, SWEEP_ROWS, SWEPT, Absence
+from oncelog.stores.absence import CLIENTS, SWEEP_COMMITS, SWEEP_ROWS, SWEPT, Absence
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.tables import delete_rows
 from oncelog.stores.side_state import Table
@@ -21,21 +21,28 @@ class Sweep:
         """The last short key, or the last digest among long keys, of each table and lane."""
         self._written = dict.fromkeys((table.name for table in SWEPT), 0)
 
-    async def __call__(self, connection: Any, heads: Mapping[int, LaneHead], changes: Changes) -> None:
-        """In a commit's transaction, by the heads that it has locked as they were before it."""
+    async def __call__(self, connection: Any, heads: Mapping[int, LaneHead], changes: Changes) -> int:
+        """In a commit's transaction, by the heads that it has locked as they were before it.
+
+        Returns how many entries of clients it deleted.
+        """
         for table in SWEPT:
             self._written[table.name] += len(getattr(changes, table.name))
         self._commits.update(heads.keys())
         lane = max(heads, key=self._commits.__getitem__)
         if self._commits[lane] < SWEEP_COMMITS:
-            return
+            return 0
+        clients = 0
         self._commits[lane] = 0
         is_absent = Absence([tuple(row) for row in await connection.fetch(SQL["policies"])], heads)
         for table in SWEPT:
-            await self._sweep(connection, table, lane, max(SWEEP_ROWS, 2 * self._written[table.name]), is_absent)
+            rows_max = max(SWEEP_ROWS, 2 * self._written[table.name])
+            deleted = await self._sweep(connection, table, lane, rows_max, is_absent)
+            clients += deleted if table.name == CLIENTS else 0
             self._written[table.name] = 0
+        return clients
 
-    async def _sweep(self, connection: Any, table: Table, lane: int, rows_max: int, is_absent: Absence) -> None:
+    async def _sweep(self, connection: Any, table: Table, lane: int, rows_max: int, is_absent: Absence) -> int:
         first, next_, long = slices_of(table)
         after = self._cursors.get((table.name, lane))
         is_long = isinstance(after, bytes)
@@ -49,6 +56,7 @@ class Sweep:
         else:
             # Short keys, then long ones, then short ones again.
             self._cursors[table.name, lane] = () if is_long else b""
+        return len(absent)
 
 
 def slices_of(table: Table) -> tuple[str, str, str]:

@@ -97,7 +97,7 @@ class Writing:
         if jumped is not None:
             raise jumped
         await self._save(connection, decided)
-        await self._sweep(connection, state.heads, decided.changes)
+        decided.evicted_clients = await self._sweep(connection, state.heads, decided.changes)
         if self.time.is_to_be_kept(mark, state.clock):
             await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
         self._mark = mark

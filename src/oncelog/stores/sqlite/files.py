@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from oncelog.core.values import Settings
+from oncelog.core.values import Settings, WantedSettings
 from oncelog.errors import (
     CorruptError,
     DiskFullError,
@@ -23,7 +23,7 @@ from oncelog.errors import (
     UnstorableError,
 )
 from oncelog.statements import statements_of
-from oncelog.stores.about import About, demand_settings, new_epoch
+from oncelog.stores.about import About, demand_settings, new_epoch, new_settings
 from oncelog.stores.key_hash import SECRET_BYTES
 from oncelog.stores.sqlite.migrating import migrate
 from oncelog.stores.sqlite.moved import demand_not_moved
@@ -216,14 +216,14 @@ def connect(driver: Driver, path: str) -> Any:
     return connection
 
 
-def make_or_open(connection: Any, path: str, settings: Settings | None, now_ms: int) -> About:
+def make_or_open(connection: Any, path: str, settings: Settings | WantedSettings | None, now_ms: int) -> About:
     """Makes the log in an empty file, brings an older one up to date, and says what it is.
 
     Raises SettingsError for settings that a log which is there was not made with; None takes what it has. Raises
     MovedError for a log that is written to elsewhere by now.
     """
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        _make(connection, path, settings or Settings(), now_ms)
+        _make(connection, path, new_settings(settings), now_ms)
     file = look(connection, path)
     if settings is not None:
         demand_settings(path, file.settings, settings)

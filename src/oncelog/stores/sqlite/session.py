@@ -16,7 +16,7 @@ from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import body_hash
-from oncelog.core.values import KeyIdentity, Remembered, Request, Settings
+from oncelog.core.values import KeyIdentity, Remembered, Request, Settings, WantedSettings
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
@@ -65,12 +65,12 @@ class Session:
         """False: a large key index is used without its filter."""
         self._connection: Any = None
         self._writing: Writing | None = None
-        self._settings: Settings | None = None
+        self._settings: Settings | WantedSettings | None = None
         self._has_begun = False
         self._is_patient = True
         self._mark: object = None
 
-    def open(self, settings: Settings | None) -> About:
+    def open(self, settings: Settings | WantedSettings | None) -> About:
         """Makes or opens the file, and gets the key index ready."""
         self._settings = settings
         if self._mark is not None and self._driver.mark(self._path) != self._mark:

@@ -22,7 +22,7 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Submission
+from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Submission, WantedSettings
 from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.stores.protocol import (
@@ -82,7 +82,7 @@ class SqliteStore:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        settings: Settings | None = None,
+        settings: Settings | WantedSettings | None = None,
         *,
         clock: Clock | None = None,
         draw: Draw = os.urandom,

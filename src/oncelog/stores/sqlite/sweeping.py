@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncelog.core.values import Changes, LaneHead
-from oncelog.stores.absence import SWEEP_COMMITS, SWEEP_ROWS, SWEPT, Absence
+from oncelog.stores.absence import CLIENTS, SWEEP_COMMITS, SWEEP_ROWS, SWEPT, Absence
 from oncelog.stores.side_state import Table
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.tables import DELETE
@@ -17,18 +17,24 @@ class Sweep:
         self._cursors: dict[str, tuple[Any, ...]] = {}
         self._written = dict.fromkeys((table.name for table in SWEPT), 0)
 
-    def __call__(self, connection: Any, commits: int, heads: Mapping[int, LaneHead], changes: Changes) -> None:
-        """In a commit's transaction, by the heads from before it and the number of commits there have been."""
+    def __call__(self, connection: Any, commits: int, heads: Mapping[int, LaneHead], changes: Changes) -> int:
+        """In a commit's transaction, by the heads from before it and the number of commits there have been.
+
+        Returns how many entries of clients it deleted.
+        """
         for name in self._written:
             self._written[name] += len(getattr(changes, name))
         if commits % SWEEP_COMMITS:
-            return
+            return 0
+        clients = 0
         is_absent = Absence(connection.execute(SQL["policies"]).fetchall(), heads)
         for table in SWEPT:
-            self._sweep(connection, table, max(SWEEP_ROWS, 2 * self._written[table.name]), is_absent)
+            deleted = self._sweep(connection, table, max(SWEEP_ROWS, 2 * self._written[table.name]), is_absent)
+            clients += deleted if table.name == CLIENTS else 0
             self._written[table.name] = 0
+        return clients
 
-    def _sweep(self, connection: Any, table: Table, rows_max: int, is_absent: Absence) -> None:
+    def _sweep(self, connection: Any, table: Table, rows_max: int, is_absent: Absence) -> int:
         keys = ("lane", *table.keys)
         columns = ", ".join((*keys, *table.values))
         after = self._cursors.get(table.name)
@@ -40,3 +46,4 @@ class Sweep:
         if absent:
             connection.executemany(DELETE[table.name], absent)
         self._cursors[table.name] = rows[-1][:width] if len(rows) == rows_max else ()
+        return len(absent)

@@ -134,7 +134,7 @@ class Writing:
         if jumped is not None:
             raise jumped
         self._save(connection, decided, None if seen is None else snapshot)
-        self._sweep(connection, state.commits, state.heads, decided.changes)
+        decided.evicted_clients = self._sweep(connection, state.commits, state.heads, decided.changes)
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
         connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
