@@ -20,7 +20,7 @@ _ERRORS: Final[Mapping[int, str]] = {
     413: "The body is larger than the server takes.",
     415: "The body is not said to be JSON, or is encoded in a way that is not known.",
     422: "A write that is good in form is not what a schema of tables, a limit or the application allows.",
-    429: "Too many failed attempts to authenticate, or too many new events. Try again after `Retry-After`.",
+    429: "Too many failed attempts to authenticate, or too many new writes. Try again after `Retry-After`.",
     500: "The server is at fault. Whether something was written is not known: send it again, under the same ids.",
     503: "The server is busy, takes no new writes, or is being stopped. Nothing new of the request has been decided: "
     "send all of it again.",
