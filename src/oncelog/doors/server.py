@@ -87,8 +87,11 @@ ACCEPTING_S: Final = 0.05
 """How long a server that stops still takes connections. Who comes is told, as all are."""
 LOOK_S: Final = 0.005
 """How often a server that stops looks whether it still has to wait."""
+LINE_BYTES_MAX: Final = 64 * 1024
+"""Longest request line. A relationship of three names of 1,024 characters, percent-encoded, needs 36 KiB of it, and the
+token of its page 16 KiB."""
 HEADER_BYTES_MAX: Final = 32 * 1024
-"""Of the request line, and of each header."""
+"""Longest header."""
 PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID",
@@ -360,7 +363,7 @@ class Server:
             shutdown_timeout=min(CLOSING_S, self.settings.shutdown_ms / 1000),
             # Otherwise a token of the length that we allow would not come through.
             max_field_size=HEADER_BYTES_MAX,
-            max_line_size=HEADER_BYTES_MAX,
+            max_line_size=LINE_BYTES_MAX,
             # A body is unpacked by who wants it (`body_of`), as far as its limit, and not as it comes, of whomever.
             auto_decompress=False,
         )
