@@ -180,7 +180,9 @@ class Author:
             if not self.rarely(4):
                 self.model.submit([Request((items[-1],))], self.now_ms, validate)
         del self.model.history[before:]
-        request = Request(tuple(items), self.pick(Mode.EACH, Mode.ALL, Mode.UNTIL_REFUSED))
+        mode = self.pick(Mode.EACH, Mode.ALL, Mode.UNTIL_REFUSED)
+        is_admitted_whole = self.rate is not None and len(items) > 2  # without a draw: it would thin out the rest
+        request = Request(tuple(items), mode, is_admitted_whole)
         self.model.submit([request], self.now_ms, validate)
         return request
 

@@ -102,6 +102,8 @@ class PlanModel:
         self.batch = 0
         self.now_ms = 0
         self.validate: Validate | None = None
+        self.admission: dict[tuple[str, str], list[tuple[int, int, int]]] | None = None
+        """While a request is admitted as a whole: tokens left, price and burst, for each actor and item."""
 
     def submit(self, batch: Sequence[Request], now_ms: int, validate: Validate | None = None) -> list[list[Verdict]]:
         self.batch += 1
@@ -110,6 +112,33 @@ class PlanModel:
         return [self._request(request) for request in batch]
 
     def _request(self, request: Request) -> list[Verdict]:
+        before = len(self.history)
+        if not request.is_admitted_whole:
+            return self._items(request)
+        self.admission = {}
+        verdicts = self._items(request)
+        missing_us = [
+            min(len(taken) * price_us - left_us, most_us - left_us)
+            for taken in self.admission.values()
+            for left_us, price_us, most_us in taken[:1]
+        ]
+        self.admission = None
+        limited = [
+            number
+            for number, one in enumerate(verdicts)
+            if isinstance(one, Refused) and one.reason in (Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED)
+        ]
+        new = [number for number, one in enumerate(verdicts) if isinstance(one, Committed)]
+        if not limited and max(missing_us, default=0) > 0 and new:
+            verdicts[new[-1]] = refused(Reason.RATE_LIMITED, retry_after_ms=ceil(Fraction(max(missing_us), 1000)))
+            limited = new[-1:]
+        if not limited:
+            return verdicts
+        del self.history[before:]
+        not_processed = Refused(Reason.NOT_PROCESSED, "", index=limited[0])
+        return [one if number == limited[0] else not_processed for number, one in enumerate(verdicts)]
+
+    def _items(self, request: Request) -> list[Verdict]:
         before = len(self.history)
         verdicts: list[Verdict] = []
         for index, item in enumerate(request.items):
@@ -434,6 +463,11 @@ class PlanModel:
         if submission.rate is None:
             return None
         left_us, price_us = self.tokens_us(submission, submission.rate, self.log_time_ms(submission))
+        if self.admission is not None:
+            scope = submission.scope if submission.policy.order is Order.STREAM else ""
+            taken = self.admission.setdefault((scope, submission.actor), [])
+            taken.append((left_us, price_us, submission.rate.burst * price_us))
+            return None
         if left_us >= price_us:
             return None
         return refused(Reason.RATE_LIMITED, retry_after_ms=ceil(Fraction(price_us - left_us, 1000)))

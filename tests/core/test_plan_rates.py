@@ -206,6 +206,65 @@ def test_request_above_the_rate_is_partly_accepted() -> None:
     refused(verdicts[2], Reason.NOT_PROCESSED)
 
 
+@pytest.mark.rule("EV-8")
+def test_request_is_admitted_as_a_whole_or_commits_nothing() -> None:
+    log = Log()
+    log(rated(1))
+    kept, head = dict(log.snapshot.rates), log.snapshot.heads[0]
+    verdicts = log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)
+    assert [refused(one, Reason.NOT_PROCESSED).index for one in verdicts[:2]] == [2, 2]
+    assert waits_ms(verdicts[2]) == 500
+    assert (log.snapshot.rates, log.snapshot.heads[0]) == (kept, head)
+    log.now_ms += 499
+    assert waits_ms(log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)[2]) == 1
+    log.now_ms += 1
+    known, *new = log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)
+    assert replayed(known).receipt is not None
+    assert [committed(one).position for one in new] == [2, 3]
+    assert [type(one).__name__ for one in log.together(rated(1), rated(2), rated(3), is_admitted_whole=True)] == [
+        "Replayed"
+    ] * 3
+
+
+@pytest.mark.rule("EV-8")
+def test_request_larger_than_the_burst_waits_for_a_full_bucket_and_repays() -> None:
+    log = Log()
+    many = [rated(number) for number in range(11, 16)]
+    log(rated(1))
+    assert waits_ms(log.together(*many, is_admitted_whole=True)[-1]) == 500
+    log.now_ms += 500
+    assert [committed(one).position for one in log.together(*many, is_admitted_whole=True)] == [2, 3, 4, 5, 6]
+    assert waits_ms(log(rated(2))) == 2000
+    assert waits_ms(log.together(rated(2), rated(3), rated(4), is_admitted_whole=True)[-1]) == 2500
+    log.now_ms += 2000
+    committed(log(rated(2)))
+
+
+@pytest.mark.rule("EV-8", "EV-9")
+def test_rejected_items_of_an_admitted_request_keep_their_own_verdicts() -> None:
+    log = Log()
+    log(event(9, "a"))
+    wrong, new = log.together(event(9, "b", actor="user:ann", rate=TWO), rated(1), is_admitted_whole=True)
+    refused(wrong, Reason.IDENTITY_REUSED)
+    committed(new)
+    new, wrong, behind = log.together(
+        rated(2), event(9, "b", actor="user:ann", rate=TWO), rated(3), mode=Mode.UNTIL_REFUSED, is_admitted_whole=True
+    )
+    committed(new)
+    refused(wrong, Reason.IDENTITY_REUSED)
+    refused(behind, Reason.NOT_PROCESSED)
+
+
+@pytest.mark.rule("EV-8")
+def test_requests_of_one_batch_are_admitted_one_by_one() -> None:
+    log = Log()
+    requests = [Request((rated(n), rated(n + 1)), is_admitted_whole=True) for n in (1, 3)]
+    first, second = log.submit([*requests, Request((event(8),))], log.now_ms)[:2]
+    assert [committed(one).position for one in first] == [1, 2]
+    assert waits_ms(second[1]) == 1000
+    assert log.snapshot.heads[0].position == 3
+
+
 # --- what a store is asked for ---------------------------------------------------------------------------
 
 

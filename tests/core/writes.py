@@ -117,8 +117,8 @@ class Log(MemoryLog):
     def __call__(self, item: Item, validate: Validate | None = None) -> Verdict:
         return self.submit([Request((item,))], self.now_ms, validate)[0][0]
 
-    def together(self, *items: Item, mode: Mode = Mode.EACH) -> list[Verdict]:
-        return self.submit([Request(items, mode)], self.now_ms)[0]
+    def together(self, *items: Item, mode: Mode = Mode.EACH, is_admitted_whole: bool = False) -> list[Verdict]:
+        return self.submit([Request(items, mode, is_admitted_whole)], self.now_ms)[0]
 
     def apart(self, *items: Item) -> list[Verdict]:
         """In one group commit, from different callers."""

@@ -7,6 +7,7 @@ request that is all or nothing turns out to be nothing.
 from collections.abc import Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from oncelog.core.admission import Admission
 from oncelog.core.identity import lane_of
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
@@ -156,6 +157,8 @@ class Desk:
         self.now_ms = now_ms
         """The time at which the batch is proposed. Of a write it is its lane's that counts (`LaneDesk.log_time_ms`)."""
         self.tenants = snapshot.tenants
+        self.admission: Admission | None = None
+        """Set while a request is decided that the rates admit as a whole or not at all."""
         self._lanes: dict[int, LaneDesk] = {}
         self._zero: LaneDesk | None = None
         self._lane_of_stream: dict[str, LaneDesk] = {}

@@ -15,9 +15,11 @@ Items are decided one after the other, each on what the ones before it leave beh
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 
+from oncelog.core.admission import Admission
 from oncelog.core.consumers import set_cursor
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.effects import effects_of
@@ -57,6 +59,11 @@ from oncelog.core.values import (
     key_identity,
 )
 
+_EACH: Final = Mode.EACH  # Python 3.11 takes long to find an enum's member
+_ANY_REASON: Final = frozenset(Reason)
+_LIMITS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED})
+"""Refusals of the last check: nothing is wrong with the write."""
+
 Validate = Callable[[Submission], str | None]
 """An application's own check of a new write: None, or what is wrong with it. Must be pure, and must not raise."""
 
@@ -85,14 +92,19 @@ def plan(
 
 
 def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
-    if request.mode is Mode.EACH:
+    if request.mode is not _EACH:
+        refused = malformed_request(request)
+        if refused is not None:
+            return [refused] * len(request.items)
+    if request.mode is Mode.ALL or (request.is_admitted_whole and _has_limits(request, desk)):
+        return _decide_undoable(request, desk, validate)
+    return _decide_items(request, desk, validate)
+
+
+def _decide_items(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
+    if request.mode is _EACH:
         return [_decide(item, desk, validate) for item in request.items]
-    refused = malformed_request(request)
-    if refused is not None:
-        return [refused] * len(request.items)
-    if request.mode is Mode.UNTIL_REFUSED:
-        return _until_refused(request.items, desk, validate)
-    return _all_or_nothing(request.items, desk, validate)
+    return _until_refused(request.items, desk, validate)
 
 
 def _until_refused(items: Sequence[Item], desk: Desk, validate: Validate | None) -> list[Verdict]:
@@ -104,16 +116,38 @@ def _until_refused(items: Sequence[Item], desk: Desk, validate: Validate | None)
     return verdicts
 
 
-def _all_or_nothing(items: Sequence[Item], desk: Desk, validate: Validate | None) -> list[Verdict]:
+def _decide_undoable(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
+    """Decide a request that one refusal can undo: any refusal with `Mode.ALL`, one of a limit if admitted whole."""
     mark = desk.mark()
-    verdicts = _until_refused(items, desk, validate)
-    refused = next((index for index, verdict in enumerate(verdicts) if isinstance(verdict, Refused)), None)
+    admission = desk.admission = Admission() if request.is_admitted_whole else None
+    verdicts = _decide_items(request, desk, validate)
+    desk.admission = None
+    undoing = _ANY_REASON if request.mode is Mode.ALL else _LIMITS
+    refused = next(
+        (index for index, one in enumerate(verdicts) if isinstance(one, Refused) and one.reason in undoing), None
+    )
+    if refused is None and admission is not None and admission.refused is not None:
+        admitted = [index for index, one in enumerate(verdicts) if isinstance(one, Committed)]
+        admitted = admitted or [index for index, one in enumerate(verdicts) if isinstance(one, Granted)]
+        refused = admitted[-1]
+        verdicts[refused] = admission.refused
     if refused is None:
         desk.keep()
-    else:
-        desk.undo(mark)
-        verdicts[:refused] = [_skipped(refused)] * refused
-    return verdicts
+        return verdicts
+    desk.undo(mark)
+    others = len(verdicts) - refused - 1
+    return [_skipped(refused)] * refused + verdicts[refused : refused + 1] + [_skipped(refused)] * others
+
+
+def _has_limits(request: Request, desk: Desk) -> bool:
+    """Return whether a limit could refuse a new item of the request."""
+    if desk.tenants is not None:
+        return True
+    return any(
+        isinstance(item, Submission | Claim)
+        and (item.retry_after_ms > 0 or (isinstance(item, Submission) and (item.rate or item.stream_rate) is not None))
+        for item in request.items
+    )
 
 
 def _skipped(index: int) -> Refused:

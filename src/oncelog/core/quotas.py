@@ -42,7 +42,7 @@ def beyond_quota(item: Submission | Claim, desk: Desk) -> Refused | None:
         return None
     for tenant in _tenants(item, desk.tenants):
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
-        refused = _beyond_storage(item, tenant, usage) or _beyond_rate(tenant, usage, desk.now_ms)
+        refused = _beyond_storage(item, tenant, usage) or _beyond_rate(tenant, usage, desk)
         if refused is not None:
             return refused
     return None
@@ -111,15 +111,18 @@ def _beyond_storage(item: Submission | Claim, tenant: Tenant, usage: Usage) -> R
     return None
 
 
-def _beyond_rate(tenant: Tenant, usage: Usage, now_ms: int) -> Refused | None:
+def _beyond_rate(tenant: Tenant, usage: Usage, desk: Desk) -> Refused | None:
     per_second = tenant.new_writes_per_second_max
     if not per_second:
         return None
-    missing_us = _after_one(tenant, usage, now_ms)[1]
+    before_us, _, missing_us = _after_one(tenant, usage, desk.now_ms)
+    admission = desk.admission
+    if admission is not None:
+        missing_us = admission.missing_us(tenant.prefix, before_us, missing_us, desk.now_ms * _MILLISECOND_US)
     if missing_us <= 0:
         return None
     retry_after_ms = -(-missing_us // _MILLISECOND_US)
-    return Refused(
+    refused = Refused(
         Reason.RATE_LIMITED,
         f"new_writes_per_second_max of the tenant {tenant.prefix!r} is {per_second}; try again in {retry_after_ms} ms",
         field="new_writes_per_second_max",
@@ -127,13 +130,17 @@ def _beyond_rate(tenant: Tenant, usage: Usage, now_ms: int) -> Refused | None:
         tenant=tenant.prefix,
         limit=per_second,
     )
+    if admission is None:
+        return refused
+    admission.refuse(refused, missing_us)
+    return None
 
 
 def _full_at_us(tenant: Tenant, usage: Usage, now_ms: int) -> int:
-    return _after_one(tenant, usage, now_ms)[0] if tenant.new_writes_per_second_max else usage.full_at_us
+    return _after_one(tenant, usage, now_ms)[1] if tenant.new_writes_per_second_max else usage.full_at_us
 
 
-def _after_one(tenant: Tenant, usage: Usage, now_ms: int) -> tuple[int, int]:
+def _after_one(tenant: Tenant, usage: Usage, now_ms: int) -> tuple[int, int, int]:
     """As `rates.after_one`, by the time of the batch: a tenant has streams in several lanes, each with its own time.
 
     That of another process may be behind by a little, and then there is less in the bucket. Where it is far behind, as

@@ -25,6 +25,8 @@ _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
 BACK_US_MAX: Final = 60 * _SECOND_US
 """A time that is behind another by less is that of a process that was slower, or whose clock is not quite the same."""
+OVERDRAFT_ITEMS: Final = 1000
+"""Tokens that a request larger than the burst may owe a tenant's bucket: the default of `limits.request_events_max`."""
 FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 """How far a bucket can be from being full: by the slowest rate with the largest burst."""
 
@@ -37,20 +39,29 @@ def held_back(submission: Submission) -> Refused | None:
 def take(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused | None:
     """Takes a token for a new write that will be committed, of each rate that it has.
 
-    Refused where one has none, and then takes nothing.
+    Refused where one has none, and then takes nothing. Where the request is admitted as a whole, the token is taken and
+    `desk.admission` learns of it.
     """
     if submission.fence:
         return None  # as above
     taken: list[tuple[RateIdentity, Bucket]] = []
+    admission, now_us = desk.admission, lane.log_time_ms * _MILLISECOND_US
     missing_us = 0
     for rate, identity in _rates_of(submission):
-        bucket, missing = _taken(rate, desk.rates.get(identity), lane.log_time_ms * _MILLISECOND_US)
-        taken.append((identity, bucket))
+        bucket = desk.rates.get(identity)
+        full_at_us = 0 if bucket is None else bucket.full_at_us
+        before_us, after_us, missing = after_one(full_at_us, now_us, rate.per_second, rate.burst)
+        if admission is not None:
+            missing = admission.missing_us(identity, before_us, missing, now_us)
+        taken.append((identity, Bucket(after_us)))
         missing_us = max(missing_us, missing)
     if missing_us > 0:
-        return _used_up(-(-missing_us // _MILLISECOND_US))
-    for identity, bucket in taken:
-        desk.rates.put(identity, bucket)
+        refused = _used_up(-(-missing_us // _MILLISECOND_US))
+        if admission is None:
+            return refused
+        admission.refuse(refused, missing_us)
+    for identity, after in taken:
+        desk.rates.put(identity, after)
     return None
 
 
@@ -61,25 +72,20 @@ def _rates_of(submission: Submission) -> Iterator[tuple[Rate, RateIdentity]]:
         yield submission.stream_rate, stream_rate_identity(submission)
 
 
-def _taken(rate: Rate, bucket: Bucket | None, now_us: int) -> tuple[Bucket, int]:
-    """The bucket after one more token, and how long it takes until there is one: none of it, or less, if there is."""
-    full_at_us, missing_us = after_one(0 if bucket is None else bucket.full_at_us, now_us, rate.per_second, rate.burst)
-    return Bucket(full_at_us), missing_us
-
-
 def after_one(
     full_at_us: int, now_us: int, per_second: int, burst: int, *, is_bounded: bool = False
-) -> tuple[int, int]:
-    """When a bucket would be full after one more token, and how long to wait until that one is there (0 or less: none).
+) -> tuple[int, int, int]:
+    """Return when a bucket is full, when it is after one more token, and how long that token takes to come.
 
-    With `is_bounded` one that seems much further from full than it can be counts as full, for times that may go back.
+    The wait is 0 or less if the token is there. With `is_bounded` a bucket that seems much further from full than it
+    can be counts as full, for times that may go back.
     """
     token_us = -(-_SECOND_US // per_second)
     before_us = max(full_at_us, now_us)
-    if is_bounded and before_us - now_us > burst * token_us + BACK_US_MAX:
+    if is_bounded and before_us - now_us > max(burst, OVERDRAFT_ITEMS) * token_us + BACK_US_MAX:
         before_us = now_us
     after_us = before_us + token_us
-    return after_us, after_us - now_us - burst * token_us
+    return before_us, after_us, after_us - now_us - burst * token_us
 
 
 def is_full(bucket: Bucket, log_time_ms: int) -> bool:

@@ -167,6 +167,11 @@ class Request(Struct, frozen=True, gc=False):
 
     items: tuple[Item, ...]
     mode: Mode = Mode.EACH
+    is_admitted_whole: bool = False
+    """Where a rate or quota refuses one new item, nothing of the request happens, whatever the mode.
+
+    A request with more new items than the burst of a rate is admitted when its bucket is full.
+    """
 
 
 # --- what comes out: verdicts ------------------------------------------------------------------------

@@ -126,9 +126,11 @@ class BlockingLog:
         """As `Log.submit`."""
         return self._portal.call(self._log.submit, item)
 
-    def submit_many(self, items: Sequence[Item], mode: Mode = Mode.EACH) -> list[Verdict]:
+    def submit_many(
+        self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
+    ) -> list[Verdict]:
         """As `Log.submit_many`."""
-        return self._portal.call(self._log.submit_many, items, mode)
+        return self._portal.call(self._log.submit_many, items, mode, is_admitted_whole=is_admitted_whole)
 
     def erase(
         self,

@@ -656,7 +656,7 @@ def _can_be_known(waiting: _Waiting) -> bool:
 def _limited(asked: Item | Request) -> Item | Request:
     """The same, with new writes held back: only what is known is answered."""
     if isinstance(asked, Request):
-        return Request(tuple(map(_limited_item, asked.items)), asked.mode)
+        return replace(asked, items=tuple(map(_limited_item, asked.items)))
     return _limited_item(asked)
 
 

@@ -259,13 +259,18 @@ class Log:
         return self._committer.submit(item, receiver)
 
     def submit_many_nowait(
-        self, items: Sequence[Item], receiver: Receiver[list[Verdict]], mode: Mode = Mode.EACH
+        self,
+        items: Sequence[Item],
+        receiver: Receiver[list[Verdict]],
+        mode: Mode = Mode.EACH,
+        *,
+        is_admitted_whole: bool = False,
     ) -> list[Verdict] | None:
         """As `submit_many`, in the same way."""
         items = tuple(items)
         if not all(map(self._knows, items)):
             raise PolicyError("the policy must be declared when the log is opened")
-        return self._committer.submit_request(Request(items, mode), receiver)
+        return self._committer.submit_request(Request(items, mode, is_admitted_whole), receiver)
 
     async def _submit_work(self, item: Item) -> Verdict:
         """As `submit`, also while the log is being closed: what was begun is to be ended."""
@@ -276,13 +281,18 @@ class Log:
         outcome = self._committer.submit(item)
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
-    async def submit_many(self, items: Sequence[Item], mode: Mode = Mode.EACH) -> list[Verdict]:
-        """One verdict an item, in order. `mode` says what a refused one means for the others."""
+    async def submit_many(
+        self, items: Sequence[Item], mode: Mode = Mode.EACH, *, is_admitted_whole: bool = False
+    ) -> list[Verdict]:
+        """One verdict an item, in order. `mode` says what a refused one means for the others.
+
+        With `is_admitted_whole`, nothing of the request happens where a rate or quota refuses one new item.
+        """
         items = tuple(items)
         for item in items:
             if not self._knows(item):
                 await self._declare(item)
-        outcome = self._committer.submit_request(Request(items, mode))
+        outcome = self._committer.submit_request(Request(items, mode, is_admitted_whole))
         return await outcome if isinstance(outcome, asyncio.Future) else outcome
 
     def recall(self, policy: Policy, scope: str, keys: Sequence[bytes]) -> list[Remembered] | None:

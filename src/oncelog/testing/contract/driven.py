@@ -60,9 +60,15 @@ class DrivenStore:
         """Commits requests as one batch."""
         return self.run(self.store.commit(requests, validate))
 
-    def together(self, *items: Item, mode: Mode = Mode.EACH, validate: Validate | None = None) -> list[Verdict]:
+    def together(
+        self,
+        *items: Item,
+        mode: Mode = Mode.EACH,
+        validate: Validate | None = None,
+        is_admitted_whole: bool = False,
+    ) -> list[Verdict]:
         """Commits items of one request."""
-        return self.batch(Request(items, mode), validate=validate).verdicts[0]
+        return self.batch(Request(items, mode, is_admitted_whole), validate=validate).verdicts[0]
 
     def __call__(self, item: Item) -> Verdict:
         """Commits one item."""

@@ -185,6 +185,31 @@ class KeepingContract(Contract):
             refused(log(event(2, actor="user:ann", rate=rate)), Reason.RATE_LIMITED)
             assert log.heads() == before
 
+    def test_a_request_is_admitted_whole_or_not_at_all(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            events = [event(number, actor="user:ann", rate=Rate(2, burst=2)) for number in range(1, 6)]
+            first = committed(log(events[0]))
+            log.reopen()
+            before = log.heads()
+            skipped, late = log.together(*events[1:3], is_admitted_whole=True)
+            assert refused(skipped, Reason.NOT_PROCESSED).index == 1
+            assert refused(late, Reason.RATE_LIMITED).retry_after_ms == 500
+            assert log.heads() == before
+            assert replayed(log.together(*events[:2], is_admitted_whole=True)[0]).receipt == first
+            before = log.heads()
+            # More than the burst: admitted when the bucket is full, and paid back before the next.
+            verdicts = log.together(*events[2:], mode=Mode.UNTIL_REFUSED, is_admitted_whole=True)
+            assert refused(verdicts[2], Reason.RATE_LIMITED).retry_after_ms == 1000
+            assert log.heads() == before
+            log.clock.advance(1000)
+            log.reopen()
+            assert [committed(one).position for one in log.together(*events[2:], is_admitted_whole=True)] == [3, 4, 5]
+            log.reopen()
+            assert (
+                refused(log(event(6, actor="user:ann", rate=Rate(2, burst=2))), Reason.RATE_LIMITED).retry_after_ms
+                == 1000
+            )
+
     def test_fences_and_revisions_go_on_where_they_were(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
             for number in range(1, 4):

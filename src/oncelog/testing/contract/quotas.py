@@ -114,6 +114,24 @@ class QuotasContract(Contract):
             assert [type(verdict) for verdict in log.together(*events[:2], mode=Mode.ALL)] == [Committed, Committed]
             assert has(log) == {"acme": (2, 2)}
 
+    def test_a_request_is_admitted_by_all_quotas_or_not_at_all(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            limits = {"new_writes_per_second_max": 2, "new_writes_at_once_max": 1}
+            set_tenants(log, Tenant("acme", records_max=3), Tenant("acme/a", **limits))
+            events = [event(number, partitions=("acme/a",)) for number in range(1, 5)]
+            verdicts = log.together(*events, is_admitted_whole=True)
+            assert refused(verdicts[3], Reason.QUOTA_EXCEEDED).tenant == "acme"
+            assert has(log) == {"acme": (0, 0), "acme/a": (0, 0)}
+            # Three at once are more than the burst, and are paid back before the next.
+            assert [committed(one).position for one in log.together(*events[:3], is_admitted_whole=True)] == [1, 2, 3]
+            late = refused(log(event(5, partitions=("acme/a",))), Reason.QUOTA_EXCEEDED)
+            assert late.tenant == "acme"
+            set_tenants(log, Tenant("acme/a", **limits))
+            late = refused(log.together(*events[2:], is_admitted_whole=True)[1], Reason.RATE_LIMITED)
+            assert (late.tenant, late.retry_after_ms) == ("acme/a", 1500)
+            log.clock.advance(1500)
+            assert committed(log.together(*events[2:], is_admitted_whole=True)[1]).position == 4
+
     def test_work_is_let_in_when_it_is_claimed(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
             set_tenants(log, Tenant(CAMPAIGN, records_max=1, new_writes_per_second_max=2))
