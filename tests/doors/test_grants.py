@@ -127,8 +127,8 @@ def test_additional_grant_removes_no_access(texts: list[str], more: str, asked: 
         ({"write": ["a\0"]}, "$.grants.write[0]"),
         ({"read": ["x" * (PARTITION_CHARACTERS_MAX + 1)]}, "$.grants.read[0]"),
         ({"read": ["x" * (PARTITION_CHARACTERS_MAX + 1) + "*"]}, "$.grants.read[0]"),
-        ({"read": ["x"] * (GRANTS_MAX + 1)}, "$.grants.read"),
-        ({"write": ["x"] * (GRANTS_MAX + 1)}, "$.grants.write"),
+        ({"read": [f"x{number}" for number in range(GRANTS_MAX + 1)]}, "$.grants.read"),
+        ({"write": ["*", *(f"x{number}*" for number in range(GRANTS_MAX))]}, "$.grants.write"),
     ],
 )
 def test_malformed_claim_is_refused_with_its_field(claim: Any, path: str) -> None:
@@ -149,6 +149,12 @@ def test_values_at_the_limits_are_accepted() -> None:
     assert grants.may_read(longest)
     assert grants.may_write(str(GRANTS_MAX - 1))
     assert not grants.may_write(str(GRANTS_MAX))
+
+
+@pytest.mark.rule("EV-9")
+def test_copies_of_a_grant_count_once() -> None:
+    grants = granted(["caf\u00e9", "cafe\u0301", "x*"] * GRANTS_MAX)
+    assert grants.as_claim()["read"] == ["caf\u00e9", "x*"]
 
 
 def test_length_limit_applies_to_the_nfc_form() -> None:

@@ -153,3 +153,4 @@ def test_cursor_of_another_order_is_refused(tmp_path: Path) -> None:
         assert log.lookup(key(1)).record is not None
         with pytest.raises(ValueError, match="at most 64"):
             log.read(partitions=[f"p{number}" for number in range(65)])
+        assert len(log.read(partitions=["p"] * 65).records) == len(log.read(partition="p").records)

@@ -94,9 +94,9 @@ def _partitions(partitions: Sequence[str]) -> tuple[str, ...]:
             return (only,)  # what most events have, and nothing to normalise
     if isinstance(partitions, str) or not isinstance(partitions, Sequence):
         raise CanonicalError("$.partitions", "must be an array of strings")
-    if not 1 <= len(partitions) <= PARTITIONS_MAX:
-        raise CanonicalError("$.partitions", f"must be 1 to {PARTITIONS_MAX}, not {len(partitions)}")
     normal = normal_partitions(partitions)
+    if not 1 <= len(normal) <= PARTITIONS_MAX:
+        raise CanonicalError("$.partitions", f"must be 1 to {PARTITIONS_MAX} different ones, not {len(normal)}")
     if not all(1 <= len(partition) <= PARTITION_CHARACTERS_MAX for partition in normal):
         raise CanonicalError("$.partitions", f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters")
     return normal

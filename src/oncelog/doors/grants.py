@@ -77,8 +77,6 @@ def grants_of_claim(value: JsonValue, path: str = "$.grants") -> Grants:
 def _partitions(texts: Sequence[str], path: str) -> _Partitions:
     if isinstance(texts, str):
         raise CanonicalError(path, "must be an array, not a string")
-    if len(texts) > GRANTS_MAX:
-        raise CanonicalError(path, f"must have at most {GRANTS_MAX} entries, not {len(texts)}")
     names: set[str] = set()
     prefixes: set[str] = set()
     for index, text in enumerate(texts):
@@ -88,6 +86,10 @@ def _partitions(texts: Sequence[str], path: str) -> _Partitions:
         if len(name) > PARTITION_CHARACTERS_MAX or not normal:
             raise CanonicalError(f"{path}[{index}]", f"must have 1 to {PARTITION_CHARACTERS_MAX} characters")
         (prefixes if is_prefix else names).add(name)
+    if len(names) + len(prefixes) > GRANTS_MAX:
+        raise CanonicalError(
+            path, f"must have at most {GRANTS_MAX} different entries, not {len(names) + len(prefixes)}"
+        )
     return _Partitions(frozenset(names), tuple(sorted(prefixes)))
 
 

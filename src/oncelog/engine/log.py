@@ -659,11 +659,12 @@ class Log:
             raise TypeError("partitions is a list of names; for one name use partition")
         if sum((partition is not None, bool(partitions), stream is not None)) > 1:
             raise ValueError("name one of partition, partitions and stream")
-        if len(partitions) > PARTITIONS_MAX:
-            raise ValueError(f"partitions must be at most {PARTITIONS_MAX}, not {len(partitions)}")
         if stream is not None:
             text_field(stream, "$.stream")
-        return normal_partitions((partition,) if partition is not None else partitions)
+        normal = normal_partitions((partition,) if partition is not None else partitions)
+        if len(normal) > PARTITIONS_MAX:
+            raise ValueError(f"partitions must be at most {PARTITIONS_MAX} different ones, not {len(normal)}")
+        return normal
 
     def _demand_lane(self, lane: int) -> None:
         if type(lane) is not int or not 0 <= lane <= self.settings.lanes:
