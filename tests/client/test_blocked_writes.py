@@ -80,7 +80,7 @@ async def test_read_only_server_is_reported(tmp_path: Path) -> None:
         assert client.status().last_error is None
 
 
-async def test_rate_limit_is_reported_across_reconnections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_rate_limit_is_reported_on_an_open_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()  # stands still: the rate window never ends
     async with serving(tmp_path, clock=clock) as served, clients.client_of(served.url, partitions=()) as client:
         log = served.server.log
@@ -96,7 +96,8 @@ async def test_rate_limit_is_reported_across_reconnections(tmp_path: Path, caplo
         await until(lambda: not seen[-1].pending)
         are_errors = [one.last_error is not None for one in seen]
         assert [is_error for is_error, _ in groupby(are_errors)] == [False, True, False], "without a break"
-    assert count_lines(caplog, logging.WARNING, "not taken for now: rate_limited") == 1
+        assert all(one.state is State.LIVE for one in seen)
+    assert count_lines(caplog, logging.WARNING, "not taken for now: server_busy") == 1
 
 
 async def test_exceeded_quota_of_a_chat_blocks_only_that_chat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

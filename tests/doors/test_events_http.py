@@ -348,6 +348,14 @@ async def test_cursor_of_another_history_is_refused(tmp_path: Path) -> None:
         assert (await served.page("a", since=1, epoch=known["epoch"])).status == 200
 
 
+@pytest.mark.rule("EV-9")
+async def test_copies_of_a_partition_count_once(shared_server: Serving) -> None:
+    copies = ["caf%C3%A9", "cafe%CC%81"] * PARTITIONS_MAX
+    query = "&".join(f"partition={name}" for name in copies)
+    async with shared_server.session.get(f"{shared_server.url}{PATH}?{query}") as response:
+        assert (response.status, (await response.json())["partitions"]) == (200, ["caf\u00e9"])
+
+
 @pytest.mark.rule("CO-33")
 @pytest.mark.parametrize(
     ("query", "field"),

@@ -81,12 +81,19 @@ async def test_rate_limit_spans_all_servers_of_a_log_and_restarts(tmp_path: Path
 
 
 @BOTH_STORES
-@pytest.mark.rule("CO-30")
-async def test_events_committed_before_the_rate_limit_are_counted_and_kept(tmp_path: Path) -> None:
-    async with serving(tmp_path, clock=ManualClock(), new_events_per_second_max=2) as served:
-        assert (await served.submit(item(1), item(2), item(3))).refusal == (429, "rate_limited")
-        assert served.server.counts.events_committed == 2
-        assert await served.commit(item(1), item(2)) == [1, 2]
+@pytest.mark.rule("CO-30", "EV-8")
+async def test_request_above_the_rate_limit_commits_nothing(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with serving(tmp_path, clock=clock, new_events_per_second_max=2) as served:
+        assert await served.commit(item(1)) == [1]
+        late = await served.submit(item(1), item(2), item(3), item(4))
+        assert (late.refusal, late.error["details"]) == ((429, "rate_limited"), {"retry_after_ms": 500})
+        assert late.headers["Retry-After"] == "1"
+        assert served.server.counts.events_committed == 1
+        assert numbers((await served.page("a")).json["events"]) == [1]
+        clock.advance(500)
+        assert await served.commit(item(1), item(2), item(3), item(4)) == [1, 2, 3, 4]
+        assert (await served.submit(item(5))).error["details"] == {"retry_after_ms": 1000}
 
 
 @BOTH_STORES

@@ -10,6 +10,9 @@ from oncelog.doors.frames import CloseCode
 from oncelog.errors import HistoryChangedError
 from waiting import turns, until
 
+ANSWERS = ("connected", "submit_events_result", "error")
+"""Pages are not among them: those of an open cycle overtake the results that wait for its end."""
+
 
 class Crowd:
     """Peers that submit, sync, page, stop reading and read again, in a random order."""
@@ -35,6 +38,8 @@ class Crowd:
                 await peer.send("submit_events", {"events": [item(one, "ab"[one % 2]) for one in numbers]})
             case 3 if not peer.wire.is_stuck and self.is_paging(index):
                 await self.page(index, chance.randint(1, 3))
+            case 3:
+                await peer.send("unknown", {})
             case 4:
                 peer.wire.is_stuck = not peer.wire.is_stuck
                 if not peer.wire.is_stuck:
@@ -87,6 +92,8 @@ def _retried(peer: Peer) -> set[int]:
 
 def check(peer: Peer, everything: set[int]) -> None:
     """Check that a peer got each event of the partition once and in order: by page, broadcast or its own result."""
+    requests = [int(one["msg_id"].split("-")[1]) for one in peer.messages if one["type"] in ANSWERS]
+    assert requests == sorted(requests), "replies are sent in the order of their requests"
     paged: list[int] = []
     live: list[int] = []
     own: set[int] = set()

@@ -3,6 +3,7 @@
 import pytest
 
 from doors.session_peers import Tokens, code_of, item, numbers, session_server, uuid
+from oncelog.core.limits import PARTITIONS_MAX
 from oncelog.doors.grants import granted
 
 
@@ -25,6 +26,25 @@ async def test_page_has_the_events_of_all_partitions_once_and_in_order() -> None
         assert page["epoch"] == server.log.epoch
         assert numbers(await peer.sync("b", "a", since=2)) == [3]
         assert numbers(await peer.sync("cafe\u0301")) == [5]
+
+
+@pytest.mark.rule("EV-9", "EV-6")
+async def test_partitions_are_counted_without_their_copies() -> None:
+    copies = ["caf\u00e9", "cafe\u0301"] * (PARTITIONS_MAX + 1)
+    names = [f"p{number}" for number in range(PARTITIONS_MAX)]
+    async with session_server() as server:
+        peer = await server.connected()
+        results = await peer.submit(item(1, *copies), item(2, *names, *names), item(3, *names, "more"))
+        assert [one["status"] for one in results] == ["committed", "committed", "rejected"]
+        assert results[2]["errors"] == [
+            {"field": "partitions", "message": "must be 1 to 64 different ones, not 65"},
+        ]
+        page = await peer.sync(*copies)
+        assert (page["partitions"], numbers(page)) == (["caf\u00e9"], [1])
+        assert numbers(await peer.sync(*names, *names)) == [2]
+        reply = await peer.ask("sync", {"partitions": [*names, "more"], "since_committed_id": 0})
+        assert code_of(reply) == "bad_request"
+        assert reply["payload"]["message"].endswith("must have 1 to 64 different partitions, not 65")
 
 
 @pytest.mark.rule("EV-11", "CO-30")

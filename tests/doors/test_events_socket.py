@@ -71,6 +71,43 @@ async def test_oversized_frame_closes_only_its_own_connection(tmp_path: Path) ->
         assert numbers(await other.submit(item(1))) == [1]
 
 
+@pytest.mark.rule("CO-30", "EV-8")
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/chat"])
+async def test_oversized_frame_closes_with_a_reason_a_log_line_and_a_metric(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "oncelog.doors")
+    async with serving(tmp_path, frame_bytes_max=10_000) as served, aiohttp.ClientSession() as session:
+        async with session.ws_connect(served.url + path) as socket:
+            await socket.send_str("x" * 10_001)
+            message = await soon(socket.receive())
+        assert (message.type, message.data) == (WSMsgType.CLOSE, 1009)
+        assert message.extra == "limits.frame_bytes_max is 10000: send smaller requests"
+        door = path.rpartition("/")[2]
+        assert served.server.counts.requests[door, "websocket", "too_large"] == 1
+        (line,) = [one for one in caplog.records if "frame_bytes_max" in one.message]
+        assert (line.address, line.levelname) == ("127.0.0.1", "INFO")  # type: ignore[attr-defined]
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-8", "CO-30")
+async def test_oversized_frame_closes_after_the_results_of_accepted_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, frame_bytes_max=10_000) as served:
+        client = await served.connected("ada")
+        gate = served.hold_commits(monkeypatch)
+        await client.send("submit_events", {"events": [item(1)]}, "1")
+        await client.send("submit_events", {"events": [item(2)]}, "2")
+        await client.socket.send_str("x" * 10_001)
+        await soon(gate.reached.wait())
+        await until(lambda: served.server.counts.requests["events", "websocket", "too_large"] == 1)
+        gate.open()
+        assert [(await client.receive())["msg_id"] for _ in range(2)] == ["1", "2"]
+        assert await client.closed() == 1009
+        assert [one.levelname for one in caplog.records if "frame_bytes_max" in one.message] == ["WARNING"]
+
+
 @pytest.mark.rule("CO-30")
 async def test_connection_above_the_limit_is_refused_and_a_silent_one_closed(tmp_path: Path) -> None:
     async with serving(tmp_path, connections_max=1) as served:

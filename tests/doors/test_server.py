@@ -315,15 +315,17 @@ async def test_stopping_server_refuses_new_events_of_connected_clients(
         await until(lambda: served.server._door.is_closing)
         for name, kept_off in (("single", [item(2)]), ("several", [item(3), item(4)])):
             await client.send("submit_events", {"events": kept_off}, name)
-            refused = await client.receive()
-            assert (refused["type"], refused["msg_id"]) == ("error", name)
-            assert refused["payload"]["code"] == "server_busy"
-            assert refused["payload"]["details"]["retry_after_ms"] == 1000
+        await until(lambda: served.server.counts.requests["events", "websocket", "server_busy"] == 2)
         assert not stopping.done()
         gate.open()
         answer = await client.receive()
         assert (answer["type"], answer["msg_id"]) == ("submit_events_result", "accepted")
         assert numbers(answer["payload"]["results"]) == [1]
+        for name in ("single", "several"):
+            refused = await client.receive()
+            assert (refused["type"], refused["msg_id"]) == ("error", name)
+            assert refused["payload"]["code"] == "server_busy"
+            assert refused["payload"]["details"]["retry_after_ms"] == 1000
         assert await client.closed() == 1001
         await stopping
     async with serving(tmp_path) as served:

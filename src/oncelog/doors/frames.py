@@ -18,6 +18,7 @@ class CloseCode:
 
     GOING_AWAY: Final = 1001
     POLICY: Final = 1008
+    TOO_LARGE: Final = 1009
     SERVER_ERROR: Final = 1011
 
 

@@ -87,6 +87,8 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     """How often a silent connection is asked whether it is still there."""
     cycle_idle_ms: int = 2000
     """How long an open sync cycle, with an answer waiting behind it, may ask for no further page."""
+    close_wait_ms: int = 5000
+    """How long an error that closes a WebSocket waits for the replies to requests before it."""
     auth_failures_per_minute_max: int = 60
     """Failed authentications from one address. 0 is no limit."""
     new_events_per_second_max: int = 0

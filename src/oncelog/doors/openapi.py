@@ -190,9 +190,8 @@ def _scope() -> list[Schema]:
     partitions = {
         "type": "array",
         "minItems": 1,
-        "maxItems": PARTITIONS_MAX,
         "items": {"type": "string", "minLength": 1, "maxLength": PARTITION_CHARACTERS_MAX, "pattern": NO_NUL},
-        "description": "Once for each partition.",
+        "description": f"Once for each partition. At most {PARTITIONS_MAX} different ones, in Unicode's normal form C.",
     }
     since = {**whole("The cursor: events after it. A `committed_id`, or `next_since_committed_id`."), "default": 0}
     epoch = {"type": "string", "description": "That of the history which the cursor is of. Another one gets 409."}
@@ -255,8 +254,8 @@ def _new_event() -> Schema:
             "id": {"type": "string", "pattern": _UUID, "description": "A UUID. Its letters' case does not matter."},
             "partitions": {
                 "type": "array",
-                "description": f"1 to {PARTITIONS_MAX} strings of 1 to {PARTITION_CHARACTERS_MAX} characters, or the "
-                "event is rejected.",
+                "description": f"1 to {PARTITIONS_MAX} different strings of 1 to {PARTITION_CHARACTERS_MAX} "
+                "characters, or the event is rejected.",
             },
             "event": {"description": "An object with a `type` that is a string and not empty, or it is rejected."},
             "expected_committed_id": {

@@ -145,9 +145,12 @@ class Outbox:
         self.frames.append(frame)
         self.bytes += len(frame)
 
-    def put_answer(self, answer: Answer) -> None:
-        """Keeps a place at the end."""
-        self.frames.append(answer)
+    def put_answer(self, answer: Answer, before: Answer | None = None) -> None:
+        """Keep a place at the end, or directly before another answer that has one."""
+        if before is None:
+            self.frames.append(answer)
+        else:
+            self.frames.insert(self.frames.index(before), answer)
         self._answers += 1
 
     def take_back(self, answer: Answer) -> None:

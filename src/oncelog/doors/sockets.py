@@ -1,10 +1,11 @@
 """WebSockets of a door: aiohttp's socket on one side, a session of the door's on the other."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from oncelog.doors.entrance import Entrance
 from oncelog.doors.frames import CloseCode, close_frame
@@ -12,6 +13,8 @@ from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.outbox import WIRE_BYTES_HIGH, Outbox, Wire
 from oncelog.doors.principal import Principal
+
+logger: Final = logging.getLogger("oncelog.doors")
 
 _TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
 CLOSE_WAIT_S: Final = 2.0
@@ -21,6 +24,7 @@ CLOSE_WAIT_S: Final = 2.0
 class Session(Protocol):
     """One connection without its socket."""
 
+    address: str
     principal: Principal | None
     outbox: Outbox
 
@@ -29,6 +33,9 @@ class Session(Protocol):
 
     def receive_binary(self) -> None:
         """A binary frame: there are none."""
+
+    async def receive_oversize(self) -> None:
+        """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
 
     def renew(self, principal: Principal | None) -> None:
         """The rights of now; None if there are none any more."""
@@ -85,6 +92,26 @@ class SocketWire:
         self._transport.abort()
 
 
+class _Socket(web.WebSocketResponse):
+    """aiohttp closes the connection of a frame that is too large with a bare code. This adds the reason."""
+
+    session: Session | None = None
+    frame_bytes_max = 0
+
+    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
+        """As aiohttp says."""
+        if code == CloseCode.TOO_LARGE and self.session is not None and not self.closed:
+            principal = self.session.principal
+            logger.log(
+                logging.INFO if principal is None else logging.WARNING,
+                "a frame is larger than limits.frame_bytes_max; the connection is closed",
+                extra={"address": self.session.address, "actor": None if principal is None else principal.actor},
+            )
+            await self.session.receive_oversize()
+            message = b"limits.frame_bytes_max is %d: send smaller requests" % self.frame_bytes_max
+        return await super().close(code=code, message=message, drain=drain)
+
+
 class Sockets(Generic[S]):
     """All connections of a door. `new_session` makes the session of one, from its wire and the client's address."""
 
@@ -103,7 +130,7 @@ class Sockets(Generic[S]):
     async def serve(self, request: web.Request, address: str) -> web.WebSocketResponse:
         """One connection, from its first frame to its last."""
         limits = self._limits
-        socket = web.WebSocketResponse(
+        socket = _Socket(
             # Frames are written by us, and the same bytes go to all: there is no state of a compression in them.
             compress=False,
             heartbeat=limits.heartbeat_ms / 1000,
@@ -115,6 +142,7 @@ class Sockets(Generic[S]):
         if transport is None:  # it is gone already
             return socket
         session = self._new_session(SocketWire(request, transport), address)
+        socket.session, socket.frame_bytes_max = session, limits.frame_bytes_max
         self._sessions.add(session)
         self._counts.ws_connections += 1
         timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, _demand_connected, session)

@@ -138,6 +138,12 @@ class ChatSession:
             self.door.counts.frames_received += 1
             self._refuse(DoorError(codes.BAD_REQUEST, "frames must be text, in JSON"))
 
+    async def receive_oversize(self) -> None:
+        """As `sockets.Session` says. Acknowledgements are repeated on another connection: nothing is waited for."""
+        if not self._is_ending:
+            self.door.counts.frames_received += 1
+            self.door.counts.requests["chat", "websocket", codes.TOO_LARGE] += 1
+
     def _handle(self, found: Connect | SyncRequest | Ack | Ping) -> Awaitable[None] | None:
         if isinstance(found, Connect):
             if self.principal is not None:

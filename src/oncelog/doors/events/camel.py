@@ -4,6 +4,7 @@ What a project, its partitions and its ids are in the first dialect is in `proje
 {type, schemaVersion, payload, userId, meta}; a record that has not got these is not shown here, whoever wrote it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -135,7 +136,11 @@ class Camel:
 
     def results(self, ids: Sequence[str], results: Sequence[Result], now_ms: int) -> bytes:
         """As `Dialect` says."""
-        return orjson.dumps({"results": [_result(ids, index, result, now_ms) for index, result in enumerate(results)]})
+        payload = {"results": [_result(ids, index, result, now_ms) for index, result in enumerate(results)]}
+        try:
+            return orjson.dumps(payload)
+        except orjson.JSONEncodeError:  # an id with half a character is echoed too: escaped
+            return json.dumps(payload).encode()
 
     def shown(self, briefs: Sequence[Brief]) -> bytes:
         """As `Dialect` says."""
@@ -178,15 +183,18 @@ _OTHER_PROJECT: Final = "must be the project of this connection"
 
 
 def _event_id(value: JsonValue, path: str) -> str:
-    """Raises DoorError: without its id nobody could be told what became of an item."""
-    id_text = text_of(members_of(value, path), "id", path)
-    try:
-        text_field(id_text, "$")
-    except CanonicalError as error:
-        raise bad(f"{path}.id", error.reason) from None
+    """Return the id of an item, whatever text it is: the result echoes it. Raises DoorError without one."""
+    return text_of(members_of(value, path), "id", path)
+
+
+def _check_id(id_text: str) -> None:
+    """Raise CanonicalError for a text that cannot be an id.
+
+    The item is rejected, and not the request: the client would send its first draft again and again.
+    """
+    text_field(id_text, "$.id")
     if not 1 <= len(id_text) <= EVENT_ID_CHARACTERS_MAX or "\0" in id_text:
-        raise bad(f"{path}.id", f"must have 1 to {EVENT_ID_CHARACTERS_MAX} characters, and not U+0000")
-    return id_text
+        raise CanonicalError("$.id", f"must have 1 to {EVENT_ID_CHARACTERS_MAX} characters, and not U+0000")
 
 
 def _demand_different(ids: Sequence[str]) -> None:
@@ -194,11 +202,13 @@ def _demand_different(ids: Sequence[str]) -> None:
     for index, id_text in enumerate(ids):
         first = firsts.setdefault(id_text, index)
         if first != index:
-            raise bad(f"$.payload.events[{index}].id", f"is the id of events[{first}] too: {id_text}")
+            shown = id_text.encode("utf-8", "replace").decode()
+            raise bad(f"$.payload.events[{index}].id", f"is the id of events[{first}] too: {shown}")
 
 
 def _item(item: Mapping[str, JsonValue], project: Project, actor: str, client: str) -> Submission | Rejected:
     try:
+        _check_id(item["id"])
         project_id = text_field(required_field(item, "projectId"), "$.projectId")
         meta = object_field(required_field(item, "meta"), "$.meta")
         if project_id != project.id:

@@ -86,10 +86,6 @@ class EventsDoor:
             known.add(item.partitions)
         return True
 
-    def count_committed(self, results: Sequence[Result]) -> None:
-        """The new events of a request that is answered with an error: there may be some before those that are not."""
-        self.counts.events_committed += sum(type(result) is Committed for result in results)
-
     def count(self, results: Sequence[Result]) -> None:
         """What became of a request, for those who watch the server."""
         counts = self.counts

@@ -54,7 +54,6 @@ class EventsHttp:
         results = await self._results(items)
         error = words.request_error(results)
         if error is not None:
-            door.count_committed(results)
             raise error
         door.count(results)
         door.counts.requests["events", "http", "ok"] += 1
@@ -72,7 +71,10 @@ class EventsHttp:
         new = [item for item in items if isinstance(item, Submission)]
         verdicts: Sequence[Verdict]
         try:
-            verdicts = [await self._door.log.submit(new[0])] if len(new) == 1 else await self._door.log.submit_many(new)
+            log = self._door.log
+            verdicts = (
+                [await log.submit(new[0])] if len(new) == 1 else await log.submit_many(new, is_admitted_whole=True)
+            )
         except OncelogError as error:
             raise error_of(error) from error
         return merged(items, verdicts)

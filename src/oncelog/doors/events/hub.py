@@ -17,7 +17,8 @@ from oncelog.core.policy import EVENTS
 from oncelog.core.values import Record, Submission
 from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.metrics import Counts
-from oncelog.doors.outbox import Answer, Flusher, Outbox
+from oncelog.doors.outbox import Flusher, Outbox
+from oncelog.doors.replies import Reply, ReplyQueue
 
 
 class Reader(Protocol):
@@ -25,6 +26,7 @@ class Reader(Protocol):
 
     partitions: tuple[str, ...]
     outbox: Outbox
+    replies: ReplyQueue
     dialect: Dialect
 
     def own(self, position: int) -> None:
@@ -33,17 +35,20 @@ class Reader(Protocol):
     def place(self, number: int, answer: "Flight") -> None:
         """The answer stands at this number; if it stood at a lower one it moves."""
 
+    def enter(self, number: int, answer: "Flight") -> None:
+        """The answer is known after the hub has passed its number: it stands behind the reply before it."""
+
     def abort(self) -> None:
         """Something is wrong with this one alone."""
 
 
-class Flight(Answer):
+class Flight(Reply):
     """An answer to a submission, from the moment it is asked for until it is written."""
 
     __slots__ = ("number", "placed_at", "reader", "waits_for")
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__()
+        Reply.__init__(self, reader.replies)
         self.reader = reader
         self.number = 0
         """The highest that is in it; 0 for none."""
@@ -99,6 +104,7 @@ class Hub:
 
     def expect(self, flight: Flight) -> None:
         """Some of its events may be committed from now on."""
+        flight.queue.append(flight)
         flights = self._flights
         for key, fingerprint in flight.waits_for:
             waiting = flights.get(key)
@@ -117,9 +123,9 @@ class Hub:
 
     def _due(self, flight: Flight) -> None:
         self._forget(flight)
-        flight.is_due = True
+        flight.queue.settle(flight)
         if flight.placed_at is None:
-            flight.reader.place(flight.number, flight)
+            flight.reader.enter(flight.number, flight)
         self.flush_soon(flight.reader)
 
     def _forget(self, flight: Flight) -> None:

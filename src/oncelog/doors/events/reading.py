@@ -100,6 +100,10 @@ class Spelling(Struct, frozen=True):
 
 
 SNAKE: Final = Spelling()
+_DIALECTS: Final = (
+    'is missing: every frame has "protocol_version" (the native dialect) or "protocolVersion" (the dialect of the npm '
+    "package insieme), whichever the first frame of the connection had"
+)
 
 
 def read_message(data: bytes, spelling: Spelling = SNAKE) -> Message:
@@ -137,6 +141,8 @@ def _msg_id(members: Mapping[str, JsonValue], spelling: Spelling) -> bytes:
 
 
 def _demand_version(members: Mapping[str, JsonValue], spelling: Spelling) -> None:
+    if spelling.version not in members:
+        raise bad(f"$.{spelling.version}", _DIALECTS)
     version = text_of(members, spelling.version, "$")
     if version != PROTOCOL_VERSION:
         raise DoorError(
@@ -330,12 +336,12 @@ def read_sync(payload: Mapping[str, JsonValue], path: str = "$.payload") -> Sync
 
 def read_partitions(partitions: Sequence[JsonValue], path: str) -> tuple[str, ...]:
     """Partitions that are asked for, in normal form. Raises DoorError."""
-    if not 1 <= len(partitions) <= PARTITIONS_MAX:
-        raise bad(path, f"must have 1 to {PARTITIONS_MAX} partitions, not {len(partitions)}")
     try:
         normal = normal_partitions(partitions, path)
     except CanonicalError as error:
         raise bad(error.path, error.reason) from None
+    if not 1 <= len(normal) <= PARTITIONS_MAX:
+        raise bad(path, f"must have 1 to {PARTITIONS_MAX} different partitions, not {len(normal)}")
     if not all(1 <= len(one) <= PARTITION_CHARACTERS_MAX and "\0" not in one for one in normal):
         raise bad(path, f"must each have 1 to {PARTITION_CHARACTERS_MAX} characters, and not U+0000")
     return normal

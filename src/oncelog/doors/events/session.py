@@ -1,11 +1,13 @@
 """One connection of the events door, without its socket: frames in, and what becomes of them.
 
-What it reads is its subscriber's; what waits to be written, its outbox's.
+The subscriber reads pages and broadcasts, the outbox holds unwritten frames, and the reply queue keeps replies in the
+order of their requests. Only the pages of an open sync cycle overtake results, which wait for its end (EV-13).
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -26,6 +28,7 @@ from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.outbox import Outbox, Wire
 from oncelog.doors.pacing import Pace
 from oncelog.doors.principal import Principal
+from oncelog.doors.replies import Closing, ReplyQueue
 from oncelog.errors import OncelogError
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -44,7 +47,7 @@ class _Pending(Flight):
     def __init__(
         self, session: "Session", msg_id: bytes, ids: list[str], items: list[Submission | Rejected], mode: Mode
     ) -> None:
-        super().__init__(session.subscriber)
+        Flight.__init__(self, session.subscriber)
         self.session = session
         self.msg_id = msg_id
         self.ids = ids
@@ -53,6 +56,7 @@ class _Pending(Flight):
 
     def written(self) -> None:
         self.session.events_in_flight -= len(self.ids)
+        self.queue.written(self)
 
     def done(self) -> bool:
         return False
@@ -78,31 +82,53 @@ class Session:
         self._has_spoken = False
         self.events_in_flight = 0
         self.outbox = Outbox(wire, door.limits, door.counts, self._abort, self._described)
-        self.subscriber = Subscriber(door, self.outbox, self.end, self._abort)
+        self.replies = ReplyQueue(self.outbox, self._finish_soon)
+        self.subscriber = Subscriber(door, self.replies, self.outbox, self.end, self._abort, self._lost_track)
         self._writable: set[tuple[str, ...]] = set()
         """Partitions of which the principal's grants have been asked."""
         self._pace = Pace(door.limits, door.clock)
+        self._is_refusing = False
+        """An error that closes the connection waits for the replies before it: no more frames are read."""
         self._is_ending = False
+        self._close_timer: asyncio.TimerHandle | None = None
 
     # --- frames in
 
     def receive(self, data: bytes) -> Awaitable[None] | None:
         """A text frame. What it gives is to be awaited before the next."""
-        if self._is_ending:
+        if self._is_refusing:
             return None
+        if self.replies.count >= self.door.limits.outbox_frames_max:
+            return self._receive_later(data)
         self.door.counts.frames_received += 1
         refused = self._pace.refusal(len(data), is_known=self.principal is not None)
         if refused is not None:
-            self._refuse(refused, b"")
+            self._refuse(refused, self._msg_id_of(data))
             return None
         if len(data) > LONG_FRAME_BYTES:
             return self._receive_long(data)
         return self._take(lambda: self._read(data))
 
+    async def _receive_later(self, data: bytes) -> None:
+        """Read nothing more while as many replies wait as frames may: most are short errors, but they take memory."""
+        await self.replies.emptied()
+        waiting = self.receive(data)
+        if waiting is not None:
+            await waiting
+
+    def _msg_id_of(self, data: bytes) -> bytes:
+        """Return the `msg_id` of a frame that is refused unread. It ends the connection, so this is done once."""
+        if self.principal is None or len(data) > LONG_FRAME_BYTES:
+            return b""
+        try:
+            return self.dialect.read_message(data).msg_id
+        except BadMessageError as error:
+            return error.msg_id
+
     async def _receive_long(self, data: bytes) -> None:
         """Others must not wait while it is read: that may take seconds for what somebody has made for it."""
         read = await asyncio.to_thread(_outcome_of, partial(self._read, data))
-        waiting = None if self._is_ending else self._take(read)
+        waiting = None if self._is_refusing else self._take(read)
         if waiting is not None:
             await waiting
 
@@ -143,10 +169,21 @@ class Session:
 
     def receive_binary(self) -> None:
         """A binary frame: there are none."""
-        if self._is_ending:
+        if self._is_refusing:
             return
         self.door.counts.frames_received += 1
         self._refuse(DoorError(codes.BAD_REQUEST, "frames must be text, in JSON"), b"")
+
+    async def receive_oversize(self) -> None:
+        """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
+        if self._is_refusing:
+            return
+        self._is_refusing = True
+        self.door.counts.frames_received += 1
+        self.door.counts.requests["events", "websocket", codes.TOO_LARGE] += 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.door.limits.close_wait_ms / 1000):
+                await self.replies.emptied()
 
     def _handle(self, message: Message) -> Awaitable[None] | None:
         if message.type == "connect":
@@ -171,7 +208,7 @@ class Session:
         self.principal, self.client_id = principal, asked.client_id
         self._speak(self.dialect.bound(asked))
         payload = self.dialect.connected(self.client_id, self.door.hub.position, self.door.log.epoch)
-        self._send(b"connected", payload, message.msg_id)
+        self._reply(b"connected", payload, message.msg_id)
 
     def _current(self) -> Principal:
         """Who this is, as of now. Raises DoorError if that has expired."""
@@ -191,6 +228,13 @@ class Session:
 
             demand_allowed()
             self.door.demand_epoch(sync.epoch)
+            if self.replies.count and not self.subscriber.is_paging:
+                # A page must not overtake the results of earlier requests. Those of an open cycle must: the results
+                # wait for its end.
+                await self.replies.emptied()
+                if self._is_refusing:
+                    return
+                demand_allowed()
             await self.subscriber.page(sync, message.msg_id, demand_allowed)
             self.door.counts.requests["events", "websocket", "ok"] += 1
         except DoorError as error:
@@ -218,7 +262,7 @@ class Session:
             if len(new) == 1:
                 outcome = door.log.submit_nowait(new[0], pending)
             else:
-                outcome = door.log.submit_many_nowait(new, pending, submit.mode) if new else ()
+                outcome = door.log.submit_many_nowait(new, pending, submit.mode, is_admitted_whole=True) if new else ()
         except OncelogError as error:
             self.failed(pending, error_of(error))
             return
@@ -245,7 +289,6 @@ class Session:
             results = merged(pending.items, verdicts, pending.mode)
             error = words.request_error(results)
             if error is not None:
-                door.count_committed(results)
                 self.failed(pending, error)
                 return
             door.count(results)
@@ -258,63 +301,102 @@ class Session:
     def failed(self, pending: _Pending, error: DoorError) -> None:
         """Nobody can tell what became of it, or nothing was decided."""
         self.door.counts.requests["events", "websocket", error.code] += 1
+        error = _busy_if_limited(error)
         told = self.dialect.error(error)
         pending.frame = self._framed(b"error", error_json(told), pending.msg_id)
         pending.number = 0
+        pending.closing = _closing_of(error, told)
         self.door.hub.answered(pending)
-        self._end_if(error, told)
+        self._end_if_closing(pending.closing)
 
     # --- frames out
 
     def _framed(self, kind: bytes, payload: bytes, msg_id: bytes = b"") -> bytes:
         return self.dialect.frame(kind, (payload,), self.door.clock.wall_ms(), msg_id)
 
-    def _send(self, kind: bytes, payload: bytes, msg_id: bytes = b"") -> None:
-        self.outbox.put(self._framed(kind, payload, msg_id))
+    def _reply(self, kind: bytes, payload: bytes, msg_id: bytes = b"", closing: Closing | None = None) -> None:
+        self.replies.send(self._framed(kind, payload, msg_id), closing)
         self.door.hub.flush_soon(self.subscriber)
 
     def _refuse(self, error: DoorError, msg_id: bytes) -> None:
-        if self._is_ending:
+        if self._is_refusing:
             return
         self.door.counts.requests["events", "websocket", error.code] += 1
         told = self.dialect.error(error)
-        self._send(b"error", error_json(told), msg_id)
-        self._end_if(error, told)
+        closing = _closing_of(error, told)
+        self._reply(b"error", error_json(told), msg_id, closing)
+        self._end_if_closing(closing)
 
-    def _end_if(self, error: DoorError, told: DoorError) -> None:
-        """Ends the connection if it is an error that does so, by itself or in the words that it is told in."""
-        if error.code in words.CLOSING or told.code in words.CLOSING:
-            self.finish(_CODES.get(told.code, CloseCode.POLICY), told.code)
+    def _end_if_closing(self, closing: Closing | None) -> None:
+        """End the connection after an error that does so: when it is written, behind the replies before it."""
+        if closing is None or self._is_ending:
+            return
+        self._is_refusing = True
+        if self.replies.count <= 1:
+            self.finish(*closing)
+        elif self._close_timer is None:
+            wait_s = self.door.limits.close_wait_ms / 1000
+            self._close_timer = asyncio.get_running_loop().call_later(wait_s, self.finish, *closing)
+
+    def _finish_soon(self, closing: Closing) -> None:
+        """The error that closes the connection is being written. `finish` must not write in the middle of that."""
+        if not self._is_ending:
+            asyncio.get_running_loop().call_soon(self.finish, *closing)
 
     # --- the end
 
     def renew(self, principal: Principal | None) -> None:
         """The rights of now. Ends the connection if there are none any more, or its scope is not among them."""
         if principal is None or not all(map(principal.grants.may_read, self.subscriber.partitions)):
-            self._refuse(DoorError(codes.AUTH_FAILED, "the token has expired, or its rights have changed"), b"")
+            error = DoorError(codes.AUTH_FAILED, "the token has expired, or its rights have changed")
+            if self.subscriber.partitions:
+                # Results in flight would need the broadcasts before them, which it may not read any more.
+                self._end_now(error)
+            else:
+                self._refuse(error, b"")
         else:
             self.principal = principal
             self._writable.clear()
 
     def end(self, error: Exception) -> None:
         """Something that this connection cannot go on with."""
-        self._refuse(error_of(error), b"")
+        self._end_now(error_of(error))
+
+    def _end_now(self, error: DoorError) -> None:
+        """End the connection with an error that waits for no reply: missing replies may never be due."""
+        if self._is_ending:
+            return
+        self.door.counts.requests["events", "websocket", error.code] += 1
+        told = self.dialect.error(error)
+        self.outbox.put(self._framed(b"error", error_json(told)))
+        self.finish(*(_closing_of(error, told) or (CloseCode.POLICY, told.code)))
+
+    def _lost_track(self) -> None:
+        """Close a connection whose own events are not all known any more (`own.RANGES_MAX`)."""
+        logger.warning("a sync cycle was left open for too long; the connection is closed", extra=self._described())
+        self.finish(CloseCode.POLICY, "the sync cycle was left open for too long; sync again")
 
     def finish(self, code: int, reason: str) -> None:
         """Ends the connection, after what is in the outbox and can be written. Then nothing more is."""
         if self._is_ending:
             return
-        self._is_ending = True
+        self._is_refusing = self._is_ending = True
         self.subscriber.end()
         self.outbox.flush()
-        self.outbox.close()
+        self._close()
         self.wire.close(code, reason)
 
     def closed(self) -> None:
         """The connection is gone."""
-        self._is_ending = True
+        self._is_refusing = self._is_ending = True
         self.subscriber.end()
+        self._close()
+
+    def _close(self) -> None:
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self.outbox.close()
+        self.replies.close()
 
     def _abort(self) -> None:
         """There is no room for a word of farewell either. What it has not read is in the store, behind its cursor."""
@@ -343,3 +425,15 @@ def _outcome_of(read: "Callable[[], tuple[bytes, Submit] | Message]") -> "Callab
 
         return raising
     return lambda: found
+
+
+def _closing_of(error: DoorError, told: DoorError) -> Closing | None:
+    """Return how an error closes the connection, by itself or in the words of its dialect; None if it does not."""
+    if error.code in words.CLOSING or told.code in words.CLOSING:
+        return _CODES.get(told.code, CloseCode.POLICY), told.code
+    return None
+
+
+def _busy_if_limited(error: DoorError) -> DoorError:
+    """A rate ends no connection: the client sends the request again on it, after a while (EV-8)."""
+    return DoorError(codes.SERVER_BUSY, error.message, **error.details) if error.code == codes.RATE_LIMITED else error

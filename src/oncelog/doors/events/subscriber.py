@@ -8,8 +8,10 @@ A subscriber has a scope: the partitions of its last `sync`. It is in one of the
     live      the hub puts records straight into the outbox
     ended     nothing more
 
-`delivered` says up to where the reader has got everything in its scope. A commit of
-its own is never broadcast to it, in none of the modes; its place in the order is that of its answer.
+`delivered` says up to where the reader has got everything in its scope. An event that it submitted is never broadcast
+to it, in any mode; its place in the order is that of its answer. The positions of these events are kept for the life of
+the connection, as far as there is room (`own`). A reader that would have to catch up from before the positions that
+were forgotten is closed: it can sync again on another connection, without a loss.
 """
 
 import asyncio
@@ -25,8 +27,10 @@ from msgspec import Struct
 from oncelog.doors.events.dialect import FIRST, Dialect
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.hub import Flight, is_event
+from oncelog.doors.events.own import OwnPositions
 from oncelog.doors.events.reading import Sync
 from oncelog.doors.outbox import Outbox
+from oncelog.doors.replies import ReplyQueue
 
 logger: Final = logging.getLogger("oncelog.doors")
 
@@ -55,21 +59,31 @@ class Subscriber:
     """The reading side of one connection."""
 
     def __init__(
-        self, door: EventsDoor, outbox: Outbox, on_error: Callable[[Exception], None], on_abort: Callable[[], None]
+        self,
+        door: EventsDoor,
+        replies: ReplyQueue,
+        outbox: Outbox,
+        on_error: Callable[[Exception], None],
+        on_abort: Callable[[], None],
+        on_lost_track: Callable[[], None],
     ) -> None:
         self.mode = Reads.IDLE
         self.partitions: tuple[str, ...] = ()
         self.outbox = outbox
+        self.replies = replies
         self.dialect: Dialect = FIRST
         self._door = door
         self._hub = door.hub
         self._on_error = on_error
         self._on_abort = on_abort
+        self._on_lost_track = on_lost_track
         self._delivered = 0
         self._cycle: _Cycle | None = None
         self._held: list[tuple[int, int, Flight]] = []
         self._order = count()
-        self._own: set[int] = set()
+        self._own = OwnPositions()
+        self.own = self._own.add
+        """As `Reader` says."""
         self._holds_back = False
         """Paused or catching: answers that would overtake broadcasts are held."""
         self._is_reading = False
@@ -83,11 +97,6 @@ class Subscriber:
 
     # --- the place of an answer (see `Reader`)
 
-    def own(self, position: int) -> None:
-        """As `Reader` says."""
-        if self._holds_back:
-            self._own.add(position)
-
     def place(self, number: int, flight: Flight) -> None:
         """As `Reader` says."""
         if self.mode is Reads.ENDED:
@@ -95,13 +104,27 @@ class Subscriber:
         if flight.placed_at is not None:
             if flight.placed_at >= number:
                 return
-            self.outbox.take_back(flight)
+            if flight.is_placed:
+                self.replies.take_back(flight)
         flight.placed_at = number
-        if self._holds_back and number > self._delivered:
-            heapq.heappush(self._held, (number, next(self._order), flight))
-            self._watch_cycle()
-        else:
-            self.outbox.put_answer(flight)
+        if not self._holds_back or not self._hold(number, flight):
+            self.replies.place(flight)
+
+    def enter(self, number: int, flight: Flight) -> None:
+        """As `Reader` says."""
+        if self.mode is Reads.ENDED:
+            return
+        flight.placed_at = number
+        if not self._holds_back or not self._hold(number, flight):
+            self.replies.enter(flight)
+
+    def _hold(self, number: int, flight: Flight) -> bool:
+        """Hold an answer that would overtake broadcasts."""
+        if number <= self._delivered:
+            return False
+        heapq.heappush(self._held, (number, next(self._order), flight))
+        self._watch_cycle()
+        return True
 
     def abort(self) -> None:
         """As `Reader` says."""
@@ -112,7 +135,7 @@ class Subscriber:
         while self._held and self._held[0][0] <= upto:
             number, _, flight = heapq.heappop(self._held)
             if flight.placed_at == number:
-                self.outbox.put_answer(flight)
+                self.replies.place(flight)
 
     # --- pages
 
@@ -192,7 +215,6 @@ class Subscriber:
             return
         self._delivered = max(self._delivered, self._hub.position)
         self._release(self._delivered)
-        self._own.clear()
         self._holds_back = False
         self.mode = Reads.LIVE if self.partitions else Reads.IDLE
         self._hub.join(self)
@@ -204,6 +226,10 @@ class Subscriber:
             while not self._is_level():
                 if self._delivered > self._hub.position:
                     await self._hub.reached(self._delivered)
+                elif self._delivered < self._own.known_after:
+                    self._catching = None
+                    self._on_lost_track()
+                    return
                 else:
                     await self._catch_up_once()
             self._go_live()
@@ -257,4 +283,3 @@ class Subscriber:
         if self._catching is not None:
             self._catching.cancel()
         self._held.clear()
-        self._own.clear()
