@@ -1,0 +1,86 @@
+"""Limits and the npm package `insieme`, unmodified: no draft is lost or blocks the drafts behind it."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.served import reserve_port
+from databases import BOTH_STORES
+from doors.serving import serving
+from insieme.clients import card, in_node
+from oncelog.testing.clock import ManualClock
+from waiting import until
+
+pytestmark = pytest.mark.rule("EV-18")
+
+BAD_IDS = ("b" + "x" * 300, "c\0", "d\ud800")
+
+
+@BOTH_STORES
+async def test_drafts_with_unusable_ids_are_rejected_and_the_others_committed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, in_node("ada", tmp_path) as ada:
+        await ada.open(served.url)
+        await ada.do("start")
+        await ada.happened("synced")
+        # Drafts that are handed over together are sent in the order of their ids.
+        await ada.do("submit", events=[card(name[0], id=name) for name in ("a", *BAD_IDS, "e")])
+        await ada.happened("committed", 2)
+        assert ada.known == {1: "a", 2: "e"}
+        assert [(one["id"], one["reason"]) for one in ada.of("rejected")] == [
+            (name, "validation_failed") for name in BAD_IDS
+        ]
+        assert ada.of("error") == []
+        assert await ada.do("drafts") == []
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-8", "CO-15")
+async def test_drafts_above_the_rate_limit_are_committed_later(tmp_path: Path) -> None:
+    """The package gets `server_error`, reconnects by itself and sends the batch again."""
+    clock = ManualClock()
+    async with (
+        serving(tmp_path, clock=clock, new_events_per_second_max=10) as served,
+        in_node("ada", tmp_path) as ada,
+        in_node("bob", tmp_path) as bob,
+    ):
+        for package in (ada, bob):
+            await package.open(served.url)
+            await package.do("start")
+            await package.happened("synced")
+        requests = served.server.counts.requests
+        await ada.submit(15)  # more than the rate allows at once: admitted, since nothing of it is used
+        await ada.knows(15)
+        await ada.submit(70, "more ")  # two batches
+        for known, count in ((15, 65), (65, 85)):
+            requests["events", "websocket", "rate_limited"] = 0
+            await until(lambda: requests["events", "websocket", "rate_limited"])
+            assert len(ada.known) == known, "a batch is committed as a whole"
+            clock.advance(5000)
+            await ada.knows(count)
+        await bob.knows(85)
+        assert ada.known == bob.known
+        assert {one["code"] for one in ada.of("error")} == {"server_error"}
+        assert await ada.do("drafts") == []
+
+
+@pytest.mark.rule("EV-8", "CO-30")
+async def test_drafts_above_the_frame_limit_stay_until_the_limit_is_raised(tmp_path: Path) -> None:
+    """The package sends up to 64 KiB at a time. It notices no close while a batch is in flight (docs/events.md)."""
+    with reserve_port() as port:
+        async with in_node("ada", tmp_path) as ada:
+            async with serving(tmp_path, port=port, frame_bytes_max=4000) as served:
+                await ada.open(served.url)
+                await ada.do("start")
+                await ada.happened("synced")
+                await ada.do("submit", events=[card("first", id="a")])
+                await ada.knows(1)
+                await ada.submit(40, has_ids=True)
+                await ada.happened("socket_closed")
+                assert [one["code"] for one in ada.of("socket_closed")] == [1009]
+                assert served.server.counts.requests["events", "websocket", "too_large"] == 1
+                assert len(await ada.do("drafts")) == 40
+                await ada.do("stop")
+            async with serving(tmp_path, port=port):
+                await ada.do("start")
+                await ada.knows(41)
+                assert await ada.do("drafts") == []
