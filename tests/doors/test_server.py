@@ -23,7 +23,7 @@ from oncelog.doors.server import Server, _place
 from oncelog.doors.settings import ServerSettings, TlsSettings
 from oncelog.errors import OncelogError, SettingsError, StoreUnavailableError
 from oncelog.testing.clock import ManualClock
-from waiting import soon, until
+from waiting import soon, turns, until
 
 SHUTDOWN_MS: Final = 600_000
 """How long a server may wait for accepted requests."""
@@ -298,6 +298,36 @@ async def test_stopping_server_answers_accepted_submits(tmp_path: Path, monkeypa
         await stopping
     async with serving(tmp_path) as served:
         assert numbers((await served.page("a")).json["events"]) == [1, 2]
+
+
+@pytest.mark.rule("CO-11")
+async def test_stopping_server_waits_for_results_that_are_written_after_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, shutdown_ms=SHUTDOWN_MS) as served:
+        client = await served.connected()
+        hub = served.server._door.hub
+        late: list[Any] = []
+        answered = hub.answered
+        monkeypatch.setattr(hub, "answered", late.append)
+        await client.send("submit_events", {"events": [item(1)]})
+        await until(lambda: late)
+        sockets, waits = served.server.sockets, asyncio.Event()
+        replied = sockets.replied
+
+        async def wait_for_replies() -> None:
+            waits.set()
+            await replied()
+
+        monkeypatch.setattr(sockets, "replied", wait_for_replies)
+        stopping = asyncio.ensure_future(stop(served.server))
+        await soon(waits.wait())
+        await turns(500)  # more than a stop needs that does not wait
+        for pending in late:
+            answered(pending)
+        assert (await client.receive())["payload"]["results"][0]["status"] == "committed"
+        assert await client.closed() == 1001
+        await stopping
 
 
 @BOTH_STORES

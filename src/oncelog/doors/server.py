@@ -81,6 +81,8 @@ JUDGED_MAX: Final = 256
 """Kept of what was found out about addresses and headers."""
 CLOSING_S: Final = 1.0
 """How long one who does not read may take to be closed when the server stops."""
+REPLIES_S: Final = 3.0
+"""Longest wait for replies when the server stops, within `shutdown_ms`. Only a client that does not read needs it."""
 LINGER_S: Final = 0.25
 """How long connections without a request are kept when the server stops: one may be on its way, and gets an answer."""
 ACCEPTING_S: Final = 0.05
@@ -310,8 +312,8 @@ class Server:
             await asyncio.sleep(LOOK_S)
         await self.log.settled()
         await asyncio.sleep(0)  # the answers of the last commit
-        drained = asyncio.gather(self.sockets.drained(), self.chat_sockets.drained())
-        await asyncio.wait([drained], timeout=CLOSING_S)
+        replied = asyncio.gather(self.sockets.replied(), self.chat_sockets.replied())
+        await asyncio.wait([replied], timeout=REPLIES_S)
 
     async def _linger(self, until_s: float) -> None:
         """Returns when nobody is connected, or then. Who asks meanwhile is told, and that the connection ends."""

@@ -37,6 +37,9 @@ class Session(Protocol):
     async def receive_oversize(self) -> None:
         """Count a frame beyond `frame_bytes_max`, which is not read, and wait (bounded) for the replies before it."""
 
+    async def replied(self) -> None:
+        """Return when the replies to all accepted requests have been handed to the connection."""
+
     def renew(self, principal: Principal | None) -> None:
         """The rights of now; None if there are none any more."""
 
@@ -164,10 +167,9 @@ class Sockets(Generic[S]):
                 if current is not principal:
                     session.renew(current)
 
-    async def drained(self) -> None:
-        """Returns when what has been answered is on its way to all who read."""
-        waiting = [session.outbox.drained() for session in self._sessions]
-        await asyncio.gather(*waiting)
+    async def replied(self) -> None:
+        """Return when the replies to all accepted requests have been handed to the connections."""
+        await asyncio.gather(*(session.replied() for session in self._sessions))
 
     def fail(self, error: Exception) -> None:
         """Lets all of them go: the log cannot be read."""

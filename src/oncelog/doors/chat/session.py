@@ -192,6 +192,10 @@ class ChatSession:
         if self._is_ending:  # it has gone meanwhile
             self.hub.leave(self)
 
+    async def replied(self) -> None:
+        """As `sockets.Session` says."""
+        await self.outbox.drained()
+
     # --- sync and ack
 
     async def _sync(self, asked: SyncRequest) -> None:

@@ -240,6 +240,12 @@ class Session:
         except DoorError as error:
             self._refuse(error, message.msg_id)
 
+    async def replied(self) -> None:
+        """As `sockets.Session` says. During a sync cycle results wait for the client's next request."""
+        if not self.subscriber.is_paging:
+            await self.replies.emptied()
+        await self.outbox.drained()
+
     # --- submit
 
     def _submit(self, submit: Submit, msg_id: bytes) -> None:
