@@ -8,7 +8,7 @@ import pytest
 from cli.served import DEVELOPMENT, serving
 from client.deltas.deltas_clients import LIMITS, NOWHERE
 from databases import BOTH_STORES
-from oncelog.client.deltas import BlockingDeltasClient, Edits, State
+from oncelog.client.deltas import DELETE, BlockingDeltasClient, Edits, State
 from oncelog.errors import ClientError, ClosedError, StoreInUseError
 from waiting import WAIT_S
 
@@ -71,12 +71,22 @@ def test_edit_function_that_uses_the_client_gets_an_error() -> None:
     with blocking_of(NOWHERE) as ann:
         ann.put("products", "1", {"a": 1})
         with pytest.raises(ClientError, match="must not use the client"):
-            ann.edit("products", "1", lambda _: ann.row("products", "1"))
+            ann.edit("products", "1", lambda _: ann.row("products", "1") or {})
         with pytest.raises(ClientError, match="must not use the client"):
             ann.transact(lambda edits: (edits.put("products", "2", {}), ann.put("products", "3", {})))
         assert [row.row_id for row in ann.each_row("products")] == ["1"]
         assert ann.edit("products", "1", lambda row: {"a": (row or {})["a"] + 1})
         assert ann.row("products", "1") == {"a": 2}
+
+
+def test_edit_function_without_a_return_value_changes_nothing() -> None:
+    with blocking_of(NOWHERE) as ann:
+        ann.put("products", "1", {"a": 1})
+        with pytest.raises(ClientError, match="return the columns to set, or DELETE"):
+            ann.edit("products", "1", lambda _: None)  # type: ignore[arg-type,return-value]
+        assert ann.row("products", "1") == {"a": 1}
+        assert ann.edit("products", "1", lambda _: DELETE)
+        assert ann.row("products", "1") is None
 
 
 def test_refusals_are_reported(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from client.deltas.deltas_clients import NOWHERE, SHORT, client_of, rows_of
 from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_wire import ModelWire
-from oncelog.client.deltas import DeltasClient, DeltasLimits, Edits, LocalRow, State
+from oncelog.client.deltas import DELETE, DeltasClient, DeltasLimits, Edits, LocalRow, State
 from oncelog.client.deltas.client import _system_wall_ms
 from oncelog.client.deltas.messages import Fault, PulledPage, Unanswered
 from oncelog.client.deltas.store import DeltasStore
@@ -280,15 +280,31 @@ async def test_edit_function_gets_the_current_row() -> None:
 
         await asyncio.gather(*(count() for _ in range(20)))
         assert await ann.row("products", "1") == {"n": 20}
-        assert await ann.edit("products", "1", lambda _: None) is not None
+        assert await ann.edit("products", "1", lambda _: DELETE) is not None
         assert await ann.row("products", "1") is None
-        assert await ann.edit("products", "1", lambda _: None) is None
+        assert await ann.edit("products", "1", lambda _: DELETE) is None
 
         def wrong(_row: Any) -> Any:
             raise StopIteration("of the application")
 
         with pytest.raises(RuntimeError, match="StopIteration"):
             await ann.edit("products", "1", wrong)
+
+
+async def test_edit_function_without_a_return_value_changes_nothing() -> None:
+    async with client_of(NOWHERE) as ann:
+        await ann.put("products", "1", {"n": 1})
+
+        def forgetful(row: Any) -> Any:
+            row["n"] += 1
+
+        with pytest.raises(ClientError, match="return the columns to set, or DELETE"):
+            await ann.edit("products", "1", forgetful)
+        with pytest.raises(CanonicalError, match="columns must be given by their names"):
+            await ann.edit("products", "1", lambda _: [])  # type: ignore[arg-type,return-value]
+        assert await ann.row("products", "1") == {"n": 1}
+        assert ann.status().pending == 1
+        assert await ann.edit("products", "1", lambda row: {"n": (row or {})["n"] + 1}), "the client goes on"
 
 
 async def test_rows_are_returned_in_order_and_in_pages() -> None:

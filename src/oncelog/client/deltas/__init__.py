@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.client.deltas.errors import ChangesLostError, DeltaRefusedError
 from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, State, Status
+from oncelog.client.deltas.values import (
+    DELETE,
+    Change,
+    Deletion,
+    HistoryChange,
+    LocalRow,
+    PendingDelta,
+    Refusal,
+    State,
+    Status,
+)
 
 if TYPE_CHECKING:
     from oncelog.client.deltas.blocking import BlockingDeltasClient
@@ -32,9 +42,11 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "DELETE",
     "BlockingDeltasClient",
     "Change",
     "ChangesLostError",
+    "Deletion",
     "DeltaRefusedError",
     "DeltasClient",
     "DeltasLimits",

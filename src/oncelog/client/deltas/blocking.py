@@ -16,7 +16,7 @@ from oncelog.client.deltas.changes import ChangeStream
 from oncelog.client.deltas.client import ROWS_PAGE, DeltasClient
 from oncelog.client.deltas.desk import closed
 from oncelog.client.deltas.editing import Edits
-from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, Status
+from oncelog.client.deltas.values import Change, Deletion, HistoryChange, LocalRow, PendingDelta, Refusal, Status
 from oncelog.core.canonical import JsonValue
 from oncelog.errors import ClientError
 from oncelog.portal import Portal
@@ -89,7 +89,7 @@ class BlockingDeltasClient:
         self,
         table: str,
         row_id: str,
-        function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | None],
+        function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | Deletion],
     ) -> str | None:
         """As `DeltasClient.edit`."""
         return self._portal.call(self._client.edit, table, row_id, self._marked(function))

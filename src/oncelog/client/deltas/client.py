@@ -27,7 +27,17 @@ from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.puller import Puller
 from oncelog.client.deltas.pusher import Pusher
 from oncelog.client.deltas.store import DeltasStore
-from oncelog.client.deltas.values import Change, HistoryChange, LocalRow, PendingDelta, Refusal, State, Status
+from oncelog.client.deltas.values import (
+    DELETE,
+    Change,
+    Deletion,
+    HistoryChange,
+    LocalRow,
+    PendingDelta,
+    Refusal,
+    State,
+    Status,
+)
 from oncelog.client.deltas.wire import HttpWire, Wire
 from oncelog.client.tokens import Token, demand_token
 from oncelog.client.wire import normal_url
@@ -157,16 +167,24 @@ class DeltasClient:
         self,
         table: str,
         row_id: str,
-        function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | None],
+        function: Callable[[dict[str, JsonValue] | None], Mapping[str, JsonValue] | Deletion],
     ) -> str | None:
-        """Calls the function with the row, or None, and makes of it what it returns: columns to set, None to remove.
+        """Call the function with the row, or None, and apply its result: columns to set, or `DELETE` to delete the row.
 
-        Nobody else edits in between. It is called in a thread, and must not use the client.
+        No other edit comes in between. It is called in a thread, and must not use the client. A function that returns
+        None is a ClientError, and nothing is changed: most often it lacks a `return`.
         """
 
         def edited(edits: Edits) -> str | None:
-            columns = function(edits.row(table, row_id))
-            return edits.delete(table, row_id) if columns is None else edits.put(table, row_id, columns)
+            columns: object = function(edits.row(table, row_id))
+            if columns is None:
+                raise ClientError(
+                    "the function of edit returned None, and nothing was changed: return the columns to set, or DELETE "
+                    "(of oncelog.client.deltas) to delete the row"
+                )
+            if columns is DELETE:
+                return edits.delete(table, row_id)
+            return edits.put(table, row_id, columns)  # type: ignore[arg-type] # it refuses other types
 
         return await self.transact(edited)
 

@@ -2,10 +2,20 @@
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, parse
+
+
+class Deletion(Enum):
+    """What the function of `edit` returns to delete the row."""
+
+    DELETE = "delete"
+
+
+DELETE: Final = Deletion.DELETE
 
 
 class LocalRow(Struct, frozen=True):
