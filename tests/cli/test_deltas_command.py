@@ -446,6 +446,26 @@ def test_compaction_retries_after_a_failure_and_prints_the_total() -> None:
     assert received == [{"upto": 99}] * 4
 
 
+@pytest.mark.rule("DE-10")
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("", "must have 1 to 80 characters"),
+        ("x" * 81, "must have 1 to 80 characters"),
+        ("a\nb", "must not have control characters"),
+        ("a\x7f", "must not have control characters"),
+        ("a\x85", "must not have control characters"),
+        ("..", "must not be . or .."),
+        ("e\u0301", "must be in NFC"),
+    ],
+)
+def test_gateway_name_that_no_server_accepts_is_refused_before_a_request(name: str, fault: str) -> None:
+    with scripted(lambda handler, _: answer(handler, 500, {})) as (url, received):
+        status, _, [error] = deltas("pull", url, name)
+    assert (status, received) == (2, [])
+    assert fault in error
+
+
 def test_interrupted_compaction_prints_how_to_resume() -> None:
     def handle(handler: BaseHTTPRequestHandler, attempt: int) -> None:
         if attempt < 3:
@@ -511,7 +531,7 @@ def test_malformed_answers_are_reported() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["push", ""], "GATEWAY must have a name"),
+        (["push", ""], "GATEWAY must have 1 to 80 characters"),
         (["push", "\udcff"], "GATEWAY is not UTF-8"),
         (["push", "g", "nowhere.jsonl"], "nowhere.jsonl cannot be read: No such file or directory"),
         (["compact", "g"], "one of --upto and --keep must be given, and not both"),

@@ -14,9 +14,9 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
-from oncelog.core.canonical import canonical_text
+from oncelog.core.canonical import canonical_text, nfc
 from oncelog.core.hlc import hlc_text, parse_hlc
-from oncelog.core.identity import scope_of, text_field
+from oncelog.core.identity import CONTROL_CHARACTER, scope_of, text_field
 from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.policy import DELTAS
@@ -24,11 +24,31 @@ from oncelog.core.values import Rate, Submission
 from oncelog.errors import CanonicalError
 
 SCOPE_PREFIX: Final = "deltas"
+GATEWAY_CHARACTERS_MAX: Final = 80
 PUSH_DELTAS_MAX: Final = 10_000
 IDENTIFIER_CHARACTERS_MAX: Final = 128
 """Of the names of tables and columns."""
 ROW_ID_CHARACTERS_MAX: Final = 512
 _MISSING: Final = re.compile("Object missing required field `(.+)`")
+
+
+def gateway_fault(name: str) -> str | None:
+    """Return the fault of a gateway's name, or None. Servers, clients and commands use this one check."""
+    if not isinstance(name, str) or not 1 <= len(name) <= GATEWAY_CHARACTERS_MAX:
+        what = f"{len(name)}" if isinstance(name, str) else f"{type(name).__name__}"
+        return f"must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {what}"
+    if CONTROL_CHARACTER.search(name):
+        return "must not have control characters (U+0000 to U+001F, U+007F to U+009F)"
+    if name in (".", ".."):
+        return "must not be . or .., which HTTP clients remove from a path"
+    if name.isascii():
+        return None
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "must not have lone surrogates"
+    # Grants are compared in NFC: two spellings of a name would be two gateways with the same rights.
+    return None if nfc(name) == name else "must be in NFC"
 
 
 def deltas_scope(gateway: str) -> str:

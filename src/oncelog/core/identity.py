@@ -5,6 +5,7 @@ fields, they are framed: label, length, value. A frame's length is fixed before 
 boundary between two fields, and no value that looks like a frame, can make two inputs one.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -249,6 +250,10 @@ def object_field(value: JsonValue, path: str) -> Mapping[str, JsonValue]:
             raise CanonicalError(path + path_of(value.steps).removeprefix("$"), value.reason)
         raise CanonicalError(path, f"must be an object, not {_kind(value)}")
     return value
+
+
+CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""C0, DEL and C1: in names they break lines of logs and terminals, and hide what a name is."""
 
 
 def text_field(value: JsonValue, path: str) -> str:

@@ -6,13 +6,18 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, nfc
-from oncelog.core.identity import object_field, text_field
+from oncelog.core.deltas import SCOPE_PREFIX
+from oncelog.core.identity import CONTROL_CHARACTER, object_field, text_field
 from oncelog.core.limits import PARTITION_CHARACTERS_MAX
 from oncelog.doors.limits import GRANTS_MAX
 from oncelog.errors import CanonicalError
 
 ANY: Final = "*"
 """At the end of a grant it stands for anything, nothing too. Elsewhere it is a character like others."""
+
+
+_GATEWAYS: Final = f"{SCOPE_PREFIX}/"
+"""With this the name of a gateway's stream begins."""
 
 
 class _Partitions(Struct, frozen=True):
@@ -85,6 +90,8 @@ def _partitions(texts: Sequence[str], path: str) -> _Partitions:
         name = normal.removesuffix(ANY) if is_prefix else normal
         if len(name) > PARTITION_CHARACTERS_MAX or not normal:
             raise CanonicalError(f"{path}[{index}]", f"must have 1 to {PARTITION_CHARACTERS_MAX} characters")
+        if name.startswith(_GATEWAYS) and CONTROL_CHARACTER.search(name):
+            raise CanonicalError(f"{path}[{index}]", "names a gateway, and must not have control characters")
         (prefixes if is_prefix else names).add(name)
     if len(names) + len(prefixes) > GRANTS_MAX:
         raise CanonicalError(

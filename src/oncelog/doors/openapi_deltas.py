@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oncelog import codes
-from oncelog.core.deltas import IDENTIFIER_CHARACTERS_MAX, PUSH_DELTAS_MAX, ROW_ID_CHARACTERS_MAX
+from oncelog.core.deltas import (
+    GATEWAY_CHARACTERS_MAX,
+    IDENTIFIER_CHARACTERS_MAX,
+    PUSH_DELTAS_MAX,
+    ROW_ID_CHARACTERS_MAX,
+)
 from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op
-from oncelog.doors.deltas.door import GATEWAY_CHARACTERS_MAX
 from oncelog.doors.limits import COMPACT_DELTAS_MAX, DoorLimits
 from oncelog.doors.openapi_parts import (
     JSON,
@@ -150,8 +154,8 @@ def _gateway() -> Schema:
         "type": "string",
         "minLength": 1,
         "maxLength": GATEWAY_CHARACTERS_MAX,
-        "pattern": NO_NUL,
-        "description": "Which gateway. In NFC.",
+        "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$",
+        "description": "Which gateway. In NFC, without control characters, and neither `.` nor `..`.",
     }
     return {**parameter("gateway", schema), "in": "path", "required": True}
 

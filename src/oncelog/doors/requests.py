@@ -1,10 +1,11 @@
 """Requests and answers over plain HTTP, as every door has them."""
 
 import asyncio
+import re
 import zlib
 from collections.abc import Collection, Mapping
 from typing import Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
 
@@ -31,6 +32,7 @@ STATUS: Final = {
 }
 """The one table from the door's errors to HTTP's."""
 _DIGITS_MAX: Final = 16
+_NOT_ENCODED: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _FIELDS_MAX: Final = 1000
 """Of a query. One that is shorter than its line may be can have no more that mean anything."""
 
@@ -97,6 +99,25 @@ def _unpacked(body: bytes, encoding: str, bytes_max: int) -> bytes:
 
 def _not_as_said() -> DoorError:
     return DoorError(codes.BAD_REQUEST, "body: is not what the headers say that it is", field="body")
+
+
+def path_name(request: web.Request, name: str) -> str:
+    """A name of the path, decoded once. Raises DoorError.
+
+    aiohttp's `match_info` keeps invalid UTF-8 as it was sent, and decodes `%25` afterwards: `%FF` and `%25FF` would
+    be one name.
+    """
+    resource = request.match_info.route.resource
+    assert resource is not None  # noqa: S101 - a handler that asks for a name was found by a path
+    place = resource.canonical.split("/").index(f"{{{name}}}")
+    sent = request.rel_url.raw_path.split("/")[place]
+    if _NOT_ENCODED.search(sent):
+        raise DoorError(codes.BAD_REQUEST, f"{name}: must write % as %25 in the path", field=name)
+    try:
+        return unquote_to_bytes(sent.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError:
+        message = f"{name}: must be UTF-8, percent-encoded, in the path"
+        raise DoorError(codes.BAD_REQUEST, message, field=name) from None
 
 
 def query_of(request: web.Request) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from oncelog.cli.remote import Patience, Remote, as_foreign, demand_text
 from oncelog.client.wire import refused_by_status
 from oncelog.codes import CLOCK_DRIFT, RATE_LIMITED, TOO_LARGE
-from oncelog.core.deltas import deltas_body
+from oncelog.core.deltas import deltas_body, gateway_fault
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX
 from oncelog.errors import OncelogError, ServerRefusedError
 
@@ -78,8 +78,9 @@ class Gateway:
     """`async with` opens and closes its connections."""
 
     def __init__(self, remote: Remote, name: str, timeout_s: float) -> None:
-        if not name:
-            raise OncelogError("GATEWAY must have a name")
+        fault = gateway_fault(demand_text(name, "GATEWAY"))
+        if fault is not None:
+            raise OncelogError(f"GATEWAY {fault}")
         self.remote = remote
         self._url = f"{remote.url}/v1/sync/{quote(demand_text(name, 'GATEWAY'), safe='')}/"
         self._patience = Patience(remote, timeout_s)

@@ -42,8 +42,7 @@ from oncelog.client.deltas.wire import HttpWire, Wire
 from oncelog.client.tokens import Token, demand_token
 from oncelog.client.wire import normal_url
 from oncelog.core.canonical import JsonValue
-from oncelog.core.deltas import deltas_scope
-from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.deltas import gateway_fault
 from oncelog.errors import ClientError, ClosedError, SettingsError
 
 T = TypeVar("T")
@@ -349,14 +348,9 @@ class DeltasClient:
 
 
 def _checked_gateway(gateway: str) -> str:
-    if (
-        not isinstance(gateway, str)
-        or not gateway
-        or gateway in (".", "..")
-        or len(deltas_scope(gateway)) > NAME_CHARACTERS_MAX
-        or "\0" in gateway
-    ):
-        raise SettingsError(f"gateway must be a name, not {gateway!r}")
+    fault = gateway_fault(gateway)
+    if fault is not None:
+        raise SettingsError(f"gateway {fault}")
     return gateway
 
 

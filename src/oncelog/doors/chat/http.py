@@ -15,7 +15,7 @@ from oncelog.doors.chat.reading import read_acked, read_chat, read_send, read_us
 from oncelog.doors.faults import DoorError
 from oncelog.doors.fields import bad, members_of, parsed, wrong_type
 from oncelog.doors.principal import Principal
-from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of
+from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of, path_name
 
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 PATH: Final = "/v1/chat"
@@ -97,10 +97,10 @@ class ChatHttp:
     async def _set_member(self, request: web.Request, address: str, *, present: bool) -> web.Response:
         principal = self._principal(request, address)
         parameters_of(request, ())
-        user_id = read_user(request.match_info["user_id"], "user_id")
+        user_id = read_user(path_name(request, "user_id"), "user_id")
         scope = _scope(request)
         await self._door.set_member(scope, user_id, principal, present=present)
-        return self._ok({"chat_id": request.match_info["chat_id"], "user_id": user_id, "present": present})
+        return self._ok({"chat_id": path_name(request, "chat_id"), "user_id": user_id, "present": present})
 
     # --- messages
 
@@ -116,7 +116,7 @@ class ChatHttp:
         else:
             batch = await self._door.before(scope, principal, before, limit)
         self._door.demand_epoch(given.get("epoch"))
-        return self._page(request.match_info["chat_id"], batch, is_backwards=after is None)
+        return self._page(path_name(request, "chat_id"), batch, is_backwards=after is None)
 
     def _page(self, chat_id: str, batch: Batch, *, is_backwards: bool) -> web.Response:
         members = words.batch_json(
@@ -132,7 +132,7 @@ class ChatHttp:
 
     async def _send(self, request: web.Request, address: str) -> web.Response:
         members, principal = await self._asked(request, address)
-        chat_id = request.match_info["chat_id"]
+        chat_id = path_name(request, "chat_id")
         send = read_send(members, chat_id, self._door.limits.message_bytes_max, None)
         verdict = await self._door.send(send, principal)
         receipt = verdict.receipt
@@ -152,7 +152,7 @@ class ChatHttp:
         members, principal = await self._asked(request, address)
         sequence = read_acked(members)
         changed = await self._door.acknowledge(_scope(request), sequence, principal)
-        return self._ok({"chat_id": request.match_info["chat_id"], "changed": changed})
+        return self._ok({"chat_id": path_name(request, "chat_id"), "changed": changed})
 
     # --- requests and answers
 
@@ -179,7 +179,7 @@ class ChatHttp:
 
 
 def _scope(request: web.Request) -> str:
-    return read_chat(request.match_info["chat_id"], "chat_id")
+    return read_chat(path_name(request, "chat_id"), "chat_id")
 
 
 def _number(given: Mapping[str, str], name: str) -> int | None:

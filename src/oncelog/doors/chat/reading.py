@@ -21,6 +21,7 @@ from oncelog.core.chat import (
     is_message_key,
     message_body,
 )
+from oncelog.core.identity import CONTROL_CHARACTER
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.core.writing import uuid_bytes
 from oncelog.doors.faults import DoorError
@@ -30,7 +31,6 @@ from oncelog.errors import CanonicalError
 REQUEST_ID_CHARACTERS_MAX: Final = 128
 DEVICE_ID_CHARACTERS_MAX: Final = 128
 _CONTENT_TYPE: Final = re.compile(r"[!-.0-~]+/[ -~]+", re.ASCII)
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ECHOED: Final = ("request_id", "client_message_id", "chat_id")
 _SEQUENCE: Final = "a whole number from 0 to 2^53−1"
 
@@ -143,7 +143,7 @@ def _request_id(members: Mapping[str, JsonValue]) -> str | None:
 
 def _connect(members: Mapping[str, JsonValue], request_id: str | None) -> Connect:
     device_id = members.get("device_id", "")
-    if type(device_id) is not str or len(device_id) > DEVICE_ID_CHARACTERS_MAX or _CONTROL.search(device_id):
+    if type(device_id) is not str or len(device_id) > DEVICE_ID_CHARACTERS_MAX or CONTROL_CHARACTER.search(device_id):
         raise bad("$.device_id", f"must be a string of at most {DEVICE_ID_CHARACTERS_MAX} characters, none of control")
     is_live = members.get("live", True)
     if type(is_live) is not bool:
@@ -232,7 +232,7 @@ def read_chat(chat_id: str, path: str = "$.chat_id") -> str:
     """The stream of a chat. Raises DoorError for what no chat is called."""
     if not 1 <= len(chat_id) <= CHAT_ID_CHARACTERS_MAX:
         raise bad(path, f"must have 1 to {CHAT_ID_CHARACTERS_MAX} characters, not {len(chat_id)}")
-    if "/" in chat_id or _CONTROL.search(chat_id) or not _is_text(chat_id):
+    if "/" in chat_id or CONTROL_CHARACTER.search(chat_id) or not _is_text(chat_id):
         raise bad(path, "must have no slash and no control characters")
     if chat_id in (".", ".."):  # a client makes another address of a path with one of them in it
         raise bad(path, "must not be . or ..")

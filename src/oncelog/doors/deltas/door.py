@@ -16,8 +16,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from oncelog import codes
-from oncelog.core.canonical import INTEGER_MAX, canonical_text, nfc
+from oncelog.core.canonical import INTEGER_MAX, canonical_text
 from oncelog.core.deltas import (
+    GATEWAY_CHARACTERS_MAX,
     PUSH_DELTAS_MAX,
     ROW_ID_CHARACTERS_MAX,
     DeltaJson,
@@ -26,6 +27,7 @@ from oncelog.core.deltas import (
     are_canonical,
     deltas_scope,
     demand_identity,
+    gateway_fault,
     is_identifier,
     op_name,
     read_plain_push,
@@ -59,7 +61,6 @@ from oncelog.engine.cursors import Compacted
 from oncelog.engine.log import Log
 from oncelog.errors import CanonicalError, HistoryChangedError, OncelogError
 
-GATEWAY_CHARACTERS_MAX: Final = 80
 COMPACT: Final = "compact"
 """What a gateway's stream is called in a grant, with this behind it, for those who may compact it."""
 COMMITTED: Final = "committed"
@@ -336,12 +337,9 @@ def until_compacted(records: Sequence[Record]) -> tuple[list[Record], bool]:
 @lru_cache(maxsize=4096)  # the same come again and again
 def read_gateway(name: str) -> str:
     """The stream of a gateway. Raises DoorError."""
-    if not 1 <= len(name) <= GATEWAY_CHARACTERS_MAX:
-        message = f"gateway: must have 1 to {GATEWAY_CHARACTERS_MAX} characters, not {len(name)}"
-        raise DoorError(codes.BAD_REQUEST, message, field="gateway", limit=GATEWAY_CHARACTERS_MAX)
-    if "\0" in name or (not name.isascii() and nfc(name) != name):
-        # Grants are compared in NFC: two spellings of a name would be two gateways with the same rights.
-        raise DoorError(codes.BAD_REQUEST, "gateway: must be in NFC, without U+0000", field="gateway")
+    fault = gateway_fault(name)
+    if fault is not None:
+        raise DoorError(codes.BAD_REQUEST, f"gateway: {fault}", field="gateway", limit=GATEWAY_CHARACTERS_MAX)
     return deltas_scope(name)
 
 

@@ -19,7 +19,7 @@ from oncelog.doors.deltas.door import DeltasDoor, check_row_id
 from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.limits import CONNECT_BYTES_MAX
 from oncelog.doors.principal import Principal
-from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of
+from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of, path_name
 from oncelog.doors.streams import SocketWire, Streams
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -117,7 +117,7 @@ class DeltasHttp:
         door = self.door
         principal = self._principal(request, address)
         given = parameters_of(request, ("after", "limit", "rowId"))
-        scope, table = door.demand_readable(_gateway(request), principal), request.match_info["table"]
+        scope, table = door.demand_readable(_gateway(request), principal), path_name(request, "table")
         limit, after = _limit(given), given.get("after", "")
         check_row_id(after, "after")
         if "rowId" in given:
@@ -310,7 +310,7 @@ def _error_frame(error: DoorError) -> bytes:
 
 
 def _gateway(request: web.Request) -> str:
-    return request.match_info["gateway"]
+    return path_name(request, "gateway")
 
 
 def _limit(given: dict[str, str]) -> int | None:
