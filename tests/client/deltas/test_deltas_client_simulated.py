@@ -171,3 +171,9 @@ def test_replicas_converge_with_reopened_stores(tmp_path: Path) -> None:
         world = World(seed, directory=directory, backups=bool(seed % 2), refusals=True).run(STEPS)
         for replica in world.replicas:
             replica.store.close()
+
+
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize("seed", [20044, 20064, 20234])
+def test_backup_restored_between_the_first_push_and_the_first_pull_is_noticed(seed: int) -> None:
+    World(seed, backups=True, refusals=bool(seed % 2)).run(STEPS)

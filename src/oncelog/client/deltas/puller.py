@@ -70,7 +70,8 @@ class Puller:
 
     def look_at(self, epoch: str) -> None:
         """A push was acknowledged in this history: if it is another one, nobody need wait to be told so."""
-        if self.pulling.epoch not in ("", epoch):
+        self.pulling.acknowledged(epoch)
+        if self.pulling.epoch != epoch:
             self._rounds_asked += 1
             self.hurry()
 

@@ -128,6 +128,13 @@ class Pulling:
         """What is live is of this history."""
         return Reset(f"its epoch is {epoch}, was {self.epoch}") if self._is_of_other_history(epoch) else None
 
+    def acknowledged(self, epoch: str) -> None:
+        """A push was acknowledged in this history. Before the first page it is the one to read, as the file says too.
+
+        A gateway that is restored before the first page may have lost the push: then all rows are to be replaced.
+        """
+        self.epoch = self.epoch or epoch
+
     def answered(
         self, request: Request, answer: PulledPage | SnapshotPage | LiveDeltas | LiveCompacted | Fault | Unanswered
     ) -> Effect | Pause:

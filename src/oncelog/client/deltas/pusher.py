@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from oncelog.client.deltas.desk import Desk
-from oncelog.client.deltas.messages import Acknowledged
+from oncelog.client.deltas.messages import Acknowledged, Unanswered
 from oncelog.client.deltas.pushing import Pushing
 from oncelog.client.deltas.wire import Wire
 from oncelog.client.patience import STORE_PAUSE, Patience, Pause
@@ -71,9 +71,12 @@ class Pusher:
         discards, before = pushing.discards, pushing.refusal
         answer = await self._wire.push(batch)
         if isinstance(answer, Acknowledged):
-            self._patience.renew()
-            await desk.in_store(desk.store.acknowledge, batch[-1].number, answer.epoch)
+            is_ours = await desk.in_store(desk.store.acknowledge, batch[-1].number, answer.epoch)
             self._on_acknowledged(answer.epoch)
+            if not is_ours:
+                answer = Unanswered(f"the push was acknowledged in another history, of epoch {answer.epoch}")
+        if isinstance(answer, Acknowledged):
+            self._patience.renew()
         elif pushing.discards != discards:
             return None
         elif pushing.last_error is None:

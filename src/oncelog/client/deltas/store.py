@@ -167,14 +167,23 @@ class DeltasStore:
                 batch.append(Entry(*row))
         return batch
 
-    def acknowledge(self, number: int, epoch: str) -> None:
-        """The gateway has everything up to this number."""
+    def acknowledge(self, number: int, epoch: str) -> bool:
+        """The gateway has everything up to this number. False, and nothing is changed, if that was another history.
+
+        An answer that was late may be of a history that a restored backup has ended: what it acknowledges may be lost.
+        During a reset `replace` decides.
+        """
+        if self.standing.epoch not in ("", epoch) and not self.standing.is_reset_wanted:
+            return False
         with self._file.transaction(is_durable=False) as connection:
             connection.execute(SQL["acknowledge"], (epoch, number))
+            connection.execute(SQL["save_first_epoch"], (epoch,))
             if not self.standing.is_reset_wanted:
                 connection.execute(SQL["forget_acknowledged"])
             after = self._read_standing(connection)
         self.standing = after
+
+        return True
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
         """Removes them, and has all rows read anew: nobody knows what they would be without. Gives how many it were."""

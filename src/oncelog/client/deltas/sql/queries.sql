@@ -10,6 +10,9 @@ UPDATE client SET hlc = ?;
 -- name: save_cursor
 UPDATE client SET hlc = ?, cursor = ?, epoch = ?;
 
+-- name: save_first_epoch
+UPDATE client SET epoch = ? WHERE epoch = '';
+
 -- name: want_reset
 UPDATE client SET is_reset_wanted = 1;
 
