@@ -415,7 +415,7 @@ def test_compaction_sends_requests_until_everything_is_compacted(tmp_path: Path)
         assert (status, len(lines)) == (0, count)
         status, [line], errors = deltas("compact", served.url, "g", "--keep", "5", "--json")
         assert (status, errors) == (0, [])
-        assert json.loads(line) == {"compacted": count - 5, "upto": count - 5}
+        assert json.loads(line) == {"compacted": count - 5, "upto": count - 5, "dropped_rows": 0, "held_by": None}
         status, [line], _ = deltas("compact", served.url, "g", "--upto", "100")
         assert (status, line) == (0, f"0 deltas compacted; nothing up to {count - 5} has a body any more")
         for options in ([], ["--follow"]):
@@ -442,7 +442,7 @@ def test_compaction_retries_after_a_failure_and_prints_the_total() -> None:
 
     with scripted(handle) as (url, received):
         status, [line], _ = deltas("compact", url, "g", "--upto", "99", "--json")
-    assert (status, json.loads(line)) == (0, {"compacted": 30, "upto": 40})
+    assert (status, json.loads(line)) == (0, {"compacted": 30, "upto": 40, "dropped_rows": 0, "held_by": None})
     assert received == [{"upto": 99}] * 4
 
 

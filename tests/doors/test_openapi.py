@@ -238,7 +238,7 @@ def test_document_describes_every_status() -> None:
         ("/v1/sync/{gateway}/push", "post", {200, 408, 409, 413, 415, 422, 507}),
         ("/v1/sync/{gateway}/pull", "get", {200, 409}),
         ("/v1/sync/{gateway}/live", "get", {200, 409}),
-        ("/v1/sync/{gateway}/snapshot", "get", {200}),
+        ("/v1/sync/{gateway}/snapshot", "get", {200, 409}),
         ("/v1/sync/{gateway}/compact", "post", {200, 408, 413, 415}),
         ("/v1/chats", "post", {200, 201, 408, 413, 415}),
         ("/v1/chats/{chat_id}", "get", {200}),

@@ -175,6 +175,7 @@ class Desk:
         self.members: Overlay[MemberIdentity, bool | None] = Overlay(snapshot.members, self._journal)
         self.acknowledged: Overlay[MemberIdentity, int | None] = Overlay(snapshot.acknowledged, self._journal)
         self.consumers: Overlay[ConsumerIdentity, int | None] = Overlay(snapshot.consumers, self._journal)
+        self.horizons = Overlay(snapshot.horizons, self._journal)
         self.rates = Overlay(snapshot.rates, self._journal)
         self.usage = Overlay(snapshot.usage, self._journal)
 
@@ -252,6 +253,7 @@ class Desk:
             members=self.members.changed,
             acknowledged=self.acknowledged.changed,
             consumers=self.consumers.changed,
+            horizons=self.horizons.changed,
             rates=self.rates.changed,
             usage=self.usage.changed,
         )

@@ -2,10 +2,12 @@
 
 from msgspec import Struct, field
 
+from oncelog.core.deltas import delta_body
 from oncelog.core.desk import Desk
 from oncelog.core.limits import ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Row, RowDelta, merge
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
+from oncelog.core.tombstones import row_without_state, winning_horizon_delete
 from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIdentity, RowIdentity, Submission
 
 
@@ -15,6 +17,8 @@ class Effects(Struct, gc=False):
     entities: dict[EntityIdentity, Entity | None] = field(default_factory=dict)
     relationships: dict[RelationshipIdentity, int | None] = field(default_factory=dict)
     rows: dict[RowIdentity, Row] = field(default_factory=dict)
+    body: bytes | None = None
+    """The body of the record, where it is not that of the submission: of a delta that lost to a tombstone horizon."""
 
     def apply(self, desk: Desk) -> None:
         """Lays them over what was there."""
@@ -26,19 +30,20 @@ class Effects(Struct, gc=False):
             desk.rows.put(row, merged)
 
 
-def effects_of(submission: Submission, version: int, log_time_ms: int, desk: Desk) -> Effects | Refused | None:
-    """What the write comes to, or why it cannot; None if it is a record and nothing else."""
-    if submission.operations:
-        return _operated(submission, version, log_time_ms, desk)
+def effects_of(submission: Submission, version: int, log_time_ms: int, desk: Desk) -> Effects | Refused:
+    """What the write comes to, or why it cannot. Its policy must have entities or rows."""
     if submission.delta is not None:
         return _merged(submission.scope, submission.delta, desk)
-    return None
+    return _operated(submission, version, log_time_ms, desk)
 
 
 def _merged(scope: str, delta: RowDelta, desk: Desk) -> Effects | Refused:
     identity = (scope, delta.table, delta.row_id)
     before = desk.rows.get(identity)
-    after = merge(before or Row(), delta)
+    if before is None:
+        before = row_without_state(desk.horizons.get(scope), delta.table, delta.row_id)
+    deleted = winning_horizon_delete(before, delta)
+    after = merge(before, delta)
     if len(after.columns) > ROW_COLUMNS_MAX:
         # A merge copies the row's columns, so that a row without a limit would slow down its whole lane.
         return Refused(
@@ -47,7 +52,8 @@ def _merged(scope: str, delta: RowDelta, desk: Desk) -> Effects | Refused:
     if after is not before and sum([len(value) for value, _ in after.columns.values()]) > ROW_BYTES_MAX:
         message = f"the row's values would have more than {ROW_BYTES_MAX} bytes"
         return Refused(Reason.ROW_TOO_LARGE, message, field="columns")
-    return Effects(rows={} if after is before else {identity: after})
+    body = None if deleted is None else delta_body(deleted)
+    return Effects(rows={} if after is before else {identity: after}, body=body)
 
 
 def _operated(submission: Submission, version: int, log_time_ms: int, desk: Desk) -> Effects | Refused:

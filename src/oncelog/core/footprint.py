@@ -15,6 +15,7 @@ from oncelog.core.values import (
     Claim,
     ClientIdentity,
     ConsumerIdentity,
+    DropTombstones,
     EntityIdentity,
     Item,
     KeyIdentity,
@@ -58,6 +59,7 @@ class Footprint(Struct):
     members: set[MemberIdentity] = field(default_factory=set)
     acknowledged: set[MemberIdentity] = field(default_factory=set)
     consumers: set[ConsumerIdentity] = field(default_factory=set)
+    horizons: set[str] = field(default_factory=set)
     rates: set[RateIdentity] = field(default_factory=set)
     usage: set[str] = field(default_factory=set)
     """By prefix. Not named by `footprint`: who the tenants are is known once the lanes are locked (`needed_usage`)."""
@@ -105,6 +107,11 @@ def _add(item: Item, needs: Footprint) -> None:
                 needs.streams.add(item.scope)
             else:
                 needs.lanes.add(0)
+        case DropTombstones():
+            needs.streams.add(item.scope)
+            needs.horizons.add(item.scope)
+            needs.consumers.update((item.scope, name) for name in item.consumers)
+            needs.rows.update((item.scope, one.table, one.row_id) for one in item.tombstones)
 
 
 def _add_submission(submission: Submission, needs: Footprint) -> None:
@@ -136,6 +143,7 @@ def _add_effects(submission: Submission, needs: Footprint) -> None:
     scope = submission.scope
     if submission.delta is not None:
         needs.rows.add((scope, submission.delta.table, submission.delta.row_id))
+        needs.horizons.add(scope)
     for operation in submission.operations:
         if isinstance(operation, SetEntity | DeleteEntity):
             needs.entities.add((scope, operation.key))

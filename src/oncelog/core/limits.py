@@ -34,6 +34,8 @@ OPERATIONS_MAX: Final = 10_000
 ROW_COLUMNS_MAX: Final = 1000
 ROW_BYTES_MAX: Final = 4 * 2**20
 """Of the values of one row, in canonical form."""
+TOMBSTONES_MAX: Final = 500
+"""Tombstones that one item drops, so that one transaction stays short."""
 RATE_MAX: Final = 1_000_000
 """New writes that a rate can allow, a second and at once: each costs a whole number of microseconds."""
 TENANTS_MAX: Final = 10_000

@@ -64,6 +64,11 @@ class Row(Struct, frozen=True, gc=False):
     deleted: Stamp = NEVER
 
     @property
+    def is_empty(self) -> bool:
+        """True if no delta has left anything."""
+        return self.written == NEVER and self.deleted == NEVER
+
+    @property
     def exists(self) -> bool:
         """True if its newest write outranks its newest delete; it may still have no columns."""
         return self.written > self.deleted

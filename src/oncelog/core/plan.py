@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncelog.core.admission import Admission
 from oncelog.core.consumers import set_cursor
@@ -32,11 +33,13 @@ from oncelog.core.quotas import beyond_quota, count_write
 from oncelog.core.rates import held_back, take
 from oncelog.core.sequences import advance, not_the_next
 from oncelog.core.shape import malformed, malformed_request
+from oncelog.core.tombstones import drop_tombstones
 from oncelog.core.values import (
     Acknowledge,
     Changes,
     Claim,
     Committed,
+    DropTombstones,
     Granted,
     Item,
     KeyIdentity,
@@ -66,6 +69,7 @@ _LIMITS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED})
 
 Validate = Callable[[Submission], str | None]
 """An application's own check of a new write: None, or what is wrong with it. Must be pure, and must not raise."""
+_SideStateItem = Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones
 
 
 class Plan(Struct, frozen=True):
@@ -161,6 +165,10 @@ def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
         return refused
     if isinstance(item, Submission):
         return _decide_submission(item, desk, validate)
+    return _decide_side_state(item, desk)
+
+
+def _decide_side_state(item: _SideStateItem, desk: Desk) -> Verdict:
     match item:
         case Claim():
             return _decide_claim(item, desk)
@@ -176,6 +184,8 @@ def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
             return acknowledge(item, desk)
         case SetCursor():
             return set_cursor(item, desk)
+        case DropTombstones():
+            return drop_tombstones(item, desk)
 
 
 def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:
@@ -204,14 +214,29 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
     refused = _not_expected(submission, lane.position, sequence)
     if refused is not None:
         return refused
-    effects = effects_of(submission, sequence, lane.log_time_ms, desk) if policy.entities or policy.rows else None
+    if policy.entities or policy.rows:
+        return _decide_effects(submission, identity, sequence, lane, desk, validate)
+    refused = _unacceptable(submission, lane, desk, validate)
+    return refused or _commit(submission, identity, sequence, lane, desk)
+
+
+def _decide_effects(
+    submission: Submission,
+    identity: KeyIdentity,
+    sequence: int,
+    lane: LaneDesk,
+    desk: Desk,
+    validate: Validate | None,
+) -> Verdict:
+    effects = effects_of(submission, sequence, lane.log_time_ms, desk)
     if isinstance(effects, Refused):
         return effects
+    if effects.body is not None:
+        submission = replace(submission, body=effects.body)
     refused = _unacceptable(submission, lane, desk, validate)
     if refused is not None:
         return refused
-    if effects is not None:
-        effects.apply(desk)
+    effects.apply(desk)
     return _commit(submission, identity, sequence, lane, desk)
 
 

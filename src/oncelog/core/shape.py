@@ -21,6 +21,7 @@ from oncelog.core.limits import (
     ROW_COLUMNS_MAX,
     SEQUENCE_MAX,
     STORED_INTEGER_MAX,
+    TOMBSTONES_MAX,
 )
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Must, Operation, Relate, SetEntity, Unrelate
@@ -28,6 +29,7 @@ from oncelog.core.policy import Identity, Order, Policy
 from oncelog.core.values import (
     Acknowledge,
     Claim,
+    DropTombstones,
     Item,
     Mode,
     OpenStream,
@@ -61,6 +63,8 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_setting_of_member(item)
         case SetCursor():
             return _malformed_cursor(item)
+        case DropTombstones():
+            return _malformed_tombstones(item)
 
 
 def _malformed_setting_of_member(item: SetMember) -> Refused | None:
@@ -257,6 +261,19 @@ def _malformed_cursor(item: SetCursor) -> Refused | None:
         return _refused("cursor", f"must be a whole number or None, not {item.cursor!r}")
     # An empty scope is lane 0.
     return _malformed_name("consumer", item.consumer) or _malformed_text("scope", item.scope, NAME_CHARACTERS_MAX)
+
+
+def _malformed_tombstones(item: DropTombstones) -> Refused | None:
+    if type(item.age_ms) is not int or not 0 <= item.age_ms <= STORED_INTEGER_MAX:
+        return _refused("age_ms", f"must be a whole number from 0 to {STORED_INTEGER_MAX}, not {item.age_ms!r}")
+    if len(item.tombstones) > TOMBSTONES_MAX:
+        return _refused("tombstones", f"must be at most {TOMBSTONES_MAX}, not {len(item.tombstones)}")
+    names = tuple(name for one in item.tombstones for name in (one.table, one.row_id))
+    return (
+        _malformed_name("scope", item.scope)
+        or _malformed_texts("consumers", item.consumers, NAME_CHARACTERS_MAX)
+        or _malformed_texts("tombstones", names, ENTITY_KEY_CHARACTERS_MAX)
+    )
 
 
 def _malformed_key(key: bytes, policy: Policy) -> Refused | None:

@@ -18,7 +18,7 @@ from oncelog.core.limits import (
     LANES_MAX,
     LEASE_MS_DEFAULT,
 )
-from oncelog.core.merge import Row, RowDelta
+from oncelog.core.merge import Row, RowDelta, Stamp
 from oncelog.core.operations import Entity, Operation
 from oncelog.core.policy import Order, Policy
 from oncelog.core.tenants import Tenants, Usage
@@ -148,7 +148,32 @@ class SetCursor(Struct, frozen=True, gc=False):
     """Take the cursor also where it is below the one that is kept."""
 
 
-Item = Submission | Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor
+class Tombstone(Struct, frozen=True, gc=False):
+    """A deleted row that may be dropped, with the record of its DELETE."""
+
+    table: str
+    row_id: str
+    deleted: Stamp
+    """The stamp of the DELETE. The row is dropped only if this is still its newest."""
+    sequence: int
+    """The sequence of the DELETE in the stream."""
+    log_time_ms: int
+    """The log time at which the DELETE was committed."""
+
+
+class DropTombstones(Struct, frozen=True, gc=False):
+    """Compaction drops deleted rows of a gateway, and raises the gateway's tombstone horizon above them."""
+
+    scope: str
+    tombstones: tuple[Tombstone, ...]
+    """Candidates: a row that changed since they were read stays."""
+    age_ms: int
+    """A DELETE must have been committed this long ago."""
+    consumers: tuple[str, ...]
+    """Named consumers of the stream. A DELETE that one of them has not read yet stays."""
+
+
+Item = Submission | Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones
 
 
 class Mode(Enum):
@@ -218,6 +243,8 @@ class Applied(Struct, frozen=True, gc=False):
     """Side state is as asked. `changed` is False where it already was."""
 
     changed: bool
+    count: int = 0
+    """Dropped tombstones."""
 
 
 class Reason(Enum):
@@ -454,6 +481,8 @@ class Snapshot(Struct):
     acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
     consumers: Mapping[ConsumerIdentity, int] = field(default_factory=dict)
     """The cursor of each."""
+    horizons: Mapping[str, int] = field(default_factory=dict)
+    """The tombstone horizon of each gateway that has dropped tombstones, as a clock reading (`tombstones`)."""
     rates: Mapping[RateIdentity, Bucket] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
     """By the tenant's prefix."""
@@ -477,6 +506,7 @@ class Changes(Struct):
     members: dict[MemberIdentity, bool | None]
     acknowledged: dict[MemberIdentity, int | None]
     consumers: dict[ConsumerIdentity, int | None]
+    horizons: dict[str, int]
     rates: dict[RateIdentity, Bucket]
     usage: dict[str, Usage]
 

@@ -42,6 +42,8 @@ SETTINGS_FILE_BYTES_MAX: Final = 1024 * 1024
 SCHEMAS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 COMPACT_DELTAS_MAX: Final = 10_000
 """Compacted by one request; whoever wants more asks again."""
+COMPACT_ROWS_MAX: Final = 50_000
+"""Rows that one request to compact reads, to find deleted ones."""
 SETTING_NUMBER_MAX: Final = 2**53 - 1
 """The largest whole number that a setting may be."""
 

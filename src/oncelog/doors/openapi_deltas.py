@@ -12,7 +12,7 @@ from oncelog.core.deltas import (
 )
 from oncelog.core.limits import NAME_CHARACTERS_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Op
-from oncelog.doors.limits import COMPACT_DELTAS_MAX, DoorLimits
+from oncelog.doors.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, DoorLimits
 from oncelog.doors.openapi_parts import (
     JSON,
     NO_NUL,
@@ -81,6 +81,7 @@ def paths(limits: DoorLimits) -> Schema:
                 "Read all rows with their stamps",
                 "For whoever's cursor is older than the compaction: all pages, then a pull from `cursor`.",
                 [page, _limit(limits)],
+                (*_READ, 409),
             )
         },
         "live": {"get": _live()},
@@ -103,8 +104,9 @@ def _push(limits: DoorLimits) -> Schema:
 
 def _compact(limits: DoorLimits) -> Schema:
     about = (
-        "Drops the bodies of old deltas; rows, ids and hashes stay. One request compacts at most "
-        f"{COMPACT_DELTAS_MAX}: ask again while `hasMore`."
+        "Drops the bodies of old deltas, then rows that were deleted long ago; rows that exist, ids and hashes stay. "
+        f"One request compacts at most {COMPACT_DELTAS_MAX} deltas and reads at most {COMPACT_ROWS_MAX} rows: ask "
+        "again while `hasMore` is true or `next` is not empty."
     )
     told = answer("Compacted", "How far it is.")
     described = operation("compactDeltas", "Compact a gateway", about, told, _WRITTEN, tag="deltas", fault=_ERROR)
@@ -221,17 +223,45 @@ def schemas(limits: DoorLimits) -> Schema:
             rows={"type": "array", "maxItems": limits.page_events_max, "items": state},
             cursor=whole("To pull from when all pages have been read."),
             next=TEXT,
+            horizon={
+                "anyOf": [_HLC, {"type": "null"}],
+                "description": "Not null once compaction has dropped deleted rows: a row that no page has is deleted.",
+            },
             epoch=TEXT,
         ),
         "Compaction": {
             "oneOf": [
-                {**object_of(upto=whole("The last sequence to compact.")), "additionalProperties": False},
-                {**object_of(keep=whole("How many of the newest to keep.")), "additionalProperties": False},
+                _compaction(upto=whole("The last sequence to compact.")),
+                _compaction(keep=whole("How many of the newest to keep.")),
             ]
         },
-        "Compacted": object_of(compacted=whole(), upto=whole(), hasMore={"type": "boolean"}),
+        "Compacted": _compacted(),
         _ERROR: _error(),
     }
+
+
+def _compaction(**which: Schema) -> Schema:
+    schema = object_of(**which)
+    more = {
+        "tombstoneAgeMs": whole("Drop rows that were deleted this long ago. Default: `limits.tombstone_age_ms`."),
+        "page": {**TEXT, "description": "`next` of the answer before. Nothing else."},
+    }
+    return {**schema, "properties": {**schema["properties"], **more}, "additionalProperties": False}
+
+
+def _compacted() -> Schema:
+    consumer = object_of(consumer=TEXT, cursor=whole(), lag=whole("How many deltas it has not read."))
+    return object_of(
+        compacted=whole("Deltas whose bodies were dropped."),
+        upto=whole(),
+        hasMore={"type": "boolean"},
+        droppedRows=whole("Deleted rows that were dropped."),
+        next={**TEXT, "description": "Not empty if there are more rows to read: send it as `page`."},
+        heldBy={
+            "anyOf": [consumer, {"type": "null"}],
+            "description": "The slowest named consumer, if deleted rows stay because it has not read them.",
+        },
+    )
 
 
 def _delta(limits: DoorLimits) -> Schema:
@@ -270,6 +300,7 @@ def _error() -> Schema:
         "limit": whole("What it may be at most."),
         "epoch": {**TEXT, "description": "The log's, where the reader's is another."},
         "newest": whole("The newest sequence."),
+        "snapshot": {"const": True, "description": "Replace all rows by those of the snapshot."},
         "serverTime": time(),
         "retryAfterMs": whole("When to try again."),
     }

@@ -217,7 +217,7 @@ class _Stream:
                     chunk = await coming
                 except StopAsyncIteration:
                     return
-                except OncelogError as error:
+                except (OncelogError, DoorError) as error:
                     self._last_words = self._wire.last_words(error_of(error, UNREADABLE))
                     return
                 finally:

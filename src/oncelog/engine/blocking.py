@@ -147,9 +147,28 @@ class BlockingLog:
             self._log.erase, key=key, policy=policy, scope=scope, client=client, partition=partition, stream=stream
         )
 
-    def compact(self, scope: str, *, upto: int | None = None, keep: int | None = None, limit: int = 2**53) -> Compacted:
+    def compact(
+        self,
+        scope: str,
+        *,
+        upto: int | None = None,
+        keep: int | None = None,
+        limit: int = 2**53,
+        tombstone_age_ms: int | None = None,
+        after_row: tuple[str, str] = ("", ""),
+        rows_max: int = 2**53,
+    ) -> Compacted:
         """As `Log.compact`."""
-        return self._portal.call(self._log.compact, scope, upto=upto, keep=keep, limit=limit)
+        return self._portal.call(
+            self._log.compact,
+            scope,
+            upto=upto,
+            keep=keep,
+            limit=limit,
+            tombstone_age_ms=tombstone_age_ms,
+            after_row=after_row,
+            rows_max=rows_max,
+        )
 
     def read(
         self,

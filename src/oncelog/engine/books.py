@@ -80,6 +80,17 @@ class Books:
         found = await self._store.side_state(Footprint(lanes={self.lane(scope)}, streams={scope}))
         return found.snapshot.streams.get(scope, 0)
 
+    async def horizon(self, scope: str) -> int | None:
+        """The tombstone horizon of a gateway, as a clock reading; None before tombstones were dropped."""
+        return (await self.newest_and_horizon(scope))[1]
+
+    async def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
+        """The newest sequence and the tombstone horizon of a gateway, both of one moment."""
+        self._demand_open()
+        needs = Footprint(lanes={self.lane(scope)}, streams={scope}, horizons={scope})
+        found = (await self._store.side_state(needs)).snapshot
+        return found.streams.get(scope, 0), found.horizons.get(scope)
+
     async def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """A merged row as it stands, deleted or not; None where there never was one."""
         self._demand_open()

@@ -5,6 +5,7 @@ from msgspec import Struct
 from oncelog.core.proof import Block, Proof
 from oncelog.core.values import Record
 from oncelog.cursor import Cursor
+from oncelog.stores.protocol import Consumer
 
 __all__ = ["Compacted", "Cursor", "Proven", "Reading", "order_of"]
 
@@ -41,6 +42,12 @@ class Compacted(Struct, frozen=True):
     """The sequence up to which nothing has a body any more."""
     has_more: bool = False
     """It stopped early, at its limit: there is more to compact."""
+    dropped: int = 0
+    """Deleted rows that were dropped now, with their tombstones."""
+    next_row: tuple[str, str] | None = None
+    """Table and row id after which to look for more deleted rows (`after_row`); None if all rows were read."""
+    held_by: Consumer | None = None
+    """The named consumer that has read least, if it holds back deleted rows that are old enough."""
 
 
 def order_of(stream: str | None, lane: int) -> str:

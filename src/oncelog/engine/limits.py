@@ -36,6 +36,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     """How often a log with readers looks for what other processes have committed."""
     clock_jump_ms_max: int = 600_000
     """How far the wall clock may run ahead of the steady one between two commits."""
+    tombstone_age_ms: int = 30 * 86_400_000
+    """Compaction drops deleted rows whose DELETE was committed this long ago. A client that was offline for longer may
+    lose what it edited before."""
     postgres_connect_ms: int = 5_000
     """How long to wait for a session with a database."""
     postgres_lane_ms: int = 5_000
@@ -48,6 +51,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            lowest = 0 if name in ("cache_entries_max", "results_bytes_max") else 1
+            lowest = 0 if name in ("cache_entries_max", "results_bytes_max", "tombstone_age_ms") else 1
             if type(value) is not int or value < lowest:
                 raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")

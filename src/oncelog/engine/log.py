@@ -52,6 +52,7 @@ from oncelog.engine.results import Result, ResultCache
 from oncelog.engine.room import Guard, Room
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import Listener, Tailers
+from oncelog.engine.tombstones import COMPACTION, sweep_tombstones
 from oncelog.engine.working import Works
 from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, SettingsError, StoreUnavailableError
 from oncelog.stores.address import POSTGRES_TIMEOUTS, is_address, postgres_store
@@ -62,8 +63,6 @@ from oncelog.stores.sqlite import SqliteStore
 
 logger: Final = logging.getLogger("oncelog.engine")
 
-COMPACTION: Final = "oncelog.compaction"
-"""The consumer whose cursor says up to where a stream has been compacted."""
 ERASE_RECORDS = 500
 """Erased in one transaction."""
 SCRUB_TRIES = 200
@@ -333,11 +332,22 @@ class Log:
         return erased
 
     async def compact(
-        self, scope: str, *, upto: int | None = None, keep: int | None = None, limit: int = 2**53
+        self,
+        scope: str,
+        *,
+        upto: int | None = None,
+        keep: int | None = None,
+        limit: int = 2**53,
+        tombstone_age_ms: int | None = None,
+        after_row: tuple[str, str] = ("", ""),
+        rows_max: int = 2**53,
     ) -> Compacted:
-        """Drops the bodies of a stream's deltas up to a sequence, or of all but the newest. Their rows stay.
+        """Drop the bodies of a stream's deltas up to a sequence, or of all but the newest; then drop old deleted rows.
 
-        Ids, sequences and hashes stay too. It can be repeated, goes on where it was interrupted, and stops at `limit`.
+        Ids, sequences, hashes and the rows that exist stay. It can be repeated, goes on where it was interrupted, and
+        stops at `limit`. A deleted row is dropped when its DELETE has no body any more, was committed
+        `tombstone_age_ms` ago (`limits.tombstone_age_ms` if not given), and was read by every named consumer of the
+        stream. At most `rows_max` rows are read: pass `next_row` of the result on as `after_row` to read the others.
         """
         self._demand_open()
         if (upto is None) == (keep is None):
@@ -347,18 +357,27 @@ class Log:
         known = (await self._store.side_state(needs)).snapshot
         newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
         wanted = newest - _whole(keep, "keep") if keep is not None else min(newest, _whole(upto, "upto"))
+        age_ms = self._limits.tombstone_age_ms if tombstone_age_ms is None else _whole(tombstone_age_ms, "age")
         bound = min(wanted, after + _whole(limit, "limit"))
-        if bound <= after:
-            return Compacted(0, after)
-        try:
-            erased = await self._erase_all(
-                Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS), policy=DELTAS.name
-            )
-        finally:
-            self._forget_answers()
-        await self._scrub()
-        await self._submit_work(SetCursor(COMPACTION, bound, scope))
-        return Compacted(erased, bound, has_more=bound < wanted)
+        erased = 0
+        if bound > after:
+            try:
+                erased = await self._erase_all(
+                    Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS), policy=DELTAS.name
+                )
+            finally:
+                self._forget_answers()
+            await self._scrub()
+            await self._submit_work(SetCursor(COMPACTION, bound, scope))
+            if bound < wanted:
+                return Compacted(erased, bound, has_more=True)
+        upto = max(bound, after)
+        if upto == 0:
+            return Compacted(0, 0)
+        sweep = await sweep_tombstones(
+            self._store, self._submit_work, scope, upto=upto, age_ms=age_ms, after=after_row, rows_max=rows_max
+        )
+        return Compacted(erased, upto, dropped=sweep.dropped, next_row=sweep.next_row, held_by=sweep.held_by)
 
     async def _scrub(self) -> None:
         """Also where nothing was left to erase: the last time may have failed here."""

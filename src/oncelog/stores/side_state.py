@@ -142,6 +142,9 @@ TABLES: Final = (
     Table("acknowledged", ("scope", "member"), ("sequence",), _FIRST, tuple, tuple, _one, _FIRST),
     Table("consumers", ("scope", "consumer"), ("cursor",), _FIRST, tuple, tuple, _one, _FIRST),
     Table(
+        "horizons", ("scope",), ("hlc",), str, _one, _FIRST, lambda hlc: (str(hlc),), lambda columns: int(columns[0])
+    ),
+    Table(
         "rates",
         ("scope", "actor"),
         ("full_at_us",),

@@ -1,20 +1,24 @@
 """Small model of a gateway, as specified in docs/deltas.md, for clients without a network.
 
-It keeps every delta that was pushed, and computes rows in the simplest way: it sorts the deltas of a row by stamp
-and replays them in order. It does not use `oncelog.core`.
+It keeps the deltas of every row, and computes rows in the simplest way: it sorts the deltas of a row by stamp and
+replays them in order. A row whose tombstone was dropped has no deltas. It does not use `oncelog.core`.
 """
 
 import hashlib
 import json
-from collections import defaultdict
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 DRIFT_MS = 5000
 BAD = "bad"
 """Value that the schema of the gateway refuses."""
 
+HORIZON_CLIENT = "oncelog.horizon"
+
 Delta = dict[str, Any]
 Row = dict[str, Any]
+Name = tuple[str, str]
 
 
 def json_bytes(value: Any) -> bytes:
@@ -31,6 +35,19 @@ def stamp_of(delta: Delta) -> tuple[int, bytes, str]:
     return int(delta["hlc"]), delta["clientId"].encode("utf-16-be"), delta["deltaId"]
 
 
+def exists(row: Row) -> bool:
+    if row["written"] is None or row["deleted"] is None:
+        return row["written"] is not None
+    return stamp_of(row["written"]) > stamp_of(row["deleted"])
+
+
+def horizon_delete(horizon: int, name: Name) -> Delta:
+    """Return the DELETE that stands for a dropped tombstone."""
+    table, row_id = name
+    made = {"clientId": HORIZON_CLIENT, "hlc": str(horizon), "table": table, "rowId": row_id, "columns": []}
+    return {**made, "op": "DELETE", "deltaId": id_of(made)}
+
+
 class Refusal(Exception):  # noqa: N818 - an error answer
     def __init__(self, status: int, code: str, **members: Any) -> None:
         super().__init__(code)
@@ -41,14 +58,19 @@ class Refusal(Exception):  # noqa: N818 - an error answer
 class ModelGateway:
     def __init__(self) -> None:
         self.log: list[Delta] = []
+        """What readers get."""
         self.known: dict[str, int] = {}
+        """The sequence of each delta that was pushed."""
+        self.kept: dict[Name, list[Delta]] = {}
+        """The deltas of each row that has state."""
+        self.horizon: int | None = None
         self.compacted = 0
         self.epoch = "epoch 1"
         self.now_ms = 1_700_000_000_000
         self.busy = False
         self.lost: set[str] = set()
         """Ids of deltas that were lost by restoring a backup."""
-        self._backup: list[Delta] = []
+        self._backup: tuple[Any, ...] = ([], {}, {}, None)
         self._epochs = 1
 
     # --- requests
@@ -72,13 +94,27 @@ class ModelGateway:
             name = delta["deltaId"]
             is_known = name in self.known
             if not is_known:
-                self.log.append(delta)
+                self.log.append(self._merge(delta))
                 self.known[name] = len(self.log)
             results.append({"deltaId": name, "sequence": self.known[name], "duplicate": is_known})
         return json_bytes({"epoch": self.epoch, "results": results, "serverTime": self.now_ms})
 
+    def _merge(self, delta: Delta) -> Delta:
+        """Keep a new delta, unless it loses to the horizon; return what readers get."""
+        name = (delta["table"], delta["rowId"])
+        deltas = self.kept.get(name) or ([] if self.horizon is None else [horizon_delete(self.horizon, name)])
+        deletes = [one for one in deltas if one["op"] == "DELETE"]
+        newest = max(deletes, key=stamp_of, default=None)
+        if newest is not None and newest["clientId"] == HORIZON_CLIENT and stamp_of(delta) < stamp_of(newest):
+            self.kept[name] = deltas
+            return newest
+        self.kept[name] = [*deltas, delta]
+        return delta
+
     def pull(self, since: int, epoch: str, limit: int) -> bytes:
         self._demand_history(since, epoch)
+        if 0 < since < self.compacted and self.horizon is not None:
+            raise Refusal(409, "HISTORY_CHANGED", epoch=self.epoch, newest=len(self.log), snapshot=True)
         if since < self.compacted:
             return json_bytes({"deltas": [], "snapshot": True, "cursor": since, "hasMore": True, "epoch": self.epoch})
         page = [{**one, "sequence": since + 1 + place} for place, one in enumerate(self.log[since : since + limit])]
@@ -96,15 +132,18 @@ class ModelGateway:
         return json_bytes({"type": "deltas", "deltas": page["deltas"], "cursor": page["cursor"]})
 
     def snapshot(self, page: str, limit: int) -> bytes:
-        cursor, after = (len(self.log), ["", ""]) if not page else json.loads(page)
+        cursor, horizon, after = (len(self.log), self.horizon, ["", ""]) if not page else json.loads(page)
         if cursor > len(self.log):
             raise Refusal(400, "BAD_REQUEST")  # page token of another history
+        if horizon != self.horizon:
+            raise Refusal(409, "HISTORY_CHANGED", epoch=self.epoch, snapshot=True)
         rows = sorted(self._played().items())
         chosen = [(list(name), row) for name, row in rows if list(name) > after][:limit]
         is_last = not chosen or chosen[-1][0] == list(rows[-1][0])
-        following = "" if is_last else json.dumps([cursor, chosen[-1][0]])
+        following = "" if is_last else json.dumps([cursor, horizon, chosen[-1][0]])
         shown = [{"table": name[0], "rowId": name[1], **row} for name, row in chosen]
-        return json_bytes({"rows": shown, "cursor": cursor, "next": following, "epoch": self.epoch})
+        answer = {"rows": shown, "cursor": cursor, "next": following, "epoch": self.epoch}
+        return json_bytes(answer if horizon is None else {**answer, "horizon": str(horizon)})
 
     def _demand_history(self, since: int, epoch: str) -> None:
         if epoch not in ("", self.epoch) or since > len(self.log):
@@ -115,24 +154,32 @@ class ModelGateway:
     def compact(self, keep: int) -> None:
         self.compacted = max(self.compacted, len(self.log) - keep)
 
+    def drop_tombstones(self, is_chosen: Callable[[], bool]) -> None:
+        """Drop some of the deleted rows whose DELETE is compacted."""
+        for name, row in self._played().items():
+            deleted = row["deleted"]
+            is_late = deleted is not None and deleted["clientId"] == HORIZON_CLIENT
+            sequence = self.compacted if is_late else self.known.get((deleted or {}).get("deltaId", ""), 0)
+            if exists(row) or sequence > self.compacted or not is_chosen():
+                continue
+            del self.kept[name]
+            self.horizon = max(self.horizon or 0, int(deleted["hlc"]) + (not is_late))
+
     def back_up(self) -> None:
-        self._backup = list(self.log)
+        self._backup = deepcopy((self.log, self.known, self.kept, self.horizon))
 
     def restore(self) -> None:
-        self.lost |= {one["deltaId"] for one in self.log[len(self._backup) :]}
-        self.log = list(self._backup)
-        self.known = {one["deltaId"]: place + 1 for place, one in enumerate(self.log)}
+        before = self.known.keys()
+        self.log, self.known, self.kept, self.horizon = deepcopy(self._backup)
+        self.lost |= before - self.known.keys()
         self.compacted = min(self.compacted, len(self.log))
         self._epochs += 1
         self.epoch = f"epoch {self._epochs}"
 
     # --- rows
 
-    def _played(self) -> dict[tuple[str, str], Row]:
-        of_rows: dict[tuple[str, str], list[Delta]] = defaultdict(list)
-        for delta in self.log:
-            of_rows[delta["table"], delta["rowId"]].append(delta)
-        return {name: self._play(deltas) for name, deltas in of_rows.items()}
+    def _played(self) -> dict[Name, Row]:
+        return {name: self._play(deltas) for name, deltas in self.kept.items()}
 
     def _play(self, deltas: list[Delta]) -> Row:
         columns: dict[str, Any] = {}
@@ -150,9 +197,6 @@ class ModelGateway:
         """Return the rows that are not deleted."""
         shown = {}
         for name, row in self._played().items():
-            is_newer = row["deleted"] is None or (
-                row["written"] is not None and stamp_of(row["written"]) > stamp_of(row["deleted"])
-            )
-            if row["written"] is not None and is_newer:
+            if exists(row):
                 shown[name] = {one["column"]: one["value"] for one in row["columns"]}
         return shown

@@ -171,20 +171,21 @@ class Replica:
             case Join():
                 store.join(effect.rows, None if effect.next else effect.cursor, effect.epoch)
             case Stage():
-                store.stage(effect.rows, effect.is_first)
+                store.stage(effect.rows, effect.is_first, effect.horizon)
                 if not effect.next:
-                    store.replace(effect.cursor, effect.epoch, 10)
+                    store.replace(effect.cursor, effect.epoch, 10, effect.horizon)
             case Reset():
                 store.want_reset()
         self.pulling.done(effect)
 
     def _check_own_edits(self) -> None:
-        """Own edits are undone only by another history or by the application."""
+        """Own edits are undone only by another history, by the application, or by a tombstone horizon above them."""
         if self.store.standing.epoch != self.gateway.epoch:
             return
         connection = self.store._file.connection
+        horizon = -1 if self.gateway.horizon is None else self.gateway.horizon
         for name, delta in self.made.items():
-            if name not in self.discarded and name not in self.gateway.lost:
+            if name not in self.discarded and name not in self.gateway.lost and delta.hlc > horizon:
                 row = self.store._load(connection, delta.table, delta.row_id)
                 assert merge(row, delta) is row, f"{self.name} has lost its own {delta}"
 

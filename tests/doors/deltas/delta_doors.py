@@ -143,7 +143,7 @@ class Gateway:
             assert page["cursor"] == cursor
         return rows, cursor
 
-    async def compact(self, **body: int) -> Json:
+    async def compact(self, **body: int | str) -> Json:
         answer: Json = await self.ok("POST", "compact", json=body)
         return answer
 
@@ -157,13 +157,25 @@ class Gateway:
         return Live(await soon(self.session.ws_connect(f"{self.url}/live", headers=shown)))
 
 
+def compacted(deltas: int, upto: int, *, has_more: bool = False, dropped: int = 0, following: str = "") -> Json:
+    """Return the answer to a compaction that no consumer holds back."""
+    return {
+        "compacted": deltas,
+        "upto": upto,
+        "hasMore": has_more,
+        "droppedRows": dropped,
+        "next": following,
+        "heldBy": None,
+    }
+
+
 def refusal(answer: Answer) -> tuple[int, str]:
     """Return status and code of an error, and check its members."""
     assert answer.content_type == "application/json"
     error = answer.json
     assert {"error", "code"} <= set(error) <= {
         "error", "code", "index", "expected", "limit", "epoch", "newest", "serverTime", "retryAfterMs",
-        "tenant", "quota", "usage",
+        "tenant", "quota", "usage", "snapshot",
     }  # fmt: skip
     assert isinstance(error["error"], str)
     return answer.status, error["code"]

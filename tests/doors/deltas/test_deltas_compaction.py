@@ -13,6 +13,7 @@ from doors.deltas.delta_doors import (
     Json,
     SharedServer,
     change,
+    compacted,
     delivered,
     merged_of,
     opened,
@@ -43,7 +44,7 @@ async def test_pull_from_before_the_compaction_demands_a_snapshot(shared_server:
     gateway = shared_server.gateway()
     await gateway.pushed(*DELTAS)
     rows = await gateway.rows()
-    assert await gateway.compact(upto=10) == {"compacted": 10, "upto": 10, "hasMore": False}
+    assert await gateway.compact(upto=10) == compacted(10, 10)
     epoch = shared_server.door.log.epoch
     for since in (0, 3, 9):
         page = await gateway.pull(since, limit=5)
@@ -101,16 +102,16 @@ async def test_compaction_is_limited_per_request_and_reports_progress(
     monkeypatch.setattr("oncelog.doors.deltas.door.COMPACT_DELTAS_MAX", 4)
     monkeypatch.setattr("oncelog.engine.log.ERASE_RECORDS", 3)
     gateway = shared_server.gateway()
-    assert await gateway.compact(keep=0) == {"compacted": 0, "upto": 0, "hasMore": False}
+    assert await gateway.compact(keep=0) == compacted(0, 0)
     await gateway.pushed(*DELTAS[:10])
-    assert await gateway.compact(upto=9) == {"compacted": 4, "upto": 4, "hasMore": True}
-    assert await gateway.compact(keep=1) == {"compacted": 4, "upto": 8, "hasMore": True}
-    assert await gateway.compact(keep=1) == {"compacted": 1, "upto": 9, "hasMore": False}
+    assert await gateway.compact(upto=9) == compacted(4, 4, has_more=True)
+    assert await gateway.compact(keep=1) == compacted(4, 8, has_more=True)
+    assert await gateway.compact(keep=1) == compacted(1, 9)
     for body in ({"keep": 1}, {"upto": 3}, {"upto": 0}, {"keep": 99}):
-        assert await gateway.compact(**body) == {"compacted": 0, "upto": 9, "hasMore": False}
-    assert await gateway.compact(upto=2**53 - 1) == {"compacted": 1, "upto": 10, "hasMore": False}
+        assert await gateway.compact(**body) == compacted(0, 9)
+    assert await gateway.compact(upto=2**53 - 1) == compacted(1, 10)
     await gateway.pushed(*DELTAS[10:])
-    assert await gateway.compact(keep=3) == {"compacted": 1, "upto": 11, "hasMore": False}
+    assert await gateway.compact(keep=3) == compacted(1, 11)
     assert await gateway.rows() == rows_of(modelled(DELTAS))
 
 
@@ -137,7 +138,7 @@ async def test_interrupted_compaction_can_be_continued(tmp_path: Path, monkeypat
         assert (await gateway.pull())["snapshot"] is True
         assert [one["sequence"] for one in await gateway.pull_all(6)] == list(range(7, 15))
         assert await gateway.pushed(*DELTAS) == [(number, True) for number in range(1, 15)]
-        assert await gateway.compact(keep=2) == {"compacted": 6, "upto": 12, "hasMore": False}
+        assert await gateway.compact(keep=2) == compacted(6, 12)
         assert modelled(await caught_up(gateway)) == modelled(DELTAS)
 
 

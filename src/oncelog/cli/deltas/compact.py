@@ -3,16 +3,18 @@
 import asyncio
 from typing import Annotated
 
+import msgspec
 import orjson
 import typer
 from msgspec import Struct
 
 from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
 from oncelog.cli.remote import DEFAULT_URL, GaveUpError, Token, TokenFile, Url, remote_of, say
-from oncelog.cli.terminal import AsJson, Meter, ending_well, print_json, terminated_as_interrupted
+from oncelog.cli.terminal import AsJson, Meter, ending_well, print_json, printable, terminated_as_interrupted
 from oncelog.errors import OncelogError
 from oncelog.stores.verifying.findings import Progress
 
+_DAY_MS = 86_400_000
 _GOES_ON = "Run the same command again, and it goes on."
 
 
@@ -24,49 +26,91 @@ def compact(  # noqa: PLR0913, PLR0917 - each one is an option
     keep: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=2**53 - 1, help="All but this many of the newest.")
     ] = None,
+    tombstone_age_days: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            min=0,
+            max=36_500,
+            help="Drop rows that were deleted this long ago. If not given: as the server's tombstone_age_ms says.",
+        ),
+    ] = None,
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Drops the bodies of old deltas; the rows stay, and so do ids, sequences and hashes. It cannot be undone.
+    """Drops the bodies of old deltas, and rows that were deleted long ago. It cannot be undone.
 
-    It may be interrupted: what is compacted stays so, and the same command goes on. Readers whose cursor is older
-    get a snapshot.
+    Rows that exist stay, and so do ids, sequences and hashes. It may be interrupted: run the same command again, and
+    it goes on. Readers whose cursor is older get a snapshot. A deleted row stays while a named consumer has not read
+    its DELETE. A client that was offline for longer than the age loses edits of dropped rows that it made before.
 
-    Example:  oncelog deltas compact shop --keep 100000
+    Examples:
+
+      oncelog deltas compact shop --keep 100000
+
+      oncelog deltas compact shop --keep 100000 --tombstone-age-days 90
     """
     with ending_well(), terminated_as_interrupted():
         if (upto is None) == (keep is None):
             raise OncelogError("one of --upto and --keep must be given, and not both")
         remote = remote_of(url, token, token_file)
-        body = orjson.dumps({"keep": keep} if upto is None else {"upto": upto})
-        done = asyncio.run(_run(Gateway(remote, gateway, timeout), body, upto or 0))
+        asked: dict[str, int | str] = {"keep": keep or 0} if upto is None else {"upto": upto}
+        if tombstone_age_days is not None:
+            asked["tombstoneAgeMs"] = round(tombstone_age_days * _DAY_MS)
+        done = asyncio.run(_run(Gateway(remote, gateway, timeout), asked, upto or 0))
         if as_json:
-            print_json({"compacted": done.compacted, "upto": done.upto})
+            held = None if done.held_by is None else msgspec.structs.asdict(done.held_by)
+            print_json(
+                {"compacted": done.compacted, "upto": done.upto, "dropped_rows": done.dropped_rows, "held_by": held}
+            )
         else:
             typer.echo(f"{done.compacted} deltas compacted; nothing up to {done.upto} has a body any more")
+            if done.dropped_rows:
+                typer.echo(f"{done.dropped_rows} deleted rows dropped")
+            if done.held_by is not None:
+                typer.echo(
+                    f"other deleted rows stay until the consumer {printable(done.held_by.consumer)}, which is "
+                    f"{done.held_by.lag} deltas behind, has read them"
+                )
+
+
+class _HeldBy(Struct, frozen=True):
+    consumer: str
+    cursor: int
+    lag: int
 
 
 class _Compacted(Struct, frozen=True, rename="camel"):
     compacted: int
     upto: int
     has_more: bool = False
+    dropped_rows: int = 0
+    next: str = ""
+    held_by: _HeldBy | None = None
 
 
-async def _run(gateway: Gateway, body: bytes, wanted: int) -> _Compacted:
+async def _run(gateway: Gateway, asked: dict[str, int | str], wanted: int) -> _Compacted:
     """Request after request, as each compacts no more than a server does at once."""
-    compacted = 0
+    compacted = dropped = 0
+    held: _HeldBy | None = None
     async with gateway:
         with Meter() as meter:
             try:
                 while True:
-                    done = await gateway.post(_Compacted, "compact", body)
-                    compacted += done.compacted
+                    done = await gateway.post(_Compacted, "compact", orjson.dumps(asked))
+                    compacted, dropped, held = (
+                        compacted + done.compacted,
+                        dropped + done.dropped_rows,
+                        done.held_by or held,
+                    )
                     meter(Progress("compacting", done.upto, wanted))
-                    if not done.has_more:
-                        return _Compacted(compacted, done.upto)
+                    if done.next:
+                        asked["page"] = done.next
+                    elif not done.has_more:
+                        return _Compacted(compacted, done.upto, dropped_rows=dropped, held_by=held)
             except asyncio.CancelledError:
                 say(f"interrupted; {compacted} deltas are compacted. {_GOES_ON}")
                 raise

@@ -34,10 +34,14 @@ Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long
 class DeltasRefusedError(ServerRefusedError):
     """The door says no."""
 
-    def __init__(self, code: str, message: str, retry_after_ms: int = 0, index: int | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, retry_after_ms: int = 0, index: int | None = None, *, is_compacted: bool = False
+    ) -> None:
         super().__init__(code, message, retry_after_ms)
         self.index = index
         """Of the delta at fault, where one is."""
+        self.is_compacted = is_compacted
+        """The deltas after the cursor are compacted: only a snapshot has their rows."""
 
     @property
     def is_transient(self) -> bool:
@@ -55,6 +59,7 @@ class _Error(Struct, frozen=True, rename="camel"):
     code: str
     index: int | None = None
     retry_after_ms: int = 0
+    snapshot: bool = False
 
 
 class Result(Struct, frozen=True, rename="camel"):
@@ -82,7 +87,7 @@ class Gateway:
         if fault is not None:
             raise OncelogError(f"GATEWAY {fault}")
         self.remote = remote
-        self._url = f"{remote.url}/v1/sync/{quote(demand_text(name, 'GATEWAY'), safe='')}/"
+        self._url = f"{remote.url}/v1/sync/{quote(name, safe='')}/"
         self._patience = Patience(remote, timeout_s)
         self._session: aiohttp.ClientSession
 
@@ -182,7 +187,8 @@ class Gateway:
 def read_error(payload: bytes) -> DeltasRefusedError:
     """The error in the door's own words. Raises msgspec.MsgspecError for what is none."""
     error = _ERROR.decode(payload)
-    return DeltasRefusedError(error.code.lower(), error.error, error.retry_after_ms, error.index)
+    code = error.code.lower()
+    return DeltasRefusedError(code, error.error, error.retry_after_ms, error.index, is_compacted=error.snapshot)
 
 
 def _refused(status: int, retry_after: str | None, answer: bytes) -> ServerRefusedError:

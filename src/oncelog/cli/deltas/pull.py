@@ -10,7 +10,7 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
-from oncelog.cli.deltas.gateway import Gateway, Name, Timeout, read_error
+from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout, read_error
 from oncelog.cli.remote import (
     CONNECT_TIMEOUT_S,
     DEFAULT_URL,
@@ -199,7 +199,9 @@ class _Pull:
         )
         return typer.Exit(FOUND_NOTHING)
 
-    def _explained(self, error: ServerRefusedError) -> OncelogError:
+    def _explained(self, error: ServerRefusedError) -> Exception:
+        if isinstance(error, DeltasRefusedError) and error.is_compacted:
+            return self._compacted()
         if error.code == HISTORY_CHANGED:
             return OncelogError(f"the log has another history than that of {self._cursor}: {error}")
         return error

@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 from msgspec import Raw, Struct
 
-from oncelog.cli.deltas.gateway import Gateway, Name, Timeout
+from oncelog.cli.deltas.gateway import DeltasRefusedError, Gateway, Name, Timeout
 from oncelog.cli.remote import DEFAULT_URL, Token, TokenFile, Url, remote_of, say
 from oncelog.cli.terminal import ending_well, terminated_as_interrupted
 from oncelog.errors import OncelogError
@@ -23,6 +23,8 @@ def snapshot(
     token_file: TokenFile = None,
 ) -> None:
     """Prints all rows of a gateway with their clocks, deleted ones too, as JSON: an object a line.
+
+    Deleted rows that a compaction has dropped are not there: replace the rows that you have by these.
 
     The last line is {"cursor", "epoch"}: from there go on with `oncelog deltas pull GATEWAY --since CURSOR`. Output
     without it is not whole.
@@ -46,7 +48,13 @@ async def _run(gateway: Gateway, name: str) -> None:
     following, epoch = "", ""
     async with gateway:
         while True:
-            page = await gateway.get(_Page, "snapshot", limit=PAGE_ROWS, page=following or None)
+            try:
+                page = await gateway.get(_Page, "snapshot", limit=PAGE_ROWS, page=following or None)
+            except DeltasRefusedError as error:
+                if not error.is_compacted:
+                    raise
+                message = "deleted rows were dropped in the middle of the snapshot: run the same command again"
+                raise OncelogError(message) from error
             if epoch and page.epoch != epoch:
                 raise OncelogError("the log has another history now, in the middle of the snapshot: begin again")
             output.writelines(bytes(row) + b"\n" for row in page.rows)

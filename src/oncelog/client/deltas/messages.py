@@ -83,6 +83,8 @@ class SnapshotPage(Struct, frozen=True):
     next: str
     """The next page; empty behind the last."""
     epoch: str
+    horizon: int | None = None
+    """The gateway's tombstone horizon, if it has dropped deleted rows: a row that no page has is deleted."""
 
 
 class LiveDeltas(Struct, frozen=True):
@@ -104,6 +106,8 @@ class Fault(Struct, frozen=True):
     index: int | None = None
     """Which delta of the push it is about."""
     retry_after_ms: int = 0
+    is_compacted: bool = False
+    """The history is the same, but what the client has not read is in the snapshot only."""
 
     @property
     def is_transient(self) -> bool:
@@ -177,6 +181,7 @@ class _SnapshotJson(Struct):
     cursor: Number
     next: str
     epoch: str
+    horizon: str | None = None
 
 
 class _FaultJson(Struct, rename="camel"):
@@ -184,6 +189,7 @@ class _FaultJson(Struct, rename="camel"):
     code: str
     index: int | None = None
     retry_after_ms: int = 0
+    snapshot: bool = False
 
 
 class _LiveJson(Struct, rename="camel"):
@@ -194,6 +200,7 @@ class _LiveJson(Struct, rename="camel"):
     error: str = ""
     code: str = ""
     retry_after_ms: int = 0
+    snapshot: bool = False
 
 
 def read_pushed(body: bytes, entries: Sequence[Entry]) -> Acknowledged:
@@ -215,9 +222,10 @@ def read_snapshot(body: bytes) -> SnapshotPage:
     page = _decoded(body, _SnapshotJson)
     try:
         rows = tuple(one.snapshot_row() for one in page.rows)
+        horizon = None if page.horizon is None else parse_hlc(page.horizon)
     except (CanonicalError, ValueError) as error:
         raise ProtocolError(f"the gateway's snapshot has a row that is none: {error}") from error
-    return SnapshotPage(rows, page.cursor, page.next, page.epoch)
+    return SnapshotPage(rows, page.cursor, page.next, page.epoch, horizon)
 
 
 def read_fault(status: int, body: bytes, retry_after_ms: int) -> Fault:
@@ -227,7 +235,7 @@ def read_fault(status: int, body: bytes, retry_after_ms: int) -> Fault:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         code = _BY_STATUS.get(status) or (SERVER_ERROR if status >= 500 else BAD_REQUEST)
         return Fault(code, f"no gateway answers there (HTTP status {status})", None, retry_after_ms)
-    return Fault(said.code, said.error, said.index, max(said.retry_after_ms, retry_after_ms))
+    return Fault(said.code, said.error, said.index, max(said.retry_after_ms, retry_after_ms), said.snapshot)
 
 
 def read_connected(text: str) -> str | Fault:
@@ -249,7 +257,7 @@ def read_live(text: str) -> LiveDeltas | LiveCompacted | Fault:
 def _live_fault(said: _LiveJson) -> Fault:
     if said.type != "error":
         raise ProtocolError(f"the gateway says something that no gateway says: {said.type!r}")
-    return Fault(said.code, said.error, None, said.retry_after_ms)
+    return Fault(said.code, said.error, None, said.retry_after_ms, said.snapshot)
 
 
 def _deltas(bodies: list[Raw]) -> tuple[RowDelta, ...]:

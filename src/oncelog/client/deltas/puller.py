@@ -186,12 +186,15 @@ class Puller:
                 cursor = None if effect.next else effect.cursor
                 await desk.changed(store.join, effect.rows, cursor, effect.epoch, tell=desk.tell)
             case Stage():
-                await desk.in_store(store.stage, effect.rows, effect.is_first)
+                await desk.in_store(store.stage, effect.rows, effect.is_first, effect.horizon)
                 if not effect.next:
                     await self._replace(effect)
             case Reset():
-                logger.warning("the gateway's history is another one than before: %s", effect.message)
-                self._left = (pulling.epoch, pulling.cursor)
+                if effect.is_compacted:
+                    logger.info("all rows are read again: %s", effect.message)
+                else:
+                    logger.warning("the gateway's history is another one than before: %s", effect.message)
+                    self._left = (pulling.epoch, pulling.cursor)
                 await desk.in_store(store.want_reset)
             case ReadAnew():
                 pass
@@ -200,7 +203,9 @@ class Puller:
     async def _replace(self, effect: Stage) -> None:
         desk, pulling = self._desk, self.pulling
         told_max = desk.limits.changes_max if desk.streams else 0
-        await desk.changed(desk.store.replace, effect.cursor, effect.epoch, told_max, tell=desk.tell_replaced)
+        await desk.changed(
+            desk.store.replace, effect.cursor, effect.epoch, told_max, effect.horizon, tell=desk.tell_replaced
+        )
         left = self._left
         if left is None and pulling.epoch not in ("", effect.epoch):
             left = (pulling.epoch, pulling.cursor)

@@ -74,12 +74,15 @@ class Stage(Struct, frozen=True):
     cursor: int
     epoch: str
     next: str
+    horizon: int | None = None
 
 
 class Reset(Struct, frozen=True):
-    """It is another history: have all rows read anew."""
+    """Replace all rows by those of the snapshot."""
 
     message: str
+    is_compacted: bool = False
+    """Not because the history is another one: the snapshot lacks deleted rows that the client may still have."""
 
 
 class ReadAnew(Struct, frozen=True):
@@ -124,16 +127,16 @@ class Pulling:
         """Whoever follows asks in between whether that is all."""
         self.is_caught_up = False
 
-    def connected(self, epoch: str) -> Reset | None:
-        """What is live is of this history."""
-        return Reset(f"its epoch is {epoch}, was {self.epoch}") if self._is_of_other_history(epoch) else None
-
     def acknowledged(self, epoch: str) -> None:
         """A push was acknowledged in this history. Before the first page it is the one to read, as the file says too.
 
         A gateway that is restored before the first page may have lost the push: then all rows are to be replaced.
         """
         self.epoch = self.epoch or epoch
+
+    def connected(self, epoch: str) -> Reset | None:
+        """What is live is of this history."""
+        return Reset(f"its epoch is {epoch}, was {self.epoch}") if self._is_of_other_history(epoch) else None
 
     def answered(
         self, request: Request, answer: PulledPage | SnapshotPage | LiveDeltas | LiveCompacted | Fault | Unanswered
@@ -188,9 +191,11 @@ class Pulling:
         if not is_first and (page.cursor, page.epoch) != (reading.cursor, reading.epoch):
             return ReadAnew()  # a backup was restored in between
         if self.is_resetting:
-            return Stage(page.rows, is_first, page.cursor, page.epoch, page.next)
+            return Stage(page.rows, is_first, page.cursor, page.epoch, page.next, page.horizon)
         if self._is_of_other_history(page.epoch):
             return Reset(f"its epoch is {page.epoch}, was {self.epoch}")
+        if page.horizon is not None:
+            return Reset("its snapshot lacks deleted rows", is_compacted=True)
         return Join(page.rows, page.cursor, page.epoch, page.next)
 
     def _read_on(self, effect: Join | Stage) -> None:
@@ -204,7 +209,7 @@ class Pulling:
     def _refused(self, request: Request, fault: Fault) -> Effect | Pause:
         self._failed(fault)
         if fault.code == HISTORY_CHANGED:
-            return ReadAnew() if self.is_resetting else Reset(fault.message)
+            return ReadAnew() if self.is_resetting else Reset(fault.message, fault.is_compacted)
         if fault.is_transient:
             return Pause(fault.retry_after_ms)
         if isinstance(request, ReadSnapshot) and request.page:

@@ -20,6 +20,7 @@ from oncelog.client.file import StoreFile
 from oncelog.core.canonical import JsonValue
 from oncelog.core.deltas import read_delta
 from oncelog.core.merge import Row, RowDelta, merge
+from oncelog.core.tombstones import row_without_state
 from oncelog.errors import SettingsError
 from oncelog.statements import named_statements, statements_of
 
@@ -182,7 +183,6 @@ class DeltasStore:
                 connection.execute(SQL["forget_acknowledged"])
             after = self._read_standing(connection)
         self.standing = after
-
         return True
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
@@ -234,41 +234,44 @@ class DeltasStore:
             after = self._read_standing(connection)
         self.standing = after
 
-    def stage(self, snapshot: Sequence[SnapshotRow], is_first: bool) -> None:
+    def stage(self, snapshot: Sequence[SnapshotRow], is_first: bool, horizon: int | None = None) -> None:
         """Lays a page of a snapshot aside. It is not in the file: who crashes reads it again."""
         with self._file.transaction(is_durable=False) as connection:
             if is_first:
                 connection.execute(SQL["clear_staged"])
             _stage(connection, [((one.table, one.row_id), one.row) for one in snapshot])
-            clocks = (newest_hlc(one.row) for one in snapshot)
+            clocks = (horizon or 0, *(newest_hlc(one.row) for one in snapshot))
             after = self._moved(connection, clocks, self.standing.cursor, self.standing.epoch)
         self.standing = after
 
-    def replace(self, cursor: int, epoch: str, changes_max: int) -> Replaced:
+    def replace(self, cursor: int, epoch: str, changes_max: int, horizon: int | None = None) -> Replaced:
         """What was staged becomes the rows, with what the outbox says over them."""
         with self._file.transaction(is_durable=True) as connection:
             for (body,) in connection.execute(SQL["outbox_of_epoch"], (epoch,)):
                 with self._file.reading():
                     delta = read_delta(body)
                 staged = self._load(connection, delta.table, delta.row_id, "staged_row")
+                if staged.is_empty:  # an own delta that is older than the gateway's tombstones has lost there
+                    staged = row_without_state(horizon, delta.table, delta.row_id)
                 _stage(connection, [((delta.table, delta.row_id), merge(staged, delta))])
             replaced = self._replaced(connection, changes_max)
             for statement in ("clear_rows", "unstage", "clear_staged", "end_reset", "forget_acknowledged"):
                 connection.execute(SQL[statement])
-            connection.execute(SQL["save_cursor"], (str(self._clock_after_reset(connection)), cursor, epoch))
+            connection.execute(SQL["save_cursor"], (str(self._clock_after_reset(connection, horizon)), cursor, epoch))
             after = self._read_standing(connection)
         self.standing = after
         return replaced
 
-    def _clock_after_reset(self, connection: sqlite3.Connection) -> int:
+    def _clock_after_reset(self, connection: sqlite3.Connection, horizon: int | None) -> int:
         """With nothing left in the outbox no reading of ours is anywhere but in the rows, so it goes on from those.
 
-        So a clock that was far ahead once does not stay so when what it stamped has been discarded.
+        So a clock that was far ahead once does not stay so when what it stamped has been discarded. An edit at or below
+        the tombstone horizon would lose, so the clock is not below it.
         """
         pending, *_ = connection.execute(SQL["outbox_counts"]).fetchone()
         if pending:
             return self.standing.hlc
-        newest = 0
+        newest = horizon or 0
         for (state,) in connection.execute(SQL["row_states"]):
             with self._file.reading():
                 newest = max(newest, newest_hlc(_STATE.decode(state)))

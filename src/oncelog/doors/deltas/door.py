@@ -53,7 +53,7 @@ from oncelog.core.values import (
 )
 from oncelog.doors.entrance import Entrance
 from oncelog.doors.faults import NOT_NOW, DoorError, error_of, not_now, telling
-from oncelog.doors.limits import COMPACT_DELTAS_MAX, LONG_FRAME_BYTES, DoorLimits
+from oncelog.doors.limits import COMPACT_DELTAS_MAX, COMPACT_ROWS_MAX, LONG_FRAME_BYTES, DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
 from oncelog.engine.committer import size_of
@@ -95,6 +95,8 @@ class Snapshot(Struct, frozen=True):
     rows: list[tuple[str, str, Row]]
     cursor: int
     following: str
+    horizon: int | None
+    """The tombstone horizon: None if no deleted row was ever dropped."""
 
 
 class DeltasDoor:
@@ -196,6 +198,7 @@ class DeltasDoor:
             reading = await self.log.read(stream=scope, after=since, limit=self._page_size(limit))
         deltas, is_snapshot = until_compacted(reading.records)
         if is_snapshot and not deltas:
+            await self._demand_tombstones(scope, since)
             return Pulled([], since, has_more=True, is_snapshot=True)
         self.counts.deliveries += len(deltas)
         if is_snapshot:
@@ -215,10 +218,27 @@ class DeltasDoor:
                 deltas, is_snapshot = until_compacted(records)
                 if deltas:
                     self.counts.deliveries += len(deltas)
+                    since = deltas[-1].sequence
                     yield deltas
                 if is_snapshot:
+                    await self._demand_tombstones(scope, since)
                     yield None
                     return
+
+    async def _demand_tombstones(self, scope: str, since: int) -> None:
+        """Raise DoorError if the snapshot may lack a tombstone that the reader has not read.
+
+        The reader may have a row whose tombstone was dropped, so it must replace its rows by the snapshot. Clients of
+        all versions do that for this code. A reader without rows, at 0, has nothing to replace.
+        """
+        newest, horizon = await self.log.books.newest_and_horizon(scope)
+        if since and horizon is not None:
+            message = (
+                "since: is older than the compaction, which has dropped deleted rows; replace all rows by those of the "
+                "snapshot, and go on from its cursor"
+            )
+            details = {"epoch": self.log.epoch, "newest": newest, "snapshot": True}
+            raise DoorError(codes.HISTORY_CHANGED, message, field="since", **details)
 
     async def rows(self, scope: str, table: str, after: str, limit: int | None) -> tuple[list[tuple[str, Row]], str]:
         """The rows of a table that exist, and after which to go on; "" behind the last."""
@@ -237,14 +257,26 @@ class DeltasDoor:
         return [] if row is None or not row.exists else [(row_id, row)]
 
     async def snapshot(self, scope: str, page_token: str, limit: int | None) -> Snapshot:
-        """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it."""
+        """A page of all rows, deleted ones too. The cursor is that of the first page: rows may be newer than it.
+
+        Raises DoorError if tombstones were dropped since the first page: a reader that misses one of them would restore
+        its row with an older delta behind the cursor.
+        """
+        books = self.log.books
         with telling():
-            cursor, table, row_id = (
-                _place_of(page_token) if page_token else (await self.log.books.newest(scope), "", "")
-            )
-            page = await self.log.books.rows(scope, after=(table, row_id), limit=self._page_size(limit))
-        following = _token(cursor, *page.rows[-1][:2]) if page.has_more else ""
-        return Snapshot(page.rows, cursor, following)
+            if page_token:
+                cursor, horizon, table, row_id = _place_of(page_token)
+            else:
+                table = row_id = ""
+                cursor, horizon = await books.newest_and_horizon(scope)
+            page = await books.rows(scope, after=(table, row_id), limit=self._page_size(limit))
+            if await books.horizon(scope) != horizon:
+                message = (
+                    "page: deleted rows were dropped while the snapshot was read; read it again from its first page"
+                )
+                raise DoorError(codes.HISTORY_CHANGED, message, field="page", epoch=self.log.epoch, snapshot=True)
+        following = _token(cursor, horizon, *page.rows[-1][:2]) if page.has_more else ""
+        return Snapshot(page.rows, cursor, following, horizon)
 
     # --- compaction
 
@@ -256,10 +288,18 @@ class DeltasDoor:
         return scope
 
     async def compact(self, scope: str, body: bytes) -> Compacted:
-        """Drops the bodies of old deltas; as many as one request may."""
-        upto, keep = _read_compact(body)
+        """Drop the bodies of old deltas, then old deleted rows; as many as one request may."""
+        asked = _read_compact(body)
         with telling():
-            return await self.log.compact(scope, upto=upto, keep=keep, limit=COMPACT_DELTAS_MAX)
+            return await self.log.compact(
+                scope,
+                upto=asked.upto,
+                keep=asked.keep,
+                limit=COMPACT_DELTAS_MAX,
+                tombstone_age_ms=asked.tombstone_age_ms,
+                after_row=asked.after_row,
+                rows_max=COMPACT_ROWS_MAX,
+            )
 
     # --- cursors
 
@@ -411,40 +451,58 @@ def check_row_id(row_id: str, field: str) -> None:
 # --- smaller messages ---------------------------------------------------------------------------------------
 
 
-class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True):
+class _CompactJson(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     upto: int | UnsetType = UNSET
     keep: int | UnsetType = UNSET
+    tombstone_age_ms: int | UnsetType = UNSET
+    page: str = ""
+
+
+class _Compact(Struct, frozen=True):
+    """What a request to compact asks for."""
+
+    upto: int | None
+    keep: int | None
+    tombstone_age_ms: int | None
+    after_row: tuple[str, str]
 
 
 _COMPACT: Final = msgspec.json.Decoder(_CompactJson)
-_PLACE: Final = msgspec.json.Decoder(tuple[int, str, str])
+_PLACE: Final = msgspec.json.Decoder(tuple[int, int | None, str, str])
 
 
-def _read_compact(body: bytes) -> tuple[int | None, int | None]:
+def _read_compact(body: bytes) -> _Compact:
     try:
         given = _COMPACT.decode(canonical_text(body))
     except CanonicalError as error:
         raise _bad(error) from error
     except msgspec.ValidationError as error:
         raise DoorError(codes.BAD_REQUEST, f"body: {error}") from error
-    upto, keep = (None if number is UNSET else number for number in (given.upto, given.keep))
+    upto, keep, age_ms = (
+        None if number is UNSET else number for number in (given.upto, given.keep, given.tombstone_age_ms)
+    )
     if (upto is None) == (keep is None):
         raise DoorError(codes.BAD_REQUEST, "body: must have one of upto and keep")
-    for field, number in (("upto", upto), ("keep", keep)):
+    for field, number in (("upto", upto), ("keep", keep), ("tombstoneAgeMs", age_ms)):
         if number is not None and not 0 <= number <= INTEGER_MAX:
             raise DoorError(codes.BAD_REQUEST, f"{field}: must be a whole number from 0 to 2^53−1", field=field)
-    return upto, keep
+    return _Compact(upto, keep, age_ms, _place_of(given.page)[2:] if given.page else ("", ""))
 
 
-def _token(cursor: int, table: str, row_id: str) -> str:
-    return urlsafe_b64encode(msgspec.json.encode((cursor, table, row_id))).decode()
+def row_token(place: tuple[str, str] | None) -> str:
+    """Where a compaction goes on to look for deleted rows, for its next request; empty if all rows were read."""
+    return "" if place is None else _token(0, None, *place)
 
 
-def _place_of(token: str) -> tuple[int, str, str]:
+def _token(cursor: int, horizon: int | None, table: str, row_id: str) -> str:
+    return urlsafe_b64encode(msgspec.json.encode((cursor, horizon, table, row_id))).decode()
+
+
+def _place_of(token: str) -> tuple[int, int | None, str, str]:
     try:
-        cursor, table, row_id = _PLACE.decode(urlsafe_b64decode(token.encode("ascii")))
+        cursor, horizon, table, row_id = _PLACE.decode(urlsafe_b64decode(token.encode("ascii")))
     except (ValueError, msgspec.MsgspecError) as error:
         raise DoorError(codes.BAD_REQUEST, "page: must be one that a page has given", field="page") from error
     if cursor < 0 or "\0" in table + row_id:
         raise DoorError(codes.BAD_REQUEST, "page: must be one that a page has given", field="page")
-    return cursor, table, row_id
+    return cursor, horizon, table, row_id

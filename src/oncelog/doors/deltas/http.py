@@ -15,7 +15,7 @@ from msgspec import Struct
 from oncelog import codes
 from oncelog.core.values import Record
 from oncelog.doors.deltas import words
-from oncelog.doors.deltas.door import DeltasDoor, check_row_id
+from oncelog.doors.deltas.door import DeltasDoor, check_row_id, row_token
 from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.limits import CONNECT_BYTES_MAX
 from oncelog.doors.principal import Principal
@@ -84,7 +84,7 @@ class DeltasHttp:
         door = self.door
         scope, body, _ = await self._asked(request, address, door.demand_compactable)
         done = await door.compact(scope, body)
-        return self._ok(orjson.dumps({"compacted": done.deltas, "upto": done.upto, "hasMore": done.has_more}))
+        return self._ok(words.compacted_json(done, row_token(done.next_row)))
 
     async def _asked(
         self, request: web.Request, address: str, demand: Callable[[str, Principal], str]
@@ -130,7 +130,7 @@ class DeltasHttp:
         given = parameters_of(request, ("page", "limit"))
         scope = door.demand_readable(_gateway(request), principal)
         found = await door.snapshot(scope, given.get("page", ""), _limit(given))
-        return self._ok(words.snapshot_json(found.rows, found.cursor, found.following, door.log.epoch))
+        return self._ok(words.snapshot_json(found.rows, found.cursor, found.following, door.log.epoch, found.horizon))
 
     def _ok(self, body: bytes) -> web.Response:
         self.door.counts.requests["deltas", "http", "ok"] += 1

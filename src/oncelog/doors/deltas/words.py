@@ -12,6 +12,7 @@ from oncelog.core.values import Record
 from oncelog.doors.faults import DoorError
 from oncelog.doors.requests import JSON
 from oncelog.doors.requests import STATUS as STATUS_OF_ALL
+from oncelog.engine.cursors import Compacted
 
 STATUS: Final = {
     **STATUS_OF_ALL,
@@ -32,6 +33,7 @@ _DETAILS: Final = {
     "usage": "usage",
     "epoch": "epoch",
     "newest": "newest",
+    "snapshot": "snapshot",
     "server_time_ms": "serverTime",
     "retry_after_ms": "retryAfterMs",
 }
@@ -105,13 +107,31 @@ def _row(row_id: str, row: Row) -> bytes:
     return b'{"rowId":%b,"columns":{%b},"hlc":"%d"}' % (orjson.dumps(row_id), columns, row.written[0])
 
 
-def snapshot_json(rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str) -> bytes:
+def snapshot_json(
+    rows: Iterable[tuple[str, str, Row]], cursor: int, following: str, epoch: str, horizon: int | None
+) -> bytes:
     """A page of rows with all that a merge needs."""
-    return b'{"rows":[%b],"cursor":%d,"next":%b,"epoch":%b}' % (
+    return b'{"rows":[%b],"cursor":%d,"next":%b,"horizon":%b,"epoch":%b}' % (
         b",".join([_state(*row) for row in rows]),
         cursor,
         orjson.dumps(following),
+        orjson.dumps(None if horizon is None else str(horizon)),
         orjson.dumps(epoch),
+    )
+
+
+def compacted_json(done: Compacted, following: str) -> bytes:
+    """What a compaction did, and what it left."""
+    held = done.held_by
+    return orjson.dumps(
+        {
+            "compacted": done.deltas,
+            "upto": done.upto,
+            "hasMore": done.has_more,
+            "droppedRows": done.dropped,
+            "next": following,
+            "heldBy": None if held is None else {"consumer": held.name, "cursor": held.cursor, "lag": held.lag},
+        }
     )
 
 

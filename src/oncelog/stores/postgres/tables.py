@@ -24,7 +24,7 @@ _NUMBERS: Final = {
     *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
     *("full_at_us", "bytes", "records", "revision"),
 }
-_SINGLE_NAME: Final = {"streams", USAGE}
+_SINGLE_NAME: Final = {"streams", "horizons", USAGE}
 """Tables whose key is one name, which always fits into an index."""
 
 

@@ -19,7 +19,7 @@ VALUE_BYTES_MAX: Final = 4096
 """An entity of a larger value is not kept."""
 SMALL: Final = ("members", "acknowledged")
 """Those whose rows are little more than their keys, the parts of which others have too; a stream has many of them."""
-TABLES: Final = ("streams", "clients", "entities", "relationships", "rates", *SMALL)
+TABLES: Final = ("streams", "clients", "entities", "relationships", "horizons", "rates", *SMALL)
 """Those whose rows are small, and come again."""
 
 _of_all_tables: Final = attrgetter(*TABLES)

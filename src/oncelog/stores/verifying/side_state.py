@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
+from oncelog.core.hlc import HLC_MAX, drift_of
 from oncelog.core.policy import Policy
 from oncelog.core.rates import FULL_AFTER_US_MAX
 from oncelog.stores.side_state import KEPT, USAGE, Table, lane_of_scope
@@ -51,6 +52,7 @@ def check_side_state(source: Source, rules: Rules) -> Iterator[Progress]:
             f"the rate of {actor!r} {where}is whole again at {full_at_us} µs, which no rate allows at {log_time_ms} ms",
             lane,
         )
+    _check_horizons(source)
     below = source.first("usage_below")
     if below is not None:
         raise ContradictionError(f"the tenant {below[0]!r} has less than nothing")
@@ -60,6 +62,19 @@ def check_side_state(source: Source, rules: Rules) -> Iterator[Progress]:
             raise ContradictionError(
                 f"the consumer {consumer.name!r} is at {consumer.cursor}, and {order} ends at "
                 f"{consumer.cursor + consumer.lag}"
+            )
+
+
+def _check_horizons(source: Source) -> None:
+    """A tombstone horizon is a clock reading just above a committed DELETE, which was not far ahead of log time."""
+    table = next(table for table in KEPT if table.name == "horizons")
+    heads = source.heads()
+    for lane, scope, hlc in source.rows_of(table):
+        if not 0 < int(hlc) <= HLC_MAX or drift_of(int(hlc) - 1, heads[lane].log_time_ms) is not None:
+            raise ContradictionError(
+                f"the tombstone horizon {hlc} of {scope!r} is not a clock reading of the log, which is at "
+                f"{heads[lane].log_time_ms} ms",
+                lane,
             )
 
 

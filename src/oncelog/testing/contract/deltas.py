@@ -8,9 +8,10 @@ from itertools import count, product
 from pathlib import Path
 from typing import Final
 
+from oncelog.core.footprint import Footprint
 from oncelog.core.merge import Op, Row, RowDelta
 from oncelog.core.policy import DELTAS
-from oncelog.core.values import Settings, Submission
+from oncelog.core.values import Applied, DropTombstones, Settings, Submission, Tombstone
 from oncelog.testing.contract.driven import Contract, DrivenStore
 from oncelog.testing.contract.writes import GATEWAY, committed, key
 
@@ -107,6 +108,31 @@ class DeltasContract(Contract):
                 assert log.run(log.store.rows(GATEWAY, "a", ("a", ""), 10, BYTES_MAX)).rows == expected
                 assert log.run(log.store.rows(GATEWAY, "", ("", ""), 10, BYTES_MAX)).rows == expected
                 log.reopen()
+
+    def test_dropped_tombstones_are_gone_and_the_horizon_stays(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, ("a", "1"), ("a", "2")) as log:
+            committed(log(_change(4, "a", "2", op=Op.DELETE, clock=9)))
+            committed(log(_change(5, "a", "3", op=Op.DELETE, clock=7)))
+            needs = Footprint(lanes={1}, horizons={GATEWAY, OTHER})
+            assert log.run(log.store.side_state(needs)).snapshot.horizons == {}
+            tombstones = (Tombstone("a", "2", _stamp(9, 4), 3, 0), Tombstone("a", "3", _stamp(7, 5), 4, 0))
+            assert log(DropTombstones(GATEWAY, tombstones, 0, ())) == Applied(changed=True, count=2)
+            committed(log(_change(6, "a", "3", clock=8)))  # loses to the horizon, and gets a tombstone
+            committed(log(_change(7, "a", "4", clock=11)))
+            for _ in range(2):
+                assert self._places(log, "a", 10) == [("a", "1"), ("a", "3"), ("a", "4")]
+                assert log.run(log.store.side_state(needs)).snapshot.horizons == {GATEWAY: 10}
+                log.reopen()
+
+    def test_horizon_holds_64_bits(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log.clock.advance((2**64 - 2 >> 16) - log.clock.wall_ms())
+            committed(log(_change(1, "a", "1", op=Op.DELETE, clock=2**64 - 2)))
+            dropped = DropTombstones(GATEWAY, (Tombstone("a", "1", _stamp(2**64 - 2, 1), 1, 0),), 0, ())
+            assert log(dropped) == Applied(changed=True, count=1)
+            log.reopen()
+            needs = Footprint(lanes={1}, horizons={GATEWAY})
+            assert log.run(log.store.side_state(needs)).snapshot.horizons == {GATEWAY: 2**64 - 1}
 
     def test_rows_of_other_scopes_and_of_names_that_no_store_can_hold_are_nowhere(self, tmp_path: Path) -> None:
         with self.merged(tmp_path, ("a", "1")) as log:

@@ -1,0 +1,82 @@
+"""Compaction's second step: read the rows of a gateway, and drop deleted ones that no reader needs any more."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Struct
+
+from oncelog.core.footprint import Footprint
+from oncelog.core.identity import lane_of
+from oncelog.core.limits import TOMBSTONES_MAX
+from oncelog.core.policy import DELTAS
+from oncelog.core.tombstones import deleting_ids
+from oncelog.core.values import Applied, DropTombstones, Item, Tombstone, Verdict
+from oncelog.stores.protocol import Consumer, RowPage, Store
+
+COMPACTION: Final = "oncelog.compaction"
+"""The consumer whose cursor says up to where a stream has been compacted."""
+_PAGE_BYTES_MAX: Final = 8 * 2**20
+
+
+class Sweep(Struct, frozen=True):
+    """What became of the deleted rows of a gateway."""
+
+    dropped: int
+    next_row: tuple[str, str] | None
+    held_by: Consumer | None
+
+
+async def sweep_tombstones(
+    store: Store,
+    submit: Callable[[Item], Awaitable[Verdict]],
+    scope: str,
+    *,
+    upto: int,
+    age_ms: int,
+    after: tuple[str, str],
+    rows_max: int,
+) -> Sweep:
+    """Read at most `rows_max` rows after a table and row id, and drop the deleted ones that `core.tombstones` lets go.
+
+    `upto` is the sequence up to which the stream is compacted.
+    """
+    consumers = [one for one in await store.consumers() if one.scope == scope]
+    names = tuple(one.name for one in consumers)
+    slowest = min((one for one in consumers if one.name != COMPACTION), key=lambda one: one.cursor, default=None)
+    lane = lane_of(scope, store.settings.lanes)
+    dropped, is_held, old_ms = 0, False, (await store.side_state(Footprint(lanes={lane}))).time_of(lane) - age_ms
+    while rows_max > 0:
+        page = await store.rows(scope, "", after, min(TOMBSTONES_MAX, rows_max), _PAGE_BYTES_MAX)
+        found = [one for one in await _tombstones(store, scope, page) if one.sequence <= upto]
+        if found:
+            verdict = await submit(DropTombstones(scope, tuple(found), age_ms, names))
+            if not isinstance(verdict, Applied):
+                raise TypeError(f"tombstones were answered with {verdict!r}")
+            dropped += verdict.count
+            is_held = is_held or _is_held(found, slowest, old_ms)
+        if not page.has_more:
+            return Sweep(dropped, None, slowest if is_held else None)
+        after = page.rows[-1][:2]
+        rows_max -= len(page.rows)
+    return Sweep(dropped, after, slowest if is_held else None)
+
+
+def _is_held(found: list[Tombstone], slowest: Consumer | None, old_ms: int) -> bool:
+    return slowest is not None and any(one.sequence > slowest.cursor and one.log_time_ms <= old_ms for one in found)
+
+
+async def _tombstones(store: Store, scope: str, page: RowPage) -> list[Tombstone]:
+    """The deleted rows of a page whose DELETE the log still knows."""
+    deleted = [(place, deleting_ids(*place)) for place in page.rows if not place[2].exists]
+    ids = [identity for _, several in deleted for identity in several]
+    if not ids:
+        return []
+    known = await store.remembered([(DELTAS.name, scope, "", identity) for identity in ids])
+    receipts = {identity: one.receipt for identity, one in zip(ids, known, strict=True) if one is not None}
+    tombstones = []
+    for (table, row_id, row), several in deleted:
+        found = [receipts[identity] for identity in several if identity in receipts]
+        if found:
+            newest = max(found, key=lambda receipt: receipt.sequence)
+            tombstones.append(Tombstone(table, row_id, row.deleted, newest.sequence, newest.log_time_ms))
+    return tombstones

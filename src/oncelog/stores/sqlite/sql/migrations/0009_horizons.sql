@@ -1,0 +1,8 @@
+-- The tombstone horizon of a gateway (core.tombstones): a clock reading in decimal digits, since 64 bits do not fit
+-- into an INTEGER. Older versions of Oncelog would restore rows whose tombstones were dropped, so they must not write.
+CREATE TABLE oncelog_horizons (
+    lane INTEGER NOT NULL,
+    scope TEXT NOT NULL,
+    hlc TEXT NOT NULL,
+    PRIMARY KEY (lane, scope)
+) STRICT, WITHOUT ROWID;
