@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from doors.session_peers import Peer, Tokens, item, session_server, submissions, texts_of
+from doors.session_peers import Peer, Tokens, item, session_server, texts_of
 from oncelog.doors.events import own
 from oncelog.doors.events.own import OwnPositions
 from oncelog.doors.frames import CloseCode, frame
@@ -75,23 +75,6 @@ async def test_error_during_an_open_sync_cycle_waits_for_the_held_result() -> No
         await ada.sync(since=page["next_since_committed_id"])
         await ada.wire.arrived(5)
         assert ada.received() == ["connected", "sync_response", "sync_response", [3], "bad_request"]
-
-
-@pytest.mark.rule("EV-14")
-async def test_busy_reply_is_sent_before_the_result_of_a_later_request() -> None:
-    """The queue is full for the second request, which is decided after the third one has been committed."""
-    async with session_server(engine={"queue_items_max": 1, "poll_ms": 600_000}) as server:
-        ada = await server.connected()
-        await ada.sync()
-        server.log.hold_commits()
-        await submit_soon(ada, 1)
-        await submit_soon(ada, 2)
-        await server.log.gate.reached.wait()
-        flight = server.hub._flights[submissions(item(2))[0].key][0][1]
-        assert flight.frame is None
-        server.log.gate.open()
-        await ada.wire.arrived(4)
-        assert ada.received()[2:] == [[1], "server_busy"]
 
 
 @pytest.mark.rule("CO-30", "CO-31")

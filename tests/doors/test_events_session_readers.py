@@ -80,6 +80,25 @@ async def test_every_reader_gets_each_event_once_and_in_order_under_random_actio
             check(peer, everything)
 
 
+@pytest.mark.rule("EV-8", "CO-32")
+@pytest.mark.parametrize("seed", range(20))
+async def test_replies_keep_their_order_when_the_queue_is_full_and_other_processes_commit(seed: int) -> None:
+    async with session_server(engine={"queue_items_max": 3}, cycle_idle_ms=1, outbox_frames_max=10**6) as server:
+        peers = [await server.connected(name) for name in ("ada", "ada", "bob", "cyd")]
+        crowd = Crowd(server, peers, seed)
+        for _ in range(80):
+            await crowd.act()
+            if crowd.ids and crowd.chance.random() < 0.1:
+                number = crowd.chance.randint(max(1, crowd.ids - 3), crowd.ids)
+                await server.log.commit_elsewhere(*submissions(item(number, "ab"[number % 2])))
+        for peer in peers:
+            peer.wire.unstick()
+            sent = await peer.send("unknown", {})
+            await peer.reply(sent)
+            requests = [int(one["msg_id"].split("-")[1]) for one in peer.messages if one["type"] in ANSWERS]
+            assert requests == sorted(requests)
+
+
 def _retried(peer: Peer) -> set[int]:
     """Return the committed ids that other peers may have committed: these can be broadcast too."""
     return {

@@ -98,7 +98,7 @@ class ReplyQueue:
             self._has_gaps = True
 
     def enter(self, reply: Reply) -> None:
-        """Put a reply that has no place of its own behind the reply before it."""
+        """Put a reply without a place among the broadcasts behind the reply before it."""
         if reply.previous is not None and not reply.previous.is_placed:
             reply.follows = True
             return
