@@ -1,6 +1,7 @@
 """Names of the documented lengths, in characters of four bytes that no database can compress, on every store."""
 
 import asyncio
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -47,10 +48,11 @@ from oncelog.core.values import (
 from oncelog.engine.log import Log, open_log
 from oncelog.stores.inspecting import inspector_of
 from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.postgres.tables import digest_of
+from oncelog.stores.postgres.tables import DELETE, DELETE_LONG, LOAD, LOAD_LONG, digest_of
 from oncelog.stores.protocol import RelationshipQuery
 from oncelog.stores.verifying.findings import Finding, Lie, Passed
 from oncelog.testing.clock import ManualClock
+from stores.older_schema import downgrade_to_schema_4
 
 RATE = Rate(1000, 1000)
 
@@ -329,7 +331,7 @@ async def test_database_of_the_previous_schema_is_migrated(tmp_path: Path) -> No
         assert isinstance(await log.submit(write(scope, client, 1, *operations)), Committed)
         assert isinstance(await log.submit(OpenStream("ch" * 256, members[0])), Applied)
         assert isinstance(await log.submit(SetMember("ch" * 256, members[1])), Applied)
-    downgrade(place)
+    downgrade_to_schema_4(place)
     async with open_log(place) as log:
         assert await listed_entities(log, scope) == ["a" * 1024, "b"]
         entry = await log.books.client(scope, client)
@@ -341,35 +343,6 @@ async def test_database_of_the_previous_schema_is_migrated(tmp_path: Path) -> No
         assert [one for one, _ in (await log.books.members("ch" * 256)).members] == members
     assert query(place, "SELECT count(*) FROM oncelog_entities") == [(2,)]
     await check_verified(place)
-
-
-def downgrade(place: str) -> None:
-    """Give the tables the shape that migrations before the last one make."""
-    keys = {
-        "clients": "policy, scope, client",
-        "entities": "scope, key",
-        "relationships": "scope, resource, relation, subject",
-        "rows": "scope, table_name, row_id",
-        "leases": "policy, scope, client, key_hex",
-        "members": "scope, member",
-        "acknowledged": "scope, member",
-        "consumers": "scope, consumer",
-        "rates": "scope, actor",
-        "member_changes": "scope, member, kind",
-    }
-    by_subject = "(lane, scope, subject, resource, relation)"
-    for table, columns in keys.items():
-        query(place, f"ALTER TABLE oncelog_{table} DROP COLUMN digest")
-        query(place, f"ALTER TABLE oncelog_{table} ADD PRIMARY KEY (lane, {columns}), REPLICA IDENTITY DEFAULT")
-    for statement in (
-        "DROP INDEX IF EXISTS oncelog_relationships_subject",
-        f"CREATE INDEX oncelog_relationships_subject ON oncelog_relationships {by_subject}",
-        "CREATE INDEX oncelog_members_member ON oncelog_members (member, scope)",
-        "DROP INDEX oncelog_member_changes_revision",
-        "CREATE INDEX oncelog_member_changes_revision ON oncelog_member_changes (lane, revision, scope, member, kind)",
-        "UPDATE oncelog_log SET schema_version = 4",
-    ):
-        query(place, statement)
 
 
 @pytest.mark.stores(POSTGRES)
@@ -406,6 +379,31 @@ async def test_listings_of_short_and_long_keys_use_their_indexes(tmp_path: Path)
     assert "oncelog_entities_long_order" in lines
     assert "Incremental Sort" in lines
     assert "Seq Scan" not in lines
+
+
+@pytest.mark.stores(POSTGRES)
+@pytest.mark.rule("CO-34")
+async def test_plans_that_are_made_for_empty_tables_look_up_each_key(tmp_path: Path) -> None:
+    """Sessions keep their plans while tables grow, so a plan that reads a whole index would get slower and slower."""
+    place = log_at(tmp_path / "log.db")
+    async with open_log(place) as log:
+        await log.books.entities("org")
+        store: Any = log._store
+        async with store._pool.acquire() as connection:
+            for statements in (LOAD, LOAD_LONG, DELETE, DELETE_LONG):
+                for table, statement in statements.items():
+                    await connection.execute(f"PREPARE looking AS {statement}")
+                    arrays = ", ".join(f"'{{}}'::{kind}[]" for kind in re.findall(r"::(\w+)\[\]", statement))
+                    plan = await connection.fetch(f"EXPLAIN EXECUTE looking ({arrays})")
+                    await connection.execute("DEALLOCATE looking")
+                    lines = "\n".join(row[0] for row in plan)
+                    if table in ("streams", "usage"):
+                        continue  # their primary keys are not partial
+                    assert re.search(r"Index Cond: .*(scope = n\.|digest = n\.|\"left\"\(scope, 64\) = )", lines), (
+                        statement,
+                        lines,
+                    )
+                    assert "Materialize" not in lines, (statement, lines)
 
 
 async def prepared(connection: Any) -> str:

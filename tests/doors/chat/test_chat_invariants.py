@@ -21,6 +21,7 @@ from oncelog.core.values import Record, Settings
 from oncelog.stores.verifying.findings import ContradictionError
 from oncelog.stores.verifying.identities import judge
 from oncelog.stores.verifying.source import Rules
+from stores.older_schema import downgrade_to_schema_4
 
 _SAME_KEY = "UPDATE oncelog_records SET key = (SELECT key FROM oncelog_records WHERE scope = 'chat/a' AND sequence = 1)"
 WEEK_MS = 7 * 24 * 3600 * 1000
@@ -182,6 +183,8 @@ async def test_members_of_an_older_schema_version_are_migrated(tmp_path: Path) -
 
 
 def _downgrade(path: Path) -> None:
+    if is_postgres():
+        downgrade_to_schema_4(log_at(path))
     statements = [
         "DROP TABLE oncelog_usage",
         "ALTER TABLE oncelog_state DROP COLUMN tenants",

@@ -7,6 +7,7 @@ are, do not mention them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any, Final
 
 from oncelog.core.footprint import Footprint
@@ -66,14 +67,24 @@ def _given(table: Table, *, is_long: bool) -> tuple[str, ...]:
 def _on(table: Table, *, is_long: bool) -> str:
     """The condition that a row `t` has the key `n`. The texts are compared where the digest finds the row, too."""
     equal = " AND ".join(f"t.{column} = n.{column}" for column in _given(table, is_long=is_long))
+    if is_long:  # for the index of listings, which the planner may take as well
+        texts = [column for column in table.keys if _type_of(column) == "text"]
+        equal += "".join(f" AND left(t.{column}, 64) = left(n.{column}, 64)" for column in texts)
     return f"{equal} AND t.digest IS {'NOT NULL' if is_long else 'NULL'}" if has_digest(table) else equal
+
+
+# `OFFSET 0` keeps each look-up apart, by the index. Plans are made when tables may be empty: of a partial index the
+# planner then expects one row, and would read all of it for every key.
 
 
 def _load_sql(table: Table, *, is_long: bool = False) -> str:
     given = _given(table, is_long=is_long)
     columns = ", ".join(f"t.{column}" for column in (*table.keys, *table.values))
     names, on = ", ".join(given), _on(table, is_long=is_long)
-    return f"SELECT {columns} FROM {_arrays(given)} AS n ({names}) JOIN oncelog_{table.name} AS t ON {on}"  # noqa: S608
+    return (
+        f"SELECT t.* FROM {_arrays(given)} AS n ({names}) CROSS JOIN LATERAL "  # noqa: S608
+        f"(SELECT {columns} FROM oncelog_{table.name} AS t WHERE {on} OFFSET 0) AS t"
+    )
 
 
 def _save_sql(table: Table, *, is_long: bool = False) -> str:
@@ -94,7 +105,11 @@ def _save_sql(table: Table, *, is_long: bool = False) -> str:
 def _delete_sql(table: Table, *, is_long: bool = False) -> str:
     given = _given(table, is_long=is_long)
     names, on = ", ".join(given), _on(table, is_long=is_long)
-    return f"DELETE FROM oncelog_{table.name} AS t USING {_arrays(given)} AS n ({names}) WHERE {on}"  # noqa: S608
+    return (
+        f"DELETE FROM oncelog_{table.name} WHERE ctid = ANY(ARRAY("  # noqa: S608
+        f"SELECT t.place FROM {_arrays(given)} AS n ({names}) CROSS JOIN LATERAL "
+        f"(SELECT t.ctid AS place FROM oncelog_{table.name} AS t WHERE {on} OFFSET 0) AS t))"
+    )
 
 
 _LONG: Final = tuple(table for table in TABLES if has_digest(table))
@@ -112,6 +127,11 @@ STATEMENTS: Final = tuple(
 """All of them, for sessions that know their statements in advance."""
 
 Keys = list[tuple[Any, ...]]
+_TEXTS: Final = {
+    table.name: [itemgetter(place) for place, name in enumerate(table.keys, 1) if _type_of(name) == "text"]
+    for table in (*_LONG, MEMBER_CHANGES)
+}
+"""The texts of a row's key."""
 
 
 async def load(connection: Any, needs: Footprint, snapshot: Snapshot) -> None:
@@ -175,7 +195,10 @@ async def delete_rows(connection: Any, table: Table, keys: Sequence[tuple[Any, .
 
 def _divided(table: Table, rows: Sequence[tuple[Any, ...]]) -> tuple[Sequence[tuple[Any, ...]], Keys]:
     """Rows with short keys, and those with long keys and their digests. A row has lane, key, and perhaps values."""
-    if not has_digest(table):
+    if not rows or not has_digest(table):
+        return rows, []
+    longest = sum(max(map(len, map(text, rows))) for text in _TEXTS[table.name])
+    if longest <= _SHORT_CHARACTERS_MAX:  # as nearly always, and told without a look at each row
         return rows, []
     end = 1 + len(table.keys)
     digests = [digest_of(row[1:end]) for row in rows]

@@ -512,12 +512,17 @@ FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 -- The members of a stream, each with what it has acknowledged.
 (
     SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
-    LEFT JOIN oncelog_acknowledged AS a
-        ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL
+    LEFT JOIN LATERAL (
+        SELECT sequence FROM oncelog_acknowledged AS a
+        WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
+    ) AS a ON true
     WHERE m.digest IS NULL AND m.lane = $1 AND m.scope = $2 AND m.member > $3 ORDER BY m.member LIMIT $4
 ) UNION ALL (
     SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
-    LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL
+    LEFT JOIN LATERAL (
+        SELECT sequence FROM oncelog_acknowledged AS a
+        WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
+    ) AS a ON true
     WHERE m.digest IS NOT NULL AND m.lane = $1 AND left(m.scope, 64) = left($2, 64) AND m.scope = $2
         AND left(m.member, 64) >= left($3, 64) AND m.member > $3
     ORDER BY left(m.member, 64), m.member LIMIT $4
@@ -529,14 +534,19 @@ ORDER BY 1 LIMIT $4;
 (
     SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
     LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
-    LEFT JOIN oncelog_acknowledged AS a
-        ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL
+    LEFT JOIN LATERAL (
+        SELECT sequence FROM oncelog_acknowledged AS a
+        WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
+    ) AS a ON true
     WHERE m.digest IS NULL AND m.member = $1 AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4
     ORDER BY m.scope LIMIT $5
 ) UNION ALL (
     SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
     LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
-    LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL
+    LEFT JOIN LATERAL (
+        SELECT sequence FROM oncelog_acknowledged AS a
+        WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
+    ) AS a ON true
     WHERE m.digest IS NOT NULL AND left(m.member, 64) = left($1, 64) AND m.member = $1
         AND left(m.scope, 64) >= left($2, 64) AND left(m.scope, 64) >= left($3, 64)
         AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4
@@ -550,11 +560,23 @@ ORDER BY 1 LIMIT $5;
 SELECT c.revision, c.scope, c.member, c.kind, (m.member IS NOT NULL OR lm.member IS NOT NULL),
     coalesce(a.sequence, la.sequence, 0)
 FROM oncelog_member_changes AS c
-LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.member = c.member AND m.digest IS NULL
-LEFT JOIN oncelog_members AS lm ON lm.lane = c.lane AND lm.digest = c.digest AND lm.digest IS NOT NULL
-LEFT JOIN oncelog_acknowledged AS a
-    ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member AND a.digest IS NULL
-LEFT JOIN oncelog_acknowledged AS la ON la.lane = c.lane AND la.digest = c.digest AND la.digest IS NOT NULL
+LEFT JOIN LATERAL (
+    SELECT member FROM oncelog_members AS m
+    WHERE m.lane = c.lane AND m.scope = c.scope AND m.member = c.member AND m.digest IS NULL OFFSET 0
+) AS m ON true
+LEFT JOIN LATERAL (
+    SELECT member FROM oncelog_members AS m
+    WHERE m.lane = c.lane AND m.digest = c.digest AND m.digest IS NOT NULL
+        AND left(m.scope, 64) = left(c.scope, 64) AND left(m.member, 64) = left(c.member, 64) OFFSET 0
+) AS lm ON true
+LEFT JOIN LATERAL (
+    SELECT sequence FROM oncelog_acknowledged AS a
+    WHERE a.lane = c.lane AND a.scope = c.scope AND a.member = c.member AND a.digest IS NULL OFFSET 0
+) AS a ON true
+LEFT JOIN LATERAL (
+    SELECT sequence FROM oncelog_acknowledged AS a
+    WHERE a.lane = c.lane AND a.digest = c.digest AND a.digest IS NOT NULL OFFSET 0
+) AS la ON true
 WHERE c.lane = $1 AND c.revision >= $2 AND (c.revision, c.scope, c.member, c.kind) > ($2, $3, $4, $5)
 ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
 

@@ -1,0 +1,33 @@
+"""Databases of older schema versions, made from current ones."""
+
+from databases import query
+
+
+def downgrade_to_schema_4(place: str) -> None:
+    """Give the tables of a database the shape that the migrations up to 4 make."""
+    keys = {
+        "clients": "policy, scope, client",
+        "entities": "scope, key",
+        "relationships": "scope, resource, relation, subject",
+        "rows": "scope, table_name, row_id",
+        "leases": "policy, scope, client, key_hex",
+        "members": "scope, member",
+        "acknowledged": "scope, member",
+        "consumers": "scope, consumer",
+        "rates": "scope, actor",
+        "member_changes": "scope, member, kind",
+    }
+    by_subject = "(lane, scope, subject, resource, relation)"
+    for table, columns in keys.items():
+        query(place, f"ALTER TABLE oncelog_{table} DROP COLUMN digest")
+        query(place, f"ALTER TABLE oncelog_{table} ADD PRIMARY KEY (lane, {columns}), REPLICA IDENTITY DEFAULT")
+    for statement in (
+        "DROP TABLE oncelog_horizons",
+        "DROP INDEX IF EXISTS oncelog_relationships_subject",
+        f"CREATE INDEX oncelog_relationships_subject ON oncelog_relationships {by_subject}",
+        "CREATE INDEX oncelog_members_member ON oncelog_members (member, scope)",
+        "DROP INDEX oncelog_member_changes_revision",
+        "CREATE INDEX oncelog_member_changes_revision ON oncelog_member_changes (lane, revision, scope, member, kind)",
+        "UPDATE oncelog_log SET schema_version = 4",
+    ):
+        query(place, statement)
