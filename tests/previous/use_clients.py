@@ -1,4 +1,4 @@
-"""Script: use every client library against a server, and print what each one was told, as JSON.
+"""Script: use every client library against a server, and print the answers as JSON.
 
     use_clients.py URL GRPC_ADDRESS DIRECTORY NAME
 

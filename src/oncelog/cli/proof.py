@@ -23,6 +23,7 @@ from oncelog.errors import CorruptError, OncelogError, ProofError
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
 from oncelog.stores.address import is_address, with_driver
 from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.leaps import NO_GAPS
 from oncelog.stores.protocol import Evidence
 from oncelog.stores.sqlite import reading
 from oncelog.stores.sqlite.inspecting import FileView
@@ -33,7 +34,7 @@ from oncelog.stores.verifying.whole import what_is_unreadable
 from oncelog.stores.viewing import View
 
 STANDARD_INPUT: Final = "-"
-_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 
 OptionalLog = Annotated[
@@ -203,6 +204,10 @@ class _Wanted(Struct, frozen=True):
             has = f"has positions 1 to {newest}" if newest else "is empty, or none of this log's"
             return f"no record: lane {lane} {has}"
         record = view.record_at(lane, position)
+        gaps = () if record is not None else view.gaps().get(lane, NO_GAPS).positions
+        for before, behind in gaps:
+            if before < position < behind:
+                return f"no record: a restore passed over lane {lane}, positions {before + 1} to {behind - 1}"
         if record is None:
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
         if self.is_transaction and record.policy != LEDGER.name:

@@ -18,7 +18,7 @@ from oncelog.stores.inspecting import inspector_of
 from oncelog.stores.verifying.side_state import declared
 from oncelog.stores.viewing import View
 
-_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 
 Id = Annotated[str, typer.Argument(help="A UUID, a key in hex, or LANE:POSITION.", metavar="ID", show_default=False)]

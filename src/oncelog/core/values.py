@@ -142,7 +142,16 @@ class SetCursor(Struct, frozen=True, gc=False):
     """Take the cursor also where it is below the one that is kept."""
 
 
-Item = Submission | Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor
+class Leap(Struct, frozen=True, gc=False):
+    """All numbers of the log continue above this one (core/leaps.py). The only item of its batch."""
+
+    above: int
+    body: bytes = b""
+    """Of the restore records."""
+
+
+OtherItem = Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | Leap
+Item = Submission | OtherItem
 
 
 class Mode(Enum):
@@ -421,6 +430,8 @@ class Snapshot(Struct):
     clients: Mapping[ClientIdentity, ClientEntry] = field(default_factory=dict)
     streams: Mapping[str, int] = field(default_factory=dict)
     """The newest sequence of each stream."""
+    floors: Mapping[str, int] = field(default_factory=dict)
+    """Of streams without a write since the last leap: their next sequence is above it."""
     entities: Mapping[EntityIdentity, Entity] = field(default_factory=dict)
     relationships: Mapping[RelationshipIdentity, int] = field(default_factory=dict)
     """The stream sequence at which each relationship was made."""
@@ -446,6 +457,7 @@ class Changes(Struct):
     sequences: dict[SequenceIdentity, Remembered]
     clients: dict[ClientIdentity, ClientEntry]
     streams: dict[str, int]
+    floors: dict[str, int | None]
     entities: dict[EntityIdentity, Entity | None]
     relationships: dict[RelationshipIdentity, int | None]
     rows: dict[RowIdentity, Row | None]
@@ -455,6 +467,8 @@ class Changes(Struct):
     consumers: dict[ConsumerIdentity, int | None]
     rates: dict[RateIdentity, Bucket]
     usage: dict[str, Usage]
+    leap: int = 0
+    """The number that a leap goes above; 0 without one. All streams that the log has get it as their floor."""
 
     @property
     def is_empty(self) -> bool:

@@ -323,8 +323,11 @@ class Log:
         needs = Footprint(lanes={lane_of(scope, self.settings.lanes)}, streams={scope}, consumers={identity})
         known = (await self._store.side_state(needs)).snapshot
         newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
-        wanted = newest - _whole(keep, "keep") if keep is not None else min(newest, _whole(upto, "upto"))
-        bound = min(wanted, after + _whole(limit, "limit"))
+        if keep is not None:
+            wanted = await self._store.sequence_before(scope, newest, max(0, _whole(keep, "keep")) + 1)
+        else:
+            wanted = min(newest, _whole(upto, "upto"))
+        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, _whole(limit, "limit"))))
         if bound <= after:
             return Compacted(0, after)
         try:

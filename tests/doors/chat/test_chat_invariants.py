@@ -183,6 +183,8 @@ async def test_members_of_an_older_schema_version_are_migrated(tmp_path: Path) -
 
 def _downgrade(path: Path) -> None:
     statements = [
+        "DROP TABLE oncelog_floors",
+        "ALTER TABLE oncelog_state DROP COLUMN leaps",
         "DROP TABLE oncelog_usage",
         "ALTER TABLE oncelog_state DROP COLUMN tenants",
         "DROP TABLE oncelog_member_changes",

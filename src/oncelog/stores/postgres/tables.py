@@ -11,7 +11,7 @@ from oncelog.stores.side_state import TABLES, USAGE, Table, changed_members, lan
 _BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure"}
 _NUMBERS: Final = {
     *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
-    *("full_at_us", "bytes", "records"),
+    *("full_at_us", "bytes", "records", "floor"),
 }
 
 
