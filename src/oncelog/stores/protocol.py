@@ -35,6 +35,7 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import HistoryChangedError, PolicyError
+from oncelog.stores.ahead import warn_of_reader_ahead
 from oncelog.stores.leaps import Renewed
 
 _SALT: Final = Packing(f"{SALT_BYTES}s")
@@ -107,6 +108,8 @@ class Query(Struct, frozen=True, kw_only=True):
         Raises HistoryChangedError for a cursor beyond the newest.
         """
         if self.after > newest:
+            order = f"lane {self.lane}" if self.stream is None else f"the stream {self.stream!r}"
+            warn_of_reader_ahead(order, self.after, newest, epoch)
             message = f"the cursor {self.after} is ahead of the newest, {newest}: this is not the log it was read from"
             raise HistoryChangedError(message, epoch, newest)
         upto = newest if self.upto is None else min(self.upto, newest)

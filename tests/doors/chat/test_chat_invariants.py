@@ -192,7 +192,9 @@ def _downgrade(path: Path) -> None:
         "DELETE FROM oncelog_streams",
         f"UPDATE oncelog_log SET schema_version = {2 if is_postgres() else 4}",  # noqa: S608
     ]
-    if not is_postgres():
+    if is_postgres():
+        statements.append("ALTER TABLE oncelog_state DROP COLUMN timeline")
+    else:
         statements += [
             "DROP TABLE oncelog_key_runs",  # which is empty
             "CREATE TABLE oncelog_keys (segment INTEGER, hash INTEGER, place INTEGER)",

@@ -103,6 +103,8 @@ class PostgresStore:
         """Up to which position each lane is known to be as durable as the server makes its commits."""
         self._erasing = ""
         """The transaction behind which VACUUM is to come."""
+        self._next_epoch = ""
+        """That of a new history which may have been committed."""
         self._pool: Any = None
         self._news: News | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -180,7 +182,7 @@ class PostgresStore:
 
     async def _demand_this_log(self, connection: Connection) -> None:
         about = await look(connection, self._name)
-        if about.epoch != self._about.epoch:
+        if about.epoch not in (self._about.epoch, self._next_epoch):
             raise StoreUnavailableError(f"{self._name} has another log than the one that was opened; open it anew")
 
     # --- writing
@@ -294,7 +296,8 @@ class PostgresStore:
 
     async def renew(self, above: int | None = None) -> Renewed:
         """As `Store` says. All lanes are locked."""
-        writing, epoch = self._demand_open(), new_epoch()
+        writing = self._demand_open()
+        epoch = self._next_epoch = new_epoch()
         lanes = range(self.settings.lanes + 1)
         renewed: Renewed | None = None
 

@@ -19,7 +19,8 @@ INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, in
 VALUES (1, $1, $2, $3, $4, $5, $6);
 
 -- name: make_state
-INSERT INTO oncelog_state (id, erasures, confirmations) VALUES (1, 0, 0);
+INSERT INTO oncelog_state (id, erasures, confirmations, timeline)
+VALUES (1, 0, 0, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8));
 
 -- name: make_lanes
 INSERT INTO oncelog_lanes (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
@@ -44,8 +45,15 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 SELECT pg_logical_emit_message(true, 'oncelog', '');
 
 -- name: server
--- With which server a session is, by when that was started, and whether its commits wait for standbys.
-SELECT pg_postmaster_start_time(), current_setting('synchronous_standby_names') <> '';
+-- With which server a session is, by when that was started, whether its commits wait for standbys, and its timeline.
+SELECT pg_postmaster_start_time(), current_setting('synchronous_standby_names') <> '',
+    CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END;
+
+-- name: timeline
+SELECT timeline FROM oncelog_state;
+
+-- name: set_timeline
+UPDATE oncelog_state SET timeline = $1 WHERE timeline IS DISTINCT FROM $1;
 
 -- name: positions
 SELECT lane, position FROM oncelog_lanes;
