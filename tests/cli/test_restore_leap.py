@@ -208,12 +208,15 @@ def test_gap_elsewhere_is_found_though_its_hashes_are_right(statement: str, find
 
 
 @pytest.mark.rule("CO-12")
-def test_proof_command_names_positions_that_a_restore_passed_over(tmp_path: Path) -> None:
+def test_proof_and_show_name_positions_that_a_restore_passed_over(tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     submit(str(log), history(1, 3)[:3])
     run("epoch", log, "--renew", "--above=1000")
     done = RUNNER.invoke(COMMAND, ["proof", str(log), "0:500"])
     assert (done.exit_code, "a restore passed over lane 0, positions 4 to 1000" in done.stderr) == (1, True)
+    done = RUNNER.invoke(COMMAND, ["show", str(log), "0:500"])
+    assert (done.exit_code, "a restore passed over lane 0, positions 4 to 1000" in done.stdout) == (1, True)
+    assert run("show", log, "0:1001").startswith("committed: the log was restored: its numbers continue above 1000\n")
     document = json.loads(run("proof", log, "0:1001"))
     assert document["record"]["policy"] == RESTORE_POLICY
     (tmp_path / "proof.json").write_text(json.dumps(document))

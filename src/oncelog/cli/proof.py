@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 from msgspec import Struct
 
-from oncelog.cli.show import whose_hint
+from oncelog.cli.show import whose_hint, why_passed_over
 from oncelog.cli.terminal import FOUND_NOTHING, ending_well
 from oncelog.cli.times import utc
 from oncelog.core.policy import LEDGER
@@ -23,7 +23,6 @@ from oncelog.errors import CorruptError, OncelogError, ProofError
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
 from oncelog.stores.address import is_address, with_driver
 from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.leaps import NO_GAPS
 from oncelog.stores.protocol import Evidence
 from oncelog.stores.sqlite import reading
 from oncelog.stores.sqlite.inspecting import FileView
@@ -204,11 +203,10 @@ class _Wanted(Struct, frozen=True):
             has = f"has positions 1 to {newest}" if newest else "is empty, or none of this log's"
             return f"no record: lane {lane} {has}"
         record = view.record_at(lane, position)
-        gaps = () if record is not None else view.gaps().get(lane, NO_GAPS).positions
-        for before, behind in gaps:
-            if before < position < behind:
-                return f"no record: a restore passed over lane {lane}, positions {before + 1} to {behind - 1}"
         if record is None:
+            passed_over = why_passed_over(view, lane, position)
+            if passed_over is not None:
+                return passed_over
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
         if self.is_transaction and record.policy != LEDGER.name:
             return (

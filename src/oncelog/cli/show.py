@@ -9,12 +9,14 @@ import typer
 
 from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, ending_well, print_json
 from oncelog.cli.times import utc
+from oncelog.core.gaps import RESTORE_POLICY, gap_at
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
 from oncelog.stores.clock import JUMP_MS_MAX
 from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.leaps import NO_GAPS
 from oncelog.stores.verifying.side_state import declared
 from oncelog.stores.viewing import View
 
@@ -98,6 +100,14 @@ def whose_hint(policies: dict[str, Policy], scope: str, client: str) -> str:
     return f". A key of {' or '.join(names)} belongs to a scope and a client: say which with {whose}"
 
 
+def why_passed_over(view: View, lane: int, position: int) -> str | None:
+    """Return why a position below the newest has no record, if a restore passed over it."""
+    gap = gap_at(view.gaps().get(lane, NO_GAPS).positions, position)
+    if gap is None:
+        return None
+    return f"no record: a restore passed over lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
+
+
 def _hinted(shown: "_Shown", hint: str) -> "_Shown":
     outcome = shown.outcome
     return msgspec.structs.replace(shown, outcome=msgspec.structs.replace(outcome, why=outcome.why + hint))
@@ -141,7 +151,13 @@ class _Found:
             return _Shown(Outcome(Status.UNKNOWN, self._why_nothing_is_at(lane, newest)))
         record = self._view.record_at(lane, position)
         if record is None:
+            passed_over = why_passed_over(self._view, lane, position)
+            if passed_over is not None:
+                return _Shown(Outcome(Status.UNKNOWN, passed_over))
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
+        if record.policy == RESTORE_POLICY:
+            why = f"the log was restored: its numbers continue above {record.position - 1}"
+            return _Shown(Outcome(Status.COMMITTED, why, record), record.policy, self._block_hash(record))
         policy = self.policies.get(record.policy)
         if policy is None:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")

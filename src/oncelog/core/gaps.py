@@ -3,10 +3,19 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from oncelog.core.policy import RESTORE_POLICY
 from oncelog.core.values import Record
 
-RESTORE_POLICY: Final = "oncelog.restore"
-"""Stands in restore records where others name a policy. It is not declared: nothing can be submitted under it."""
+__all__ = [
+    "RESTORE_ACTOR",
+    "RESTORE_POLICY",
+    "Gap",
+    "check_restore_record",
+    "gap_at",
+    "last_evicting",
+    "missing_numbers",
+]
+
 RESTORE_ACTOR: Final = "system:restore"
 
 Gap = tuple[int, int]
@@ -24,6 +33,11 @@ def check_restore_record(record: Record) -> str | None:
     if record.sequence or record.client_sequence:
         return "a restore record has a sequence"
     return None
+
+
+def gap_at(gaps: Iterable[Gap], number: int) -> Gap | None:
+    """Return the gap that contains a number, or None."""
+    return next((gap for gap in gaps if gap[0] < number < gap[1]), None)
 
 
 def missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
