@@ -15,14 +15,19 @@ from cli import sample
 from cli.runner import COMMAND, RUNNER
 from cli.served import serving
 from cli.test_epoch import program
-from core.writes import event, message, transaction
+from core.writes import DAY_MS, event, message, transaction
 from databases import BOTH_STORES, POSTGRES, address_of, is_postgres, log_at, query, server_address
+from doors.commands import oncelog as run_command
 from oncelog.core.chat import message_id
 from oncelog.core.gaps import RESTORE_POLICY
 from oncelog.core.leaps import LEAP_MIN
-from oncelog.core.policy import EVENTS
+from oncelog.core.policy import EVENTS, LEDGER
 from oncelog.core.transactions import tx_id_of
-from oncelog.core.values import Committed, Item, Receipt, SetMember
+from oncelog.core.values import Committed, Item, Receipt, Request, SetMember, Settings
+from oncelog.stores.postgres import PostgresStore
+from oncelog.stores.protocol import Store
+from oncelog.stores.sqlite import SqliteStore
+from oncelog.testing.clock import ManualClock
 
 CHAT_1, LEDGER_1 = "chat/1", "ledger/acme"
 
@@ -125,6 +130,29 @@ def test_counts_leave_out_what_was_passed_over(tmp_path: Path) -> None:
     lags = {one["name"]: one["lag"] for one in before["consumers"]}
     assert {one["name"]: one["lag"] for one in after["consumers"]} == {**lags, "mailer": lags["mailer"] + 2}
     assert json.loads(run("verify", log, "--json"))["records"] == after["records"]
+
+
+@pytest.mark.rule("CO-12", "LG-15")
+@BOTH_STORES
+async def test_verify_finds_the_last_eviction_before_a_leap(tmp_path: Path) -> None:
+    log, clock, settings = log_at(tmp_path / "log.db"), ManualClock(), Settings(lanes=1, eviction_interval=10)
+    store: Store = (
+        PostgresStore(log, settings, clock=clock) if is_postgres() else SqliteStore(log, settings, clock=clock)
+    )
+    await store.open()
+    try:
+        await store.declare([LEDGER])
+        await store.commit([Request((transaction(1, 1),))])
+        clock.advance(2 * DAY_MS)
+        await store.commit([Request(tuple(transaction(number, number, client="other") for number in range(1, 10)))])
+        await store.renew(95)
+        # The client was forgotten at position 10; 90 is the last multiple of the interval, and has no record.
+        decided = await store.commit([Request((transaction(1, 1),))])
+        assert isinstance(decided.verdicts[0][0], Committed)
+    finally:
+        await store.close()
+    verified = await run_command("verify", log)
+    assert verified.exit_code == 0, verified.output
 
 
 @pytest.mark.rule("CO-12")

@@ -9,8 +9,8 @@ from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
 from oncelog.core.leaps import LEAP_MIN, LEAP_PER_SECOND
 from oncelog.core.limits import LEAP_ABOVE_MAX
 from oncelog.core.tenants import Tenant
-from oncelog.core.values import Acknowledge, Applied, Granted, Reason, SetCursor, SetMember, Settings
-from oncelog.errors import SettingsError
+from oncelog.core.values import Acknowledge, Applied, Granted, Reason, Request, SetCursor, SetMember, Settings
+from oncelog.errors import ClockJumpedError, SettingsError
 from oncelog.stores.leaps import Renewed
 from oncelog.testing.contract.driven import Contract, DrivenStore, positions
 from oncelog.testing.contract.writes import (
@@ -178,6 +178,18 @@ class LeapContract(Contract):
             highest = max(max(head.position, head.fence, head.revision) for head in log.heads().values())
             log.clock.advance(90_000)
             assert log.run(log.store.renew()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
+
+    def test_a_clock_in_doubt_does_not_stop_a_leap(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, TWO_LANES) as log:
+            _fill(log)
+            newest = log.heads()[0].log_time_ms
+            log.clock.jump(8 * DAY_MS)
+            _renew(log)
+            log.reopen()
+            assert newest <= log.heads()[0].log_time_ms < newest + DAY_MS
+            assert isinstance(log.error_of(log.store.commit([Request((event(4),))])), ClockJumpedError)
+            log.run(log.store.confirm_clock())
+            assert committed(log(event(4))).position == ABOVE + 2
 
     def test_numbers_below_the_log_or_beyond_the_limit_are_refused(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, TWO_LANES) as log:
