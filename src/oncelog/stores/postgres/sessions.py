@@ -197,7 +197,10 @@ class Sessions:
                 timeline,
                 before,
             )
-        await connection.execute(SQL["set_timeline"], timeline)
+        async with connection.transaction():
+            # A session must not wait for a standby because of a note: if it is lost, the warning is logged again.
+            await connection.execute("SET LOCAL synchronous_commit = off")
+            await connection.execute(SQL["set_timeline"], timeline)
 
     def _let_go_of_others(self, made: Connection) -> None:
         """It has passed its barrier just now, so its server is the one: nobody follows the others any more."""
