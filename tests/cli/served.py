@@ -80,14 +80,14 @@ class ServerProcess:
         rpc = [f"--set=grpc_port={self.rpc_port}"] if grpc else ["--set=grpc=false"]
         self._arguments = ["serve", "--port", str(self.port), "--store", store, *rpc, *arguments]
         self._start_tries = start_tries
-        self._process: Command | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._listening: threading.Thread
         self.said: list[str] = []
         """The lines of the log."""
         self.url = ""
 
     @property
-    def process(self) -> Command:
+    def process(self) -> "subprocess.Popen[str]":
         assert self._process is not None
         return self._process
 
@@ -100,8 +100,11 @@ class ServerProcess:
         if not any(self._try_start() for _ in range(self._start_tries)):
             raise AssertionError("".join(self.said))
 
+    def _start_process(self) -> "subprocess.Popen[str]":
+        return Command(*self._arguments, stdin=None, stdout=None)
+
     def _try_start(self) -> bool:
-        process = Command(*self._arguments, stdin=None, stdout=None)
+        process = self._start_process()
         assert process.stderr is not None
         for line in process.stderr:
             self.said.append(line)

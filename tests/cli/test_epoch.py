@@ -35,12 +35,16 @@ def test_epoch_is_printed_and_renewed(log: str) -> None:
     assert len(bytes.fromhex(first)) == 8
     assert run(log) == f"{first}\n"
     assert json.loads(run(log, "--json")) == {"epoch": first}
-    old, new = run(log, "--renew").splitlines()
+    old, new, above = run(log, "--renew").splitlines()
     assert old == f"old epoch: {first}"
     second = run(log).strip()
     assert new == f"new epoch: {second}"
     assert second != first
-    assert json.loads(run(log, "--renew", "--json"))["old_epoch"] == second
+    renewed = json.loads(run(log, "--renew", "--above=987654321", "--json"))
+    assert (renewed["old_epoch"], renewed["above"]) == (second, 987654321)
+    assert above.startswith("numbers continue above ")
+    refused = RUNNER.invoke(COMMAND, ["epoch", log, "--above=5"])
+    assert (refused.exit_code, "--above goes with --renew" in refused.stderr) == (2, True)
 
 
 @pytest.mark.rule("CO-40")

@@ -415,3 +415,8 @@ def a_write(policy: Policy, fingerprint: bytes, fence: int) -> Submission:
         holder="me",
         fence=fence,
     )
+
+
+def test_name_of_restore_records_is_reserved() -> None:
+    with pytest.raises(PolicyError, match="is reserved for restore records"):
+        Policy(name="oncelog.restore", key_bytes=(1, 64), order=Order.LANE, on_reuse=OnReuse.REFUSE, retention=FOREVER)

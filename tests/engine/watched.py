@@ -15,6 +15,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, Remembered, Request, Settings
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
+from oncelog.stores.leaps import Renewed
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import (
     BriefPage,
@@ -231,6 +232,15 @@ class WatchedStore:
 
     async def confirm_clock(self) -> None:
         await self.inner.confirm_clock()
+
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        return await self.inner.sequence_before(stream, upto, count)
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        return await self.inner.sequence_after(stream, after, count)
+
+    async def renew(self, above: int | None = None) -> Renewed:
+        return await self.inner.renew(above)
 
     def listen(self, wake: Callable[[], None]) -> None:
         self.inner.listen(wake)

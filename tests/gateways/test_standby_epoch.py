@@ -1,39 +1,47 @@
-"""`oncelog epoch --renew` while COMMITs wait for a standby: it does not report an epoch that may be lost."""
+"""`oncelog epoch --renew` while COMMITs wait for a standby: it reports the epoch once the standby has it."""
 
 import asyncio
 from threading import Event
+from typing import Any
 
 import pytest
 
 from gateways.gateway_stores import LONG_MS, fetched
-from gateways.standbys import standby_away
-from oncelog.errors import StoreUnavailableError
-from oncelog.stores.about import new_epoch
-from oncelog.stores.postgres import inspecting, looking
+from gateways.standbys import Operator, standby_away
+from oncelog.core.values import Request
+from oncelog.stores.leaps import Renewed, leap_request
+from oncelog.stores.postgres import inspecting, store
 from oncelog.stores.postgres.connecting import Timeouts
-from waiting import WAIT_S
+from waiting import WAIT_S, until
+
+
+async def has_another_waiting(operator: Operator, cancelled: int) -> bool:
+    """Whether a session waits that finds out whether the COMMIT of another one is durable."""
+    return any(pid != cancelled for pid in await operator.waiting())
 
 
 @pytest.mark.rule("CO-11")
-async def test_new_epoch_with_cancelled_wait_is_not_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_epoch_with_cancelled_wait_is_reported_when_it_is_replicated(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_go_on = Event()
     loop, is_inside = asyncio.get_running_loop(), asyncio.Event()
 
-    def held() -> str:
+    def held(*arguments: Any) -> tuple[Request, Renewed]:
         loop.call_soon_threadsafe(is_inside.set)
         may_go_on.wait(WAIT_S)
-        return new_epoch()
+        return leap_request(*arguments)
 
-    patient = Timeouts(connect_ms=LONG_MS, lane_ms=LONG_MS, commit_ms=LONG_MS)
-    monkeypatch.setattr(looking, "_TIMEOUTS", patient)
-    monkeypatch.setattr(inspecting, "new_epoch", held)
+    patient = Timeouts(connect_ms=LONG_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
+    monkeypatch.setattr(inspecting, "_RENEWING", patient)
+    monkeypatch.setattr(store, "leap_request", held)
     renewing = asyncio.create_task(asyncio.to_thread(inspecting.inspector_of(address).renew_epoch))
     await is_inside.wait()
     async with standby_away(address) as operator:
         may_go_on.set()
-        await operator.cancel(await operator.first_waiting())
-        with pytest.raises(StoreUnavailableError, match="COMMIT was not waited for"):
-            await renewing
-    monkeypatch.undo()
-    renewed = await asyncio.to_thread(inspecting.inspector_of(address).renew_epoch)
+        cancelled = await operator.first_waiting()
+        await operator.cancel(cancelled)
+        await until(lambda: has_another_waiting(operator, cancelled))
+        assert not renewing.done()
+    renewed = await renewing
     assert await fetched(address, "SELECT epoch FROM oncelog_log") == [(renewed.new_epoch,)]

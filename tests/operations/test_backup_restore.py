@@ -16,6 +16,7 @@ import pytest
 
 from cli.served import ServerProcess, oncelog, serving
 from doors.serving import item
+from oncelog.core.leaps import LEAP_MIN
 from oncelog.testing.postgres import QUICK, Server, postgres_server
 from oncelog.testing.programs import server_programs
 
@@ -88,7 +89,10 @@ async def check_restored(url: str, acknowledged: dict[int, int], epoch: str) -> 
         newest = page["events"][-1]["committed_id"]
         assert [event["committed_id"] for event in page["events"]] == list(range(1, newest + 1))
         assert {number: await writer.submit(number) for number in acknowledged} == acknowledged
-        assert await writer.submit(99_999) == newest + 1
+        committed_id = await writer.submit(99_999)
+        assert committed_id > newest + LEAP_MIN, "above every number that was acknowledged after the backup"
+        status, page = await writer.get(since=BEFORE + DURING_MAX)
+        assert (status, [event["committed_id"] for event in page["events"]]) == (200, [committed_id])
 
 
 @pytest.mark.rule("CO-40", "CO-12")

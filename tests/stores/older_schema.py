@@ -22,6 +22,8 @@ def downgrade_to_schema_4(place: str) -> None:
         query(place, f"ALTER TABLE oncelog_{table} DROP COLUMN digest")
         query(place, f"ALTER TABLE oncelog_{table} ADD PRIMARY KEY (lane, {columns}), REPLICA IDENTITY DEFAULT")
     for statement in (
+        "DROP TABLE oncelog_floors",
+        "ALTER TABLE oncelog_state DROP COLUMN leaps, DROP COLUMN timeline",
         "DROP TABLE oncelog_horizons",
         "DROP INDEX IF EXISTS oncelog_relationships_subject",
         f"CREATE INDEX oncelog_relationships_subject ON oncelog_relationships {by_subject}",

@@ -283,6 +283,8 @@ test("the audit finds what is missing, what is doubled, and another order", () =
   assert.equal(audit([...whole, { ...message(4), client_message_id: "c3" }]).doubled, 1);
   assert.notEqual(audit(whole).fingerprint, audit([message(2), message(1), message(3)]).fingerprint);
   assert.equal(audit([]).missing, 0);
+  const leapt = [1, 2, 1_000_020, 1_000_022].map(message); // a restore passed over the numbers in between
+  assert.equal(audit(leapt).missing, 1);
 });
 
 test("a good network does nothing, a bad one all of it", () => {

@@ -9,6 +9,17 @@ from oncelog.errors import OncelogError
 from oncelog.stores.address import is_address
 from oncelog.stores.sqlite import copying
 
+Above = Annotated[
+    int | None,
+    typer.Option(
+        "--above",
+        help="Continue all numbers above this one: at least the highest that was given out.",
+        metavar="N",
+        min=0,
+        show_default=False,
+    ),
+]
+
 
 def backup(
     file: File,
@@ -35,8 +46,13 @@ def restore(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a log that is there; it is kept as FILE.before-restore-N.")
     ] = False,
+    above: Above = None,
 ) -> None:
     """Makes a backup the log, under a new epoch. Stop everything that uses the log first.
+
+    Positions, sequences, block heights and fencing numbers continue above every number that may have been given out
+    after the backup, so that no number is used twice. By default they continue 1,000,000 above the highest number of
+    the backup, and 100,000 more for each second since its last commit.
 
     For files. After restoring a database with its own tools give it a new epoch: `oncelog epoch ADDRESS --renew`.
 
@@ -45,16 +61,17 @@ def restore(
     with ending_well():
         _demand_files(backup, file)
         with Meter() as meter:
-            restored = copying.restore(backup, file, meter, force=force, full=full)
+            restored = copying.restore(backup, file, meter, force=force, full=full, above=above)
         typer.echo(f"{restored.records} records, {restored.bytes} bytes in {file}")
         if restored.kept is not None:
             typer.echo(f"what was there is kept as {restored.kept}")
         typer.echo(f"old epoch: {restored.old_epoch}")
         typer.echo(f"new epoch: {restored.new_epoch}")
+        typer.echo(f"numbers continue above {restored.above}")
         typer.echo(
-            "What was committed after the backup is gone. Readers must not go on from a cursor of the old epoch: they "
-            "drop what they have from positions that this log does not have, or start again from 0. Writers may send "
-            "again whatever they are not sure of, under the same identity."
+            "Commits after the backup are lost, and their numbers are not used again. Readers of the old epoch get "
+            "history_changed: they drop records at positions that this log does not have, or start again from 0. "
+            "Writers may send again whatever they are not sure of, under the same identity."
         )
 
 

@@ -4,18 +4,23 @@ from typing import Annotated
 
 import typer
 
+from oncelog.cli.backup import Above
 from oncelog.cli.terminal import AsJson, Log, ending_well, print_json
+from oncelog.errors import OncelogError
 from oncelog.stores.inspecting import inspector_of
 
-Renew = Annotated[bool, typer.Option("--renew", help="Give the log a new epoch. Stop everything that uses it first.")]
+Renew = Annotated[
+    bool, typer.Option("--renew", help="Start a new history after a restore. Stop everything that uses the log first.")
+]
 
 
-def epoch(log: Log, renew: Renew = False, as_json: AsJson = False) -> None:
+def epoch(log: Log, renew: Renew = False, above: Above = None, as_json: AsJson = False) -> None:
     """Prints the epoch of a log: the name of its history, which cursors carry.
 
-    With --renew it gets a new one, and readers whose cursors are of the old one are told that history has changed. That
-    is needed after a database was restored from a dump or from a moment in the past. `oncelog restore` does it by
-    itself.
+    With --renew the log gets a new epoch, and readers whose cursors are of the old one get history_changed. Positions,
+    sequences, block heights and fencing numbers continue above every number that the lost history may have given
+    out. Do this after a database was restored from a dump or to a moment in the past, or a file by Litestream or by
+    a copy. `oncelog restore` does it by itself.
 
     Example:  oncelog epoch orders.db
 
@@ -23,14 +28,21 @@ def epoch(log: Log, renew: Renew = False, as_json: AsJson = False) -> None:
     """
     with ending_well():
         inspector = inspector_of(log)
+        said: dict[str, str | int]
         if renew:
-            renewed = inspector.renew_epoch()
-            said = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch}
-            lines = [f"old epoch: {renewed.old_epoch}", f"new epoch: {renewed.new_epoch}"]
+            renewed = inspector.renew_epoch(above)
+            said = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch, "above": renewed.above}
+            lines = [
+                f"old epoch: {renewed.old_epoch}",
+                f"new epoch: {renewed.new_epoch}",
+                f"numbers continue above {renewed.above}",
+            ]
+        elif above is not None:
+            raise OncelogError("--above goes with --renew.")
         else:
             with inspector.looking() as view:
                 said = {"epoch": view.about.epoch}
-            lines = [said["epoch"]]
+            lines = [str(said["epoch"])]
         if as_json:
             print_json(said)
         else:

@@ -11,6 +11,7 @@ from uuid import UUID
 import typer
 from msgspec import Struct
 
+from oncelog.cli.show import why_passed_over
 from oncelog.cli.terminal import FOUND_NOTHING, ending_well
 from oncelog.cli.times import utc
 from oncelog.core.policy import LEDGER, Policy
@@ -32,7 +33,7 @@ from oncelog.stores.verifying.whole import what_is_unreadable
 from oncelog.stores.viewing import View
 
 STANDARD_INPUT: Final = "-"
-_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 
 OptionalLog = Annotated[
@@ -203,6 +204,9 @@ class _Wanted(Struct, frozen=True):
             return f"no record: lane {lane} {has}"
         record = view.record_at(lane, position)
         if record is None:
+            passed_over = why_passed_over(view, lane, position)
+            if passed_over is not None:
+                return passed_over
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
         if self.is_transaction and record.policy != LEDGER.name:
             return (

@@ -11,6 +11,7 @@ import typer
 from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json, printable
 from oncelog.cli.times import utc
 from oncelog.core.chat import message_place
+from oncelog.core.gaps import RESTORE_POLICY, gap_at
 from oncelog.core.policy import CHAT, Policy
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, outcome_of
@@ -18,10 +19,11 @@ from oncelog.errors import CorruptError, OncelogError
 from oncelog.stores.clock import JUMP_MS_MAX
 from oncelog.stores.inspecting import inspector_of
 from oncelog.stores.key_search import MATCHES_MAX, Matches, Wanted, search
+from oncelog.stores.leaps import NO_GAPS
 from oncelog.stores.verifying.side_state import declared
 from oncelog.stores.viewing import View
 
-_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,14})", re.ASCII)
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 _MESSAGE: Final = "msg_"
 
@@ -119,6 +121,14 @@ def _chosen(policies: dict[str, Policy], name: str | None) -> tuple[Policy, ...]
     return (policies[name],)
 
 
+def why_passed_over(view: View, lane: int, position: int) -> str | None:
+    """Return why a position below the newest has no record, if a restore passed over it."""
+    gap = gap_at(view.gaps().get(lane, NO_GAPS).positions, position)
+    if gap is None:
+        return None
+    return f"no record: a restore passed over lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
+
+
 def _unknown(wanted: Wanted, matches: Matches) -> "_Shown":
     names = [policy.name for policy in wanted.policies]
     searched = f"under {', '.join(names)}"
@@ -171,7 +181,13 @@ class _Found:
             return _Shown(Outcome(Status.UNKNOWN, self._why_nothing_is_at(lane, newest)))
         record = self._view.record_at(lane, position)
         if record is None:
+            passed_over = why_passed_over(self._view, lane, position)
+            if passed_over is not None:
+                return _Shown(Outcome(Status.UNKNOWN, passed_over))
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
+        if record.policy == RESTORE_POLICY:
+            why = f"the log was restored: its numbers continue above {record.position - 1}"
+            return _Shown(Outcome(Status.COMMITTED, why, record), record.policy, self._block_hash(record))
         policy = self.policies.get(record.policy)
         if policy is None:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")

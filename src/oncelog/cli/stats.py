@@ -10,6 +10,7 @@ from oncelog.cli.times import utc
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.tenants import Usage
 from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.leaps import count_blocks, count_records
 from oncelog.stores.viewing import View
 
 
@@ -31,14 +32,14 @@ def stats(log: Log, as_json: AsJson = False) -> None:
 
 
 def _figures(view: View) -> dict[str, Any]:
-    about, heads = view.about, view.heads()
+    about, heads, gaps = view.about, view.heads(), view.gaps()
     return {
         "epoch": about.epoch,
         "schema": about.schema_version,
         "created_ms": about.created_ms,
         "settings": {**msgspec.structs.asdict(about.settings), "ledger_ttl_ms": _ledger_ttl_ms(view)},
-        "records": sum(head.position for head in heads.values()),
-        "blocks": sum(head.height for head in heads.values()),
+        "records": count_records(heads, gaps),
+        "blocks": count_blocks(heads, gaps),
         "lanes": [
             {"lane": lane, "position": head.position, "height": head.height, "log_time_ms": head.log_time_ms}
             for lane, head in heads.items()

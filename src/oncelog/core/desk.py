@@ -7,6 +7,8 @@ request that is all or nothing turns out to be nothing.
 from collections.abc import Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from oncelog.core.admission import Admission
 from oncelog.core.identity import lane_of
 from oncelog.core.merge import Row
@@ -109,6 +111,18 @@ class LaneDesk:
         self.position += 1
         return self.position
 
+    @property
+    def highest_number(self) -> int:
+        """The highest number of any order in the lane."""
+        return max(self.position, self.fence, self._head.revision)
+
+    def leap(self, above: int) -> None:
+        """Position, height, fencing number and revision continue above a number, with a record at the next one."""
+        self.is_touched = True
+        self.position = self.height = above + 1
+        self.fence = above
+        self._head = replace(self._head, revision=above)
+
     def remembers(self, retention: Retention, since_ms: int) -> bool:
         """False if what was last seen at `since_ms` has been forgotten."""
         return retention.remembers(since_ms, self.log_time_ms, self.eviction_time_ms)
@@ -168,6 +182,10 @@ class Desk:
         self.sequences = Overlay(snapshot.sequences, self._journal)
         self.clients = Overlay(snapshot.clients, self._journal)
         self.streams = Overlay(snapshot.streams, self._journal)
+        self.floors: Overlay[str, int | None] = Overlay(snapshot.floors, self._journal)
+        self.has_floors = bool(snapshot.floors)
+        """False in nearly all batches: then no write looks for a floor."""
+        self.leap = 0
         self.entities: Overlay[EntityIdentity, Entity | None] = Overlay(snapshot.entities, self._journal)
         self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._journal)
         self.rows: Overlay[RowIdentity, Row | None] = Overlay(snapshot.rows, self._journal)
@@ -199,6 +217,10 @@ class Desk:
         if lane is None:
             lane = self._lane_of_stream[stream] = self._lane(lane_of(stream, self.settings.lanes))
         return lane
+
+    def all_lanes(self) -> list[LaneDesk]:
+        """Every lane of the log, whether or not it has been written to."""
+        return [self._lane(number) for number in range(self.settings.lanes + 1)]
 
     def _lane(self, number: int) -> LaneDesk:
         lane = self._lanes.get(number)
@@ -246,6 +268,7 @@ class Desk:
             sequences=self.sequences.changed,
             clients=self.clients.changed,
             streams=self.streams.changed,
+            floors=self.floors.changed,
             entities=self.entities.changed,
             relationships=self.relationships.changed,
             rows=self.rows.changed,
@@ -256,4 +279,5 @@ class Desk:
             horizons=self.horizons.changed,
             rates=self.rates.changed,
             usage=self.usage.changed,
+            leap=self.leap,
         )

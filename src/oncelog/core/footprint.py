@@ -17,10 +17,11 @@ from oncelog.core.values import (
     ConsumerIdentity,
     DropTombstones,
     EntityIdentity,
-    Item,
     KeyIdentity,
+    Leap,
     MemberIdentity,
     OpenStream,
+    OtherItem,
     RateIdentity,
     Refused,
     RelationshipIdentity,
@@ -52,6 +53,8 @@ class Footprint(Struct):
     sequences: set[SequenceIdentity] = field(default_factory=set)
     clients: set[ClientIdentity] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
+    floors: set[str] = field(default_factory=set)
+    """Not named by `footprint`: the streams of the batch, in a log that has leapt (core/leaps.py)."""
     entities: set[EntityIdentity] = field(default_factory=set)
     relationships: set[RelationshipIdentity] = field(default_factory=set)
     rows: set[RowIdentity] = field(default_factory=set)
@@ -79,12 +82,12 @@ def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
             elif isinstance(item, Submission):
                 _add_submission(item, needs)
             else:
-                _add(item, needs)
+                _add(item, needs, settings)
     needs.lanes.update(lane_of(stream, settings.lanes) for stream in needs.streams)
     return needs
 
 
-def _add(item: Item, needs: Footprint) -> None:
+def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
     match item:
         case Claim():
             identity = key_identity(item)
@@ -112,6 +115,8 @@ def _add(item: Item, needs: Footprint) -> None:
             needs.horizons.add(item.scope)
             needs.consumers.update((item.scope, name) for name in item.consumers)
             needs.rows.update((item.scope, one.table, one.row_id) for one in item.tombstones)
+        case Leap():
+            needs.lanes.update(range(settings.lanes + 1))
 
 
 def _add_submission(submission: Submission, needs: Footprint) -> None:

@@ -6,13 +6,14 @@ the chat document gives them (CH-13), the others belong to the commit (CO-10 to 
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Final, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from oncelog.core.gaps import RESTORE_POLICY
 from oncelog.core.policy import BUILT_IN, OnReuse, Policy
 from oncelog.core.values import (
     Committed,
@@ -162,8 +163,9 @@ def commits_are_whole(history: History) -> Iterator[str]:
         positions[record.lane].append(record.position)
         if record.sequence:
             streams[record.scope].append(record.sequence)
-    yield from _holes("lane", positions, history.positions)
-    yield from _holes("stream", streams, history.streams)
+    leaps = {record.position - 1 for record in history.records if record.policy == RESTORE_POLICY}
+    yield from _holes("lane", positions, history.positions, leaps)
+    yield from _holes("stream", streams, history.streams, leaps)
     if history.keys is not None:
         yield from _keys_without_records(history, history.keys)
         yield from _records_without_keys(history, history.keys)
@@ -398,10 +400,14 @@ def _records_without_keys(history: History, keys: Mapping[KeyIdentity, Remembere
             yield f"{_name(identity)}: stored, but not remembered"
 
 
-def _holes(what: str, numbers: Mapping[_Key, list[int]], newest: Mapping[_Key, int] | None) -> Iterator[str]:
+def _holes(
+    what: str, numbers: Mapping[_Key, list[int]], newest: Mapping[_Key, int] | None, leaps: Set[int]
+) -> Iterator[str]:
     for key, found in numbers.items():
-        if sorted(found) != list(range(1, len(found) + 1)):
-            yield f"the records of {what} {key!r} are not numbered 1 to {len(found)}"
+        in_order: list[int] = sorted(found)
+        for before, after in pairwise([0, *in_order]):
+            if after != before + 1 and after - 1 not in leaps:
+                yield f"the records of {what} {key!r} are not dense: {after} follows {before}, without a leap"
     for key in () if newest is None else sorted(numbers.keys() | newest.keys(), key=repr):
         last = max(numbers.get(key, ()), default=0)
         if newest is not None and newest.get(key, 0) != last:

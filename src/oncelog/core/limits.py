@@ -42,5 +42,7 @@ TENANTS_MAX: Final = 10_000
 """Tenants with a quota, of one log."""
 QUOTA_RETRY_AFTER_MS: Final = 60_000
 """When a write that does not fit may be sent again: somebody has to make room first, or to allow more."""
+LEAP_ABOVE_MAX: Final = 2**47
+"""Positions have 48 bits in a file: as many as a leap can pass over remain after it."""
 STORED_INTEGER_MAX: Final = 2**63 - 1
 """What every database can hold in a column of whole numbers."""

@@ -25,6 +25,7 @@ from oncelog.core.consumers import set_cursor
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.effects import effects_of
 from oncelog.core.hlc import drift_of
+from oncelog.core.leaps import leap
 from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
 from oncelog.core.members import acknowledge, not_a_member, open_stream, set_member
 from oncelog.core.merge import RowDelta
@@ -43,8 +44,10 @@ from oncelog.core.values import (
     Granted,
     Item,
     KeyIdentity,
+    Leap,
     Mode,
     OpenStream,
+    OtherItem,
     Reason,
     Receipt,
     Record,
@@ -92,6 +95,8 @@ def plan(
     """
     desk = Desk(snapshot, now_ms, faults)
     verdicts = [_decide_request(request, desk, validate) for request in batch]
+    if desk.leap and len(desk.records) > snapshot.settings.lanes + 1:
+        raise ValueError("a leap must be the only item of its batch: a restore record is the only one of its block")
     return Plan(verdicts, desk.changes())
 
 
@@ -165,10 +170,10 @@ def _decide(item: Item, desk: Desk, validate: Validate | None) -> Verdict:
         return refused
     if isinstance(item, Submission):
         return _decide_submission(item, desk, validate)
-    return _decide_side_state(item, desk)
+    return _decide_other(item, desk)
 
 
-def _decide_side_state(item: _SideStateItem, desk: Desk) -> Verdict:
+def _decide_other(item: OtherItem, desk: Desk) -> Verdict:
     match item:
         case Claim():
             return _decide_claim(item, desk)
@@ -186,6 +191,8 @@ def _decide_side_state(item: _SideStateItem, desk: Desk) -> Verdict:
             return set_cursor(item, desk)
         case DropTombstones():
             return drop_tombstones(item, desk)
+        case Leap():
+            return leap(item, desk)
 
 
 def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:
@@ -210,10 +217,11 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
         answer = lease_in_the_way(submission, lane, desk)
     if answer is not None:
         return answer
-    sequence = (desk.streams.get(submission.scope) or 0) + 1 if lane.number else 0  # streams are not in lane 0
-    refused = _not_expected(submission, lane.position, sequence)
+    last = desk.streams.get(submission.scope) or 0 if lane.number else 0  # streams are not in lane 0
+    refused = _not_expected(submission, lane.position, last)
     if refused is not None:
         return refused
+    sequence = _next_sequence(submission.scope, last, desk) if lane.number else 0
     if policy.entities or policy.rows:
         return _decide_effects(submission, identity, sequence, lane, desk, validate)
     refused = _unacceptable(submission, lane, desk, validate)
@@ -238,6 +246,11 @@ def _decide_effects(
         return refused
     effects.apply(desk)
     return _commit(submission, identity, sequence, lane, desk)
+
+
+def _next_sequence(scope: str, last: int, desk: Desk) -> int:
+    floor = (desk.floors.get(scope) or 0) if desk.has_floors else 0
+    return max(last, floor) + 1 if floor else last + 1
 
 
 # --- the checks, in their order ----------------------------------------------------------------------
@@ -266,11 +279,11 @@ def known_answer(item: Submission | Claim, remembered: Remembered) -> Replayed |
     return Replayed(remembered.receipt, mismatch, remembered.erased)
 
 
-def _not_expected(submission: Submission, position: int, sequence: int) -> Refused | None:
+def _not_expected(submission: Submission, position: int, last_sequence: int) -> Refused | None:
     if submission.expected_position is not None and submission.expected_position != position:
         return _unexpected("expected_position", submission.expected_position, position)
-    if submission.expected_sequence is not None and submission.expected_sequence != sequence - 1:
-        return _unexpected("expected_sequence", submission.expected_sequence, sequence - 1)
+    if submission.expected_sequence is not None and submission.expected_sequence != last_sequence:
+        return _unexpected("expected_sequence", submission.expected_sequence, last_sequence)
     return None
 
 
@@ -324,6 +337,8 @@ def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: 
         desk.keys.put(identity, remembered)
     if sequence:
         desk.streams.put(submission.scope, sequence)
+        if desk.has_floors and desk.floors.get(submission.scope) is not None:
+            desk.floors.put(submission.scope, None)
     if policy.client_sequence:
         advance(submission, remembered, desk)
     if policy.leased:

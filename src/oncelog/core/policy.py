@@ -21,6 +21,8 @@ from msgspec import Struct
 
 from oncelog.errors import PolicyError
 
+RESTORE_POLICY: Final = "oncelog.restore"
+"""Stands in restore records where others name a policy (core/gaps.py). Nothing can be submitted under it."""
 NAME_CHARACTERS_MAX: Final = 64
 KEY_BYTES_MAX: Final = 255
 TTL_MS_MAX: Final = 100 * 366 * 86_400_000
@@ -139,6 +141,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             f"a policy's name is 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
             f"from a letter on; not {self.name!r}",
         )
+        _demand(self.name != RESTORE_POLICY, f"{self.name} is reserved for restore records; choose another name")
         self._check_types()
         shortest, longest = self.key_bytes
         _demand(

@@ -56,6 +56,11 @@ class Block(Struct, frozen=True):
             + self.root
         ).digest()
 
+    @property
+    def may_follow_gap(self) -> bool:
+        """Whether heights and positions may leap to this block, as far as its header says (core/leaps.py)."""
+        return self.count == 1 and self.first_position == self.height
+
 
 class Proof(Struct, frozen=True):
     """That a record stands in a block: its place among the block's leaves, and the hashes beside its way up."""

@@ -12,6 +12,7 @@ from oncelog.core.limits import (
     ENTITY_KEY_CHARACTERS_MAX,
     FAILURE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
+    LEAP_ABOVE_MAX,
     LEASE_MS_MAX,
     NAME_CHARACTERS_MAX,
     OPERATIONS_MAX,
@@ -31,6 +32,7 @@ from oncelog.core.values import (
     Claim,
     DropTombstones,
     Item,
+    Leap,
     Mode,
     OpenStream,
     Rate,
@@ -65,6 +67,14 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_cursor(item)
         case DropTombstones():
             return _malformed_tombstones(item)
+        case Leap():
+            return _malformed_leap(item)
+
+
+def _malformed_leap(item: Leap) -> Refused | None:
+    if type(item.above) is not int or not 0 <= item.above <= LEAP_ABOVE_MAX:
+        return _refused("above", f"must be a whole number from 0 to {LEAP_ABOVE_MAX}, not {item.above!r}")
+    return None
 
 
 def _malformed_setting_of_member(item: SetMember) -> Refused | None:

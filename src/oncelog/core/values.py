@@ -173,7 +173,16 @@ class DropTombstones(Struct, frozen=True, gc=False):
     """Named consumers of the stream. A DELETE that one of them has not read yet stays."""
 
 
-Item = Submission | Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones
+class Leap(Struct, frozen=True, gc=False):
+    """All numbers of the log continue above this one (core/leaps.py). The only item of its batch."""
+
+    above: int
+    body: bytes = b""
+    """Of the restore records."""
+
+
+OtherItem = Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones | Leap
+Item = Submission | OtherItem
 
 
 class Mode(Enum):
@@ -472,6 +481,8 @@ class Snapshot(Struct):
     clients: Mapping[ClientIdentity, ClientEntry] = field(default_factory=dict)
     streams: Mapping[str, int] = field(default_factory=dict)
     """The newest sequence of each stream."""
+    floors: Mapping[str, int] = field(default_factory=dict)
+    """Of streams without a write since the last leap: their next sequence is above it."""
     entities: Mapping[EntityIdentity, Entity] = field(default_factory=dict)
     relationships: Mapping[RelationshipIdentity, int] = field(default_factory=dict)
     """The stream sequence at which each relationship was made."""
@@ -499,6 +510,7 @@ class Changes(Struct):
     sequences: dict[SequenceIdentity, Remembered]
     clients: dict[ClientIdentity, ClientEntry]
     streams: dict[str, int]
+    floors: dict[str, int | None]
     entities: dict[EntityIdentity, Entity | None]
     relationships: dict[RelationshipIdentity, int | None]
     rows: dict[RowIdentity, Row | None]
@@ -509,6 +521,8 @@ class Changes(Struct):
     horizons: dict[str, int]
     rates: dict[RateIdentity, Bucket]
     usage: dict[str, Usage]
+    leap: int = 0
+    """The number that a leap goes above; 0 without one. All streams that the log has get it as their floor."""
 
     @property
     def is_empty(self) -> bool:

@@ -352,6 +352,10 @@ class BlockingBooks:
         """As `Books.newest`."""
         return self._portal.call(self._books.newest, scope)
 
+    def sequence_before(self, scope: str, upto: int, count: int) -> int:
+        """As `Books.sequence_before`."""
+        return self._portal.call(self._books.sequence_before, scope, upto, count)
+
     def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """As `Books.row`."""
         return self._portal.call(self._books.row, scope, table, row_id)

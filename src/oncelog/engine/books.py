@@ -91,6 +91,11 @@ class Books:
         found = (await self._store.side_state(needs)).snapshot
         return found.streams.get(scope, 0), found.horizons.get(scope)
 
+    async def sequence_before(self, scope: str, upto: int, count: int) -> int:
+        """Return the sequence `count` records back in a stream, counted from `upto`; 0 if there are fewer."""
+        self._demand_open()
+        return await self._store.sequence_before(scope, upto, max(1, count))
+
     async def row(self, scope: str, table: str, row_id: str) -> Row | None:
         """A merged row as it stands, deleted or not; None where there never was one."""
         self._demand_open()

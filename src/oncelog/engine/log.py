@@ -356,9 +356,12 @@ class Log:
         needs = Footprint(lanes={lane_of(scope, self.settings.lanes)}, streams={scope}, consumers={identity})
         known = (await self._store.side_state(needs)).snapshot
         newest, after = known.streams.get(scope, 0), known.consumers.get(identity, 0)
-        wanted = newest - _whole(keep, "keep") if keep is not None else min(newest, _whole(upto, "upto"))
+        if keep is not None:
+            wanted = await self._store.sequence_before(scope, newest, max(0, _whole(keep, "keep")) + 1)
+        else:
+            wanted = min(newest, _whole(upto, "upto"))
         age_ms = self._limits.tombstone_age_ms if tombstone_age_ms is None else _whole(tombstone_age_ms, "age")
-        bound = min(wanted, after + _whole(limit, "limit"))
+        bound = min(wanted, await self._store.sequence_after(scope, after, max(0, _whole(limit, "limit"))))
         erased = 0
         if bound > after:
             try:

@@ -1,8 +1,7 @@
 """A log in memory: the tables that every store has, as dictionaries. Nothing is durable."""
 
 import os
-import secrets
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
@@ -31,8 +30,9 @@ from oncelog.core.values import (
     WantedSettings,
 )
 from oncelog.errors import ClosedError
-from oncelog.stores.about import new_settings
+from oncelog.stores.about import About, new_epoch, new_settings
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
+from oncelog.stores.leaps import Renewed, leap_request
 from oncelog.stores.protocol import (
     BriefPage,
     Consumer,
@@ -63,8 +63,7 @@ from oncelog.stores.protocol import (
 from oncelog.stores.side_state import TABLES, changed_members
 from oncelog.stores.tenants import Count, SizeRow, given_back, list_of, tenants_of, text_of
 
-_CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name != "records")
-_EPOCH_BYTES: Final = 8
+_CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name not in ("records", "leap"))
 
 
 class MemoryLog:
@@ -79,6 +78,8 @@ class MemoryLog:
         self.records: list[Record] = []
         self.salts: list[bytes] = []
         self.blocks: list[Block] = []
+        self.leaps: list[int] = []
+        """The numbers above which it continued."""
         self._draw = draw
         self._lock = Lock()
 
@@ -100,6 +101,9 @@ class MemoryLog:
         self.salts.extend(decided.salts)
         for name in _CHANGED:
             self._put(name, getattr(decided.changes, name))
+        if decided.changes.leap:
+            self.leaps.append(decided.changes.leap)
+            self._put("floors", dict.fromkeys(self.snapshot.streams, decided.changes.leap))
 
     def _put(self, name: str, changed: Mapping[Any, Any]) -> None:
         table = self._table(name)
@@ -160,7 +164,8 @@ class MemoryStore:
         self._tenants: str | None = None
         self._body_hashes: dict[int, bytes] = {}
         self._erasures = 0
-        self._epoch = secrets.token_hex(_EPOCH_BYTES)
+        self._epoch = new_epoch()
+        self._made_ms = self._clock.wall_ms()
         self._is_open = False
 
     @property
@@ -198,11 +203,11 @@ class MemoryStore:
         decided.erasures = self._erasures
         if decided.changes.is_empty:
             return decided
-        if jumped is not None:
+        if jumped is not None and not decided.changes.leap:
             raise jumped
         self._where.add(decided, len(log.records), self.settings.lanes)
         log.keep(decided)
-        self._mark = mark
+        self._mark = self._mark if jumped is not None else mark
         return decided
 
     async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
@@ -221,7 +226,7 @@ class MemoryStore:
             record = self._record(lane, remembered.receipt.position)
             positions = tuple(
                 one.position
-                for one in (self._log.records[index] for index in self._where.lanes[lane])
+                for one in (self._log.records[index] for index in self._where.lanes[lane].indexes)
                 if one.identity == identity
             )
         head = snapshot.heads.get(lane) or LaneHead()
@@ -256,6 +261,20 @@ class MemoryStore:
         shown = [show(briefs)] if briefs else []
         return BriefPage(shown, len(briefs), page.next, page.upto, page.has_more, page.newest)
 
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        """As `Store` says."""
+        self._demand_open()
+        numbers = self._where.streams[stream].numbers
+        place = bisect_right(numbers, upto) - count
+        return numbers[place] if place >= 0 else 0
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        """As `Store` says."""
+        self._demand_open()
+        numbers = self._where.streams[stream].numbers
+        place = min(bisect_right(numbers, after) + count, len(numbers)) - 1
+        return max(after, numbers[place]) if place >= 0 else after
+
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""
         return dict(sorted(self._demand_open().snapshot.heads.items()))
@@ -270,17 +289,19 @@ class MemoryStore:
 
     async def blocks(self, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
         """As `Store` says."""
-        log = self._demand_open()
+        self._demand_open()
         found = []
-        for height in range(after + 1, after + limit + 1):
-            block = self._where.blocks.get((lane, height))
-            if block is None:
-                break
-            positions = range(block.first_position, block.first_position + block.count)
-            indexes = [(position, self._where.lanes[lane][position - 1]) for position in positions]
-            of_scope = tuple(position for position, index in indexes if log.records[index].scope == scope)
-            found.append(ScopedBlock(block, of_scope))
+        heights = self._where.heights[lane]
+        first = bisect_right(heights, after)
+        for height in heights[first : first + limit]:
+            block = self._where.blocks[lane, height]
+            records = self._block_records(block)
+            found.append(ScopedBlock(block, tuple(record.position for record in records if record.scope == scope)))
         return found
+
+    def _block_records(self, block: Block) -> Iterator[Record]:
+        for position in range(block.first_position, block.first_position + block.count):
+            yield self._record(block.lane, position)
 
     async def side_state(self, needs: Footprint) -> SideState:
         """As `Store` says."""
@@ -403,9 +424,7 @@ class MemoryStore:
     async def consumers(self) -> list[Consumer]:
         """As `Store` says."""
         kept = sorted(self._demand_open().snapshot.consumers.items())
-        return [
-            Consumer(scope, name, cursor, self._newest(scope or None, 0) - cursor) for (scope, name), cursor in kept
-        ]
+        return [Consumer(scope, name, cursor, self._where.count_after(scope, cursor)) for (scope, name), cursor in kept]
 
     async def scrub(self) -> bool:
         """As `Store` says."""
@@ -432,6 +451,16 @@ class MemoryStore:
         self._demand_open()
         self._mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
 
+    async def renew(self, above: int | None = None) -> Renewed:
+        """As `Store` says."""
+        log = self._demand_open()
+        about = About(0, self._epoch, self.settings, b"", self._made_ms)
+        now_ms = self._clock.wall_ms()
+        request, renewed = leap_request(log.snapshot.heads, about, above, now_ms, new_epoch())
+        await self.commit([request])
+        self._epoch = renewed.new_epoch
+        return renewed
+
     # --- inside
 
     def _demand_open(self) -> MemoryLog:
@@ -449,24 +478,24 @@ class MemoryStore:
         return (snapshot.heads.get(lane) or LaneHead()).position
 
     def _record(self, lane: int, position: int) -> Record:
-        return self._log.records[self._where.lanes[lane][position - 1]]
+        return self._log.records[self._where.index_at(lane, position)]
 
     def _records(self, query: Query, upto: int) -> Iterator[tuple[int, Record]]:
         """What is asked for in order, each with its number in that order."""
         if query.stream is not None:
-            indexes = self._where.streams.get(query.stream, [])
-            for sequence in range(query.after + 1, upto + 1):
-                yield sequence, self._log.records[indexes[sequence - 1]]
+            for sequence, index in self._where.streams[query.stream].between(query.after, upto):
+                yield sequence, self._log.records[index]
             return
         for position in self._positions(query, upto):
             yield position, self._record(query.lane, position)
 
     def _positions(self, query: Query, upto: int) -> Iterator[int]:
         if not query.partitions:
-            yield from range(query.after + 1, upto + 1)
+            yield from (position for position, _ in self._where.lanes[query.lane].between(query.after, upto))
             return
         orders = [
-            _between(self._where.partitions.get((query.lane, name), ()), query.after, upto) for name in query.partitions
+            [number for number, _ in self._where.partitions[query.lane, name].between(query.after, upto)]
+            for name in query.partitions
         ]
         last = 0
         for position in merge(*orders):
@@ -475,24 +504,49 @@ class MemoryStore:
             last = position
 
     def _evidence(self, lane: int, position: int) -> Evidence:
-        index = self._where.lanes[lane][position - 1]
+        index = self._where.index_at(lane, position)
         record, salt = self._log.records[index], self._log.salts[index]
         kept_hash = self._body_hashes.get(index)
         return Evidence(record, salt, body_hash(salt, record.body) if kept_hash is None else kept_hash)
+
+
+class _Order:
+    """Numbers in ascending order, with gaps where the log has leapt, and where the record of each one is."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.indexes: list[int] = []
+
+    def add(self, number: int, index: int) -> None:
+        """Add a record, which must have the highest number."""
+        self.numbers.append(number)
+        self.indexes.append(index)
+
+    def find(self, number: int) -> int | None:
+        """Return the index of the record with a number, or None."""
+        place = bisect_left(self.numbers, number)
+        return self.indexes[place] if place < len(self.numbers) and self.numbers[place] == number else None
+
+    def between(self, after: int, upto: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the numbers above one and up to another."""
+        places = range(bisect_right(self.numbers, after), bisect_right(self.numbers, upto))
+        return ((self.numbers[place], self.indexes[place]) for place in places)
 
 
 class _Where:
     """Where in a log's list of records those of each order are, so that no reader looks through all of them."""
 
     def __init__(self) -> None:
-        self.lanes: dict[int, list[int]] = defaultdict(list)
+        self.lanes: dict[int, _Order] = defaultdict(_Order)
         """Of each lane, by position."""
-        self.streams: dict[str, list[int]] = defaultdict(list)
+        self.streams: dict[str, _Order] = defaultdict(_Order)
         """Of each stream, by sequence."""
-        self.partitions: dict[tuple[int, str], list[int]] = defaultdict(list)
+        self.partitions: dict[tuple[int, str], _Order] = defaultdict(_Order)
         """The positions in each partition of a lane."""
         self.blocks: dict[tuple[int, int], Block] = {}
         """By lane and height."""
+        self.heights: dict[int, list[int]] = defaultdict(list)
+        """Of each lane, in order."""
         self.member_changes: dict[tuple[int, str, str, int], int] = {}
         """The revision of the newest change, by lane, scope, member and kind."""
 
@@ -500,19 +554,32 @@ class _Where:
         """Notes records that are about to be appended from `index` on."""
         for lane, scope, member, kind, revision in changed_members(decided.changes, lanes):
             self.member_changes[lane, scope, member, kind] = revision
-        self.blocks.update(((block.lane, block.height), block) for block in decided.sealed.blocks)
+        for block in decided.sealed.blocks:
+            self.blocks[block.lane, block.height] = block
+            self.heights[block.lane].append(block.height)
         for record in decided.changes.records:
-            self.lanes[record.lane].append(index)
+            self.lanes[record.lane].add(record.position, index)
             if record.sequence:
-                self.streams[record.scope].append(index)
+                self.streams[record.scope].add(record.sequence, index)
             for partition in dict.fromkeys(record.partitions):
-                self.partitions[record.lane, partition].append(record.position)
+                self.partitions[record.lane, partition].add(record.position, index)
             index += 1
 
     def index(self, lane: int, position: int) -> int | None:
         """Of the record at a position; None if there is none."""
-        indexes = self.lanes.get(lane, [])
-        return indexes[position - 1] if 1 <= position <= len(indexes) else None
+        return self.lanes[lane].find(position)
+
+    def index_at(self, lane: int, position: int) -> int:
+        """The same of a record that must be there."""
+        index = self.index(lane, position)
+        if index is None:
+            raise LookupError(f"lane {lane} has no record at position {position}")
+        return index
+
+    def count_after(self, stream: str, cursor: int) -> int:
+        """Count the records of a stream, or of lane 0 where none is named, after a cursor."""
+        numbers = (self.streams[stream] if stream else self.lanes[0]).numbers
+        return len(numbers) - bisect_right(numbers, cursor)
 
 
 def _size(record: Record) -> SizeRow:
@@ -521,7 +588,3 @@ def _size(record: Record) -> SizeRow:
 
 def _is_any_or(asked: str, name: str) -> bool:
     return asked in ("", name)
-
-
-def _between(positions: Sequence[int], after: int, upto: int) -> Iterator[int]:
-    return (positions[place] for place in range(bisect_right(positions, after), bisect_right(positions, upto)))

@@ -35,6 +35,8 @@ from oncelog.core.values import (
     Verdict,
 )
 from oncelog.errors import HistoryChangedError, PolicyError
+from oncelog.stores.ahead import warn_of_reader_ahead
+from oncelog.stores.leaps import Renewed
 
 _SALT: Final = Packing(f"{SALT_BYTES}s")
 Draw = Callable[[int], bytes]
@@ -108,6 +110,8 @@ class Query(Struct, frozen=True, kw_only=True):
         Raises HistoryChangedError for a cursor beyond the newest.
         """
         if self.after > newest:
+            order = f"lane {self.lane}" if self.stream is None else f"the stream {self.stream!r}"
+            warn_of_reader_ahead(order, self.after, newest, epoch)
             message = f"the cursor {self.after} is ahead of the newest, {newest}: this is not the log it was read from"
             raise HistoryChangedError(message, epoch, newest)
         upto = newest if self.upto is None else min(self.upto, newest)
@@ -393,6 +397,15 @@ class Store(Protocol):
         `show` is called in a thread that may not be the caller's, never with none.
         """
 
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        """Return the sequence `count` records back; the record at `upto` is the first. 0 if there are fewer records.
+
+        Sequences are not dense where the log has leapt, so that they cannot be computed.
+        """
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        """Return the sequence `count` records after another one, or the last; `after` if no record follows."""
+
     async def heads(self) -> Mapping[int, LaneHead]:
         """The heads of the lanes that have been written to."""
 
@@ -458,6 +471,14 @@ class Store(Protocol):
 
     async def confirm_clock(self) -> None:
         """Believes the wall clock as it is, after it jumped."""
+
+    async def renew(self, above: int | None = None) -> Renewed:
+        """Start a new history after a restore: another epoch, and numbers that continue above those of the lost one.
+
+        Without `above` it is computed from the time since the newest commit (`core.leaps`). Nothing else may use the
+        log: others would continue with the old epoch. Raises SettingsError for an `above` that is below a number of
+        the log.
+        """
 
     def listen(self, wake: Callable[[], None]) -> None:
         """From now on `wake` is called, in the event loop, when another process may have committed something.

@@ -95,6 +95,7 @@ _LEASE: Final = ("fence", "holder", "until_ms", "fingerprint", "failed_fence", "
 
 TABLES: Final = (
     Table("streams", ("scope",), ("sequence",), str, _one, _FIRST, _one, _FIRST),
+    Table("floors", ("scope",), ("floor",), str, _one, _FIRST, _one, _FIRST),
     Table(
         "clients",
         ("policy", "scope", "client"),

@@ -11,6 +11,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
+from oncelog.stores.leaps import LaneGaps, Renewed
 from oncelog.stores.protocol import Consumer, Standing
 from oncelog.stores.verifying.findings import ExportedHead, Finding
 
@@ -32,13 +33,6 @@ class TimeSeen(Struct, frozen=True):
     """Why a jump could not be seen, where the mark is not of this start of this machine."""
 
 
-class Renewed(Struct, frozen=True):
-    """What has become of an epoch."""
-
-    old_epoch: str
-    new_epoch: str
-
-
 class View(Protocol):
     """A log in one read transaction."""
 
@@ -46,6 +40,9 @@ class View(Protocol):
 
     def heads(self) -> Mapping[int, LaneHead]:
         """Of the lanes that have been written to."""
+
+    def gaps(self) -> Mapping[int, LaneGaps]:
+        """What leaps have passed over in these lanes."""
 
     def policies(self) -> list[tuple[str, str]]:
         """Names and declarations."""
@@ -108,5 +105,8 @@ class Inspector(Protocol):
     def confirm_clock(self) -> None:
         """Believes the clock."""
 
-    def renew_epoch(self) -> Renewed:
-        """Gives the log another epoch: whoever has read further than it goes is told so."""
+    def renew_epoch(self, above: int | None = None) -> Renewed:
+        """Start a new history: another epoch, and numbers that continue above those of the lost one (CO-12).
+
+        Raises SettingsError for an `above` that is below a number of the log.
+        """

@@ -195,6 +195,8 @@ def _downgrade(path: Path) -> None:
     ]
     if not is_postgres():
         statements += [
+            "DROP TABLE oncelog_floors",
+            "ALTER TABLE oncelog_state DROP COLUMN leaps",
             "DROP TABLE oncelog_horizons",
             "DROP TABLE oncelog_key_runs",  # which is empty
             "CREATE TABLE oncelog_keys (segment INTEGER, hash INTEGER, place INTEGER)",

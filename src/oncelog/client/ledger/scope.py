@@ -235,7 +235,7 @@ class LedgerScope:
 
 def _demand_next(found: LedgerBlock, height: int, previous: bytes | None) -> None:
     block = found.block
-    if block.height != height + 1:
+    if block.height != height + 1 and not (block.may_follow_gap and block.height > height):
         raise UnverifiedError(f"behind block {height} the server has sent block {block.height}")
     if block.hash != found.hash:
         raise UnverifiedError(f"the hash of block {block.height} is not the one that its header has")

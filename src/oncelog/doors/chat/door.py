@@ -174,12 +174,13 @@ class ChatDoor:
         """The messages right before a sequence, or the newest, in order too."""
         standing = await self.standing(scope, principal)
         upto = standing.newest if before is None else max(0, min(before - 1, standing.newest))
-        begin = max(0, upto - self.page_size(limit))
+        size = self.page_size(limit)
         records: list[Record] = []
-        after, has_more = begin, upto > begin
         with telling():
+            after = begin = await self.log.books.sequence_before(scope, upto, size + 1)
+            has_more = upto > begin
             while has_more:  # a page may end early where messages are long
-                page = await self.log.read(stream=scope, after=after, upto=upto, limit=upto - after)
+                page = await self.log.read(stream=scope, after=after, upto=upto, limit=size)
                 records += page.records
                 after, has_more = page.cursor.position, page.has_more
         return Batch(self._messages(records), begin > 0, upto, standing.newest, beginning=begin + 1)

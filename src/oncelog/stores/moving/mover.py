@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from oncelog.core.values import LaneHead
 from oncelog.errors import CorruptError, MovedError, StoreError
 from oncelog.stores.about import About
+from oncelog.stores.leaps import count_records
 from oncelog.stores.moving.running import run
 from oncelog.stores.moving.source import SLICE_ROWS, Source, opened_source
 from oncelog.stores.moving.target import Target, opened_target
@@ -107,7 +108,7 @@ class _Mover:
         if underway is None:
             if not is_marked:
                 await self._mark_what_was_moved()
-            return self._outcome(await target.heads(), is_new=not is_marked)
+            return self._outcome(await target.heads(), source.state(), is_new=not is_marked)
         if found is not None:
             await target.go_on(found[0])
             await self._demand_same_history()
@@ -116,7 +117,8 @@ class _Mover:
         await self._copy_while_in_use()
         await self._copy_the_rest(underway)
         await target.end(underway)
-        return self._outcome(source.state().heads, is_new=True)
+        state = source.state()
+        return self._outcome(state.heads, state, is_new=True)
 
     async def _begun(self) -> Move:
         source = self._source
@@ -125,8 +127,8 @@ class _Mover:
         await self._target.begin(source.about, source.state().erasures, underway)
         return underway
 
-    def _outcome(self, heads: dict[int, LaneHead], *, is_new: bool) -> Outcome:
-        records = sum(head.position for head in heads.values())
+    def _outcome(self, heads: dict[int, LaneHead], state: State, *, is_new: bool) -> Outcome:
+        records = count_records(heads, state.gaps)
         return Outcome(self._source.about.epoch, records, len(heads), is_new, self._source.tables_of_others())
 
     # --- while the file is in use
@@ -134,20 +136,20 @@ class _Mover:
     async def _copy_while_in_use(self) -> None:
         step = "copying"
         for _ in range(ROUNDS_MAX):
-            heads = self._source.state().heads
+            state = self._source.state()
             self._source.settle()
-            copied = await self._copy(heads, step)
+            copied = await self._copy(state, step)
             if copied <= SLICE_ROWS:
                 break
             step = "copying what came since"
 
-    async def _copy(self, heads: dict[int, LaneHead], step: str) -> int:
+    async def _copy(self, state: State, step: str) -> int:
         """Copies records up to the heads, and says how many there were to copy."""
         reached = await self._target.reached()
-        total = sum(head.position for head in heads.values())
-        begun = done = sum(at.position for at in reached.values())
+        total = state.records
+        begun = done = count_records({lane: LaneHead(at.position) for lane, at in reached.items()}, state.gaps)
         self._report(Progress(step, done, total))
-        async with aclosing(_ahead(self._source.slices(heads, reached))) as slices:
+        async with aclosing(_ahead(self._source.slices(state, reached))) as slices:
             async for part in slices:
                 await self._target.take(part)
                 done += len(part.records)
@@ -172,7 +174,7 @@ class _Mover:
             if mark is not None and mark.move != underway.id:  # to another database, while this was under way
                 raise _moved_elsewhere(mark, target)
             state = source.state()
-            await self._copy(state.heads, "copying the rest")
+            await self._copy(state, "copying the rest")
             if state.erasures != await target.erasures():
                 self._report(Progress("erasing"))
                 await target.erase(source.erased(), state.records)

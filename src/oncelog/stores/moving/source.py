@@ -1,25 +1,27 @@
 """The file that a log is moved out of. Until the end it is in use: every look at it is a short one."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 
-from oncelog.core.values import LaneHead
+from oncelog.core.gaps import Gap, missing_numbers
 from oncelog.errors import CorruptError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.clock import ClockMark
 from oncelog.stores.key_hash import hash_of
+from oncelog.stores.leaps import NO_GAPS, LaneGaps
 from oncelog.stores.moving.values import COUNTED, SOURCE_SQL, Reached, Row, Slice, State
 from oncelog.stores.side_state import KEPT, Table
 from oncelog.stores.sqlite.files import SqliteDriver, connect
 from oncelog.stores.sqlite.index import lane_and_position, place_of
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, look_at_current
 from oncelog.stores.sqlite.moved import Moved, moved, set_moved
-from oncelog.stores.sqlite.reading import heads
+from oncelog.stores.sqlite.reading import gaps, heads
 from oncelog.stores.sqlite.session import make_durable
 from oncelog.stores.sqlite.statements import SQL
 
@@ -58,7 +60,8 @@ class Source:
         with self._moment() as connection:
             _, erasures, *clock = connection.execute(SQL["state"]).fetchone()
             (tenants,) = connection.execute(SQL["tenants"]).fetchone()
-            return State(heads(connection), erasures, ClockMark(*clock), tenants)
+            (leaps,) = connection.execute(SQL["leaps"]).fetchone()
+            return State(heads(connection), erasures, ClockMark(*clock), tenants, leaps, gaps(connection))
 
     def moved(self) -> Moved | None:
         """The mark of an earlier run that came to its end."""
@@ -88,23 +91,23 @@ class Source:
 
     # --- what is copied
 
-    def slices(self, upto: Mapping[int, LaneHead], reached: Mapping[int, Reached]) -> Iterator[Slice]:
-        """All records up to some heads that have not been reached yet."""
-        for lane, head in sorted(upto.items()):
+    def slices(self, upto: State, reached: Mapping[int, Reached]) -> Iterator[Slice]:
+        """All records up to the heads of a state that have not been reached yet."""
+        for lane, head in sorted(upto.heads.items()):
             at = reached.get(lane, Reached())
             while at.position < head.position:
-                found = self._slice(lane, at, head.position)
+                found = self._slice(lane, at, head.position, upto.gaps.get(lane, NO_GAPS))
                 yield found
-                at = Reached(at.position + len(found.records), found.records[-1][4])
+                at = Reached(found.records[-1][1], found.records[-1][4])
 
-    def _slice(self, lane: int, at: Reached, upto: int) -> Slice:
+    def _slice(self, lane: int, at: Reached, upto: int, gaps: LaneGaps) -> Slice:
         with self._moment() as connection:
             bounds = (place_of(lane, at.position), place_of(lane, upto), SLICE_ROWS)
             rows = _fitting(connection.execute(SOURCE_SQL["records"], bounds))
-            _demand_dense(lane, [row[0] for row in rows], place_of(lane, at.position))
+            _demand_dense(lane, [lane_and_position(row[0])[1] for row in rows], at.position, gaps.positions)
             height = rows[-1][3]
             blocks = connection.execute(SOURCE_SQL["blocks"], (lane, at.height, height)).fetchall()
-        if len(blocks) != height - at.height:
+        if len(blocks) != height - at.height - missing_numbers(gaps.heights, at.height, height):
             raise CorruptError(f"lane {lane}: a block below height {height} is missing; see `oncelog verify`")
         records = [self._columns(row) for row in rows]
         partitions = sorted((lane, name, record[1]) for record in records for name in _partitions(record[14]))
@@ -187,12 +190,14 @@ def _fitting(cursor: sqlite3.Cursor) -> list[Row]:
     return rows
 
 
-def _demand_dense(lane: int, places: list[int], after: int) -> None:
-    """Raises CorruptError if the places, in order, are not those that come next. There must be one at least."""
-    if not places or places[-1] != after + len(places):
-        missing = next((place for place in range(after + 1, after + len(places) + 1) if place not in places), None)
-        _, position = lane_and_position(missing or after + 1)
-        raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
+def _demand_dense(lane: int, positions: list[int], after: int, gaps: Sequence[Gap]) -> None:
+    """Raise CorruptError if the positions do not follow each other, or if the list is empty.
+
+    A gap is valid where the log has leapt.
+    """
+    for before, position in pairwise([after, *(positions or [-1])]):
+        if position != before + 1 and (before, position) not in gaps:
+            raise CorruptError(f"lane {lane}, position {before + 1}: the record is missing; see `oncelog verify`")
 
 
 def _pages(cursor: Any) -> Iterator[list[Row]]:

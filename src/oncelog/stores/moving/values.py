@@ -1,5 +1,6 @@
 """What goes from a file into a database, and what the two are compared by."""
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
@@ -8,6 +9,7 @@ from msgspec import Struct
 from oncelog.core.values import LaneHead
 from oncelog.statements import named_statements
 from oncelog.stores.clock import ClockMark
+from oncelog.stores.leaps import LaneGaps, count_records
 
 _SQL: Final = files("oncelog.stores.moving") / "sql"
 SOURCE_SQL: Final = named_statements((_SQL / "source.sql").read_text(encoding="utf-8"))
@@ -50,11 +52,15 @@ class State(NamedTuple):
     clock: ClockMark
     tenants: str | None = None
     """The quotas (stores/tenants.py)."""
+    leaps: str | None = None
+    """The numbers above which the log continued after restores (stores/leaps.py)."""
+    gaps: Mapping[int, LaneGaps] = {}
+    """What these leaps have passed over in each lane."""
 
     @property
     def records(self) -> int:
         """How many there are."""
-        return sum(head.position for head in self.heads.values())
+        return count_records(self.heads, self.gaps)
 
 
 class Move(Struct, frozen=True):

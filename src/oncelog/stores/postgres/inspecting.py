@@ -8,14 +8,15 @@ from typing import Any, Final
 from oncelog.core.proof import Block
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
-from oncelog.stores.about import About, new_epoch
+from oncelog.stores.about import About
 from oncelog.stores.address import shown
 from oncelog.stores.clock import ClockMark, SystemClock
 from oncelog.stores.key_hash import hashes_of
+from oncelog.stores.leaps import LaneGaps, Renewed
 from oncelog.stores.postgres import reading, tenants
-from oncelog.stores.postgres.connecting import Connection, waited_for
-from oncelog.stores.postgres.database import demand_database, look
-from oncelog.stores.postgres.looking import Looking, in_our_words, looking_at, session_at
+from oncelog.stores.postgres.connecting import Timeouts
+from oncelog.stores.postgres.database import demand_database
+from oncelog.stores.postgres.looking import Looking, in_our_words, looking_at
 from oncelog.stores.postgres.standing import standing_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.store import PostgresStore
@@ -23,9 +24,11 @@ from oncelog.stores.postgres.timing import ShownClock
 from oncelog.stores.postgres.verifying import verify_database
 from oncelog.stores.protocol import Consumer, Standing
 from oncelog.stores.verifying.findings import ExportedHead, Finding
-from oncelog.stores.viewing import SCAN_PAGE_RECORDS, Renewed, TimeSeen
+from oncelog.stores.viewing import SCAN_PAGE_RECORDS, TimeSeen
 
 _NAMES_PAGE_ROWS: Final = 5_000
+_RENEWING: Final = Timeouts(lane_ms=60_000)
+"""A leap writes a row for each stream, in one transaction."""
 
 
 class DatabaseView:
@@ -38,6 +41,10 @@ class DatabaseView:
     def heads(self) -> dict[int, LaneHead]:
         """As `View` says."""
         return self._session.call(reading.heads)
+
+    def gaps(self) -> dict[int, LaneGaps]:
+        """As `View` says."""
+        return self._session.call(reading.gaps)
 
     def policies(self) -> list[tuple[str, str]]:
         """As `View` says."""
@@ -162,20 +169,21 @@ class DatabaseInspector:
         with in_our_words(shown(self._address)):
             asyncio.run(confirmed())
 
-    def renew_epoch(self) -> Renewed:
-        """As `Inspector` says. Gateways that are open notice it with their next session, and must be started anew."""
-        with session_at(self._address) as session:
+    def renew_epoch(self, above: int | None = None) -> Renewed:
+        """As `Inspector` says. Servers that are open notice it with their next session, and must be started again."""
+        with looking_at(self._address) as (session, _):  # a store would create a missing log
             session.call(demand_database, shown(self._address))
-            return session.call(_renewed, shown(self._address))
 
+        async def renewed() -> Renewed:
+            store = PostgresStore(self._address, timeouts=_RENEWING)
+            await store.open()
+            try:
+                return await store.renew(above)
+            finally:
+                await store.close()
 
-async def _renewed(connection: Connection, name: str) -> Renewed:
-    async with waited_for(connection), connection.transaction():
-        await connection.execute(SQL["alone"])
-        about = await look(connection, name)
-        renewed = Renewed(about.epoch, new_epoch())
-        await connection.execute(SQL["set_epoch"], renewed.new_epoch)
-    return renewed
+        with in_our_words(shown(self._address)):
+            return asyncio.run(renewed())
 
 
 def inspector_of(address: str) -> DatabaseInspector:

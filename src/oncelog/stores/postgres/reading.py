@@ -7,8 +7,10 @@ one statement is there for the next.
 from collections.abc import Sequence
 from typing import Any, Final
 
+from oncelog.core.gaps import missing_numbers
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead
+from oncelog.stores.leaps import LaneGaps, is_over_a_leap, leaps_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.protocol import Brief, BriefPage, Consumer, Evidence, Page, Query, Show
 from oncelog.stores.rows import evidence_of, record_of
@@ -129,6 +131,22 @@ def _how_many(count: int, size: int, query: Query) -> int:
     return min(room, _FETCH_MIN)
 
 
+async def sequence_before(connection: Any, stream: str, upto: int, count: int, lanes: int) -> int:
+    """As `Store` says."""
+    if not can_be_stored(stream):
+        return 0
+    found = await connection.fetchval(SQL["sequence_before"], lane_of_scope(stream, lanes), stream, upto, count - 1)
+    return found or 0
+
+
+async def sequence_after(connection: Any, stream: str, after: int, count: int, lanes: int) -> int:
+    """As `Store` says."""
+    if not can_be_stored(stream):
+        return after
+    found = await connection.fetchval(SQL["sequence_after"], lane_of_scope(stream, lanes), stream, after, count)
+    return after if found is None else int(found)
+
+
 async def heads(connection: Any) -> dict[int, LaneHead]:
     """The heads of all lanes that have been written to."""
     return {row[0]: LaneHead(*tuple(row)[1:]) for row in await connection.fetch(SQL["lanes"])}
@@ -150,8 +168,36 @@ async def evidence(connection: Any, lane: int, after: int, upto: int) -> list[Ev
 
 async def consumers(connection: Any) -> list[Consumer]:
     """All of them, with how far each is behind."""
-    rows = await connection.fetch(SQL["consumers"])
-    return [Consumer(scope, name, cursor, newest - cursor) for scope, name, cursor, newest in rows]
+    passed_over = await leaps(connection)
+    positions = (await lane_gaps(connection, passed_over, 0)).positions
+    found = []
+    for lane, scope, name, cursor, newest in await connection.fetch(SQL["consumers"]):
+        lag = newest - cursor
+        if not scope:
+            lag -= missing_numbers(positions, cursor, newest)
+        elif is_over_a_leap(passed_over, cursor, newest):
+            lag = await connection.fetchval(SQL["count_stream_records"], lane, scope, cursor)
+        found.append(Consumer(scope, name, cursor, lag))
+    return found
+
+
+async def leaps(connection: Any) -> tuple[int, ...]:
+    """Return the numbers above which the log continued after restores."""
+    return leaps_of(await connection.fetchval(SQL["leaps"]))
+
+
+async def gaps(connection: Any) -> dict[int, LaneGaps]:
+    """Return what leaps have passed over in every lane; nothing in a log without one."""
+    passed_over = await leaps(connection)
+    if not passed_over:
+        return {}
+    return {lane: await lane_gaps(connection, passed_over, lane) for lane in await heads(connection)}
+
+
+async def lane_gaps(connection: Any, passed_over: Sequence[int], lane: int) -> LaneGaps:
+    """Return what leaps have passed over in one lane."""
+    rows = [await connection.fetchrow(SQL["block_before_leap"], lane, above) for above in passed_over]
+    return LaneGaps.of(passed_over, [(0, 0) if row is None else (row[0], row[1]) for row in rows])
 
 
 async def _newest(connection: Any, query: Query, lane: int) -> int:

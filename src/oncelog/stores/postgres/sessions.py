@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from oncelog.stores.address import shown
 from oncelog.stores.postgres.connecting import (
     Connection,
     Timeouts,
@@ -54,6 +55,7 @@ class Sessions:
         """With which server each session is."""
         self._is_away = False
         """Whether the last one could not be made: it is logged when that begins, and when it is over."""
+        self._timeline = ""
         self.waits_for_standbys = False
         """Whether the server makes its commits wait for standbys, as far as was seen last."""
 
@@ -176,7 +178,29 @@ class Sessions:
     # --- with which server
 
     async def _look_at_server(self, connection: Connection) -> None:
-        self._servers[connection], self.waits_for_standbys = await connection.fetchrow(SQL["server"])
+        self._servers[connection], self.waits_for_standbys, timeline = await connection.fetchrow(SQL["server"])
+        if timeline != self._timeline:
+            self._timeline = timeline
+            await self._compare_timeline(connection, timeline)
+
+    async def _compare_timeline(self, connection: Connection, timeline: str) -> None:
+        """Warn once if the server has another timeline than when the log was last used."""
+        before = await connection.fetchval(SQL["timeline"])
+        if not timeline or timeline == before:
+            return
+        if before is not None:
+            logger.warning(
+                "%s: the timeline of the server is %s, and was %s before: a standby has taken over, or a backup was "
+                "restored. If commits are lost, stop everything that uses the log and run "
+                "`oncelog epoch ADDRESS --renew`",
+                shown(self._address),
+                timeline,
+                before,
+            )
+        async with connection.transaction():
+            # A session must not wait for a standby because of a note: if it is lost, the warning is logged again.
+            await connection.execute("SET LOCAL synchronous_commit = off")
+            await connection.execute(SQL["set_timeline"], timeline)
 
     def _let_go_of_others(self, made: Connection) -> None:
         """It has passed its barrier just now, so its server is the one: nobody follows the others any more."""

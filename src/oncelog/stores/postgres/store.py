@@ -19,9 +19,10 @@ from oncelog.core.proof import Block, body_hash
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot, WantedSettings
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
-from oncelog.stores.about import About
+from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
+from oncelog.stores.leaps import Renewed, leap_request
 from oncelog.stores.postgres import delta_reading, ledger_reading, member_reading, reading
 from oncelog.stores.postgres import tenants as tenants_of_database
 from oncelog.stores.postgres.connecting import (
@@ -106,6 +107,8 @@ class PostgresStore:
         """Up to which position each lane is known to be as durable as the server makes its commits."""
         self._erasing = ""
         """The transaction behind which VACUUM is to come."""
+        self._next_epoch = ""
+        """That of a new history which may have been committed."""
         self._pool: Any = None
         self._wakes_others = True
         self._news: News | None = None
@@ -195,7 +198,7 @@ class PostgresStore:
 
     async def _demand_this_log(self, connection: Connection) -> None:
         about = await look(connection, self._name)
-        if about.epoch != self._about.epoch:
+        if about.epoch not in (self._about.epoch, self._next_epoch):
             raise StoreUnavailableError(f"{self._name} has another log than the one that was opened; open it anew")
 
     # --- writing
@@ -255,7 +258,7 @@ class PostgresStore:
                 after = 0
                 while rows := await self._read(tenants_of_database.sizes, lane, after, newest):
                     counted.add(rows)
-                    after += len(rows)
+                    after = rows[-1][0]
             if await self._replaced_tenants(text, counted, begun, is_last=tried >= COUNT_TRIES):
                 return True
         raise AssertionError("it is tried until it is done")
@@ -307,6 +310,30 @@ class PostgresStore:
 
         await self._alone(work)
 
+    async def renew(self, above: int | None = None) -> Renewed:
+        """As `Store` says. All lanes are locked."""
+        writing = self._demand_open()
+        epoch = self._next_epoch = new_epoch()
+        lanes = range(self.settings.lanes + 1)
+        renewed: Renewed | None = None
+
+        async def work(connection: Connection) -> Decided:
+            nonlocal renewed
+            state = await writing.state(connection, lanes)
+            now_ms = self._time.now_ms(state.database_ms)
+            request, renewed = leap_request(state.heads, self._about, above, now_ms, epoch)
+            decided = await writing.commit(connection, [request], writing.footprint([request]), None)
+            await connection.execute(SQL["set_epoch"], epoch)
+            return decided
+
+        decided = await self._transacted(lanes, work, lambda decided: decided.sealed.blocks)
+        writing.confirm()
+        self._note_durable({lane: head.position for lane, head in decided.changes.heads.items()})
+        writing.about = replace(writing.about, epoch=epoch)
+        if renewed is None:
+            raise AssertionError("a leap that was committed was decided")
+        return renewed
+
     # --- reading
 
     async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:
@@ -327,6 +354,14 @@ class PostgresStore:
     async def read_brief(self, query: Query, policy: str, show: Show) -> BriefPage:
         """As `Store` says."""
         return await self._read(reading.read_brief, query, policy, show, self.epoch)
+
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(reading.sequence_before, stream, upto, count, self.settings.lanes)
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(reading.sequence_after, stream, after, count, self.settings.lanes)
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""

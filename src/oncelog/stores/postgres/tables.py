@@ -23,9 +23,9 @@ _BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint"
 _INTEGERS: Final = {"lane", "kind"}
 _NUMBERS: Final = {
     *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
-    *("full_at_us", "bytes", "records", "revision"),
+    *("full_at_us", "bytes", "records", "revision", "floor"),
 }
-_SINGLE_NAME: Final = {"streams", "horizons", USAGE}
+_SINGLE_NAME: Final = {"streams", "horizons", "floors", USAGE}
 """Tables whose key is one name, which always fits into an index."""
 
 

@@ -48,7 +48,7 @@ async def replace(connection: Any, text: str | None, count: Count, begun: Seen, 
         after = reached.get(lane, 0)
         while rows := await sizes(connection, lane, after, newest):
             count.add(rows)
-            after += len(rows)
+            after = rows[-1][0]
     await connection.execute(SQL["set_tenants"], text)
     await connection.execute(SQL["forget_usage"], list(count.gone))
     saved = [(prefix, one.bytes, one.records) for prefix, one in count.usage.items()]

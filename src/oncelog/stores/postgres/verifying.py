@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from oncelog.core.values import LaneHead
 from oncelog.stores.about import About
+from oncelog.stores.leaps import LaneGaps
 from oncelog.stores.postgres import reading
 from oncelog.stores.postgres.looking import Looking, looking_at
 from oncelog.stores.postgres.statements import SQL
@@ -39,6 +40,14 @@ class DatabaseSource:
     def heads(self) -> dict[int, LaneHead]:
         """As `Source` says."""
         return {lane: LaneHead(*head) for lane, *head in self.rows("all_lanes")}
+
+    def leaps(self) -> tuple[int, ...]:
+        """As `Source` says."""
+        return self._session.call(reading.leaps)
+
+    def gaps(self) -> dict[int, LaneGaps]:
+        """As `Source` says."""
+        return self._session.call(reading.gaps)
 
     def rows(self, statement: str) -> Iterator[Row]:
         """As `Source` says."""

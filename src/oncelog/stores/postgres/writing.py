@@ -28,6 +28,7 @@ from oncelog.errors import StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.clock import ClockMark
 from oncelog.stores.key_hash import hash_of
+from oncelog.stores.leaps import leaps_of, text_with
 from oncelog.stores.postgres import tables
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.sweeping import Sweep
@@ -36,7 +37,7 @@ from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, parti
 from oncelog.stores.tenants import tenants_of
 
 _POLICY: Final = msgspec.json.Decoder(Policy)
-_LANE: Final = 6
+_LANE: Final = 7
 """In a row of the statement `state`: here the columns of the lane begin."""
 
 
@@ -55,6 +56,8 @@ class State(msgspec.Struct):
     heads: dict[int, LaneHead]
     tenants: Tenants | None
     """Whom to count for; None for nobody."""
+    leaps: tuple[int, ...] = ()
+    """The numbers above which the log continued after restores."""
 
 
 def begin(lanes: Iterable[int]) -> str:
@@ -88,16 +91,23 @@ class Writing:
         mark, jumped = self.time.proposed(state.database_ms, state.confirmations, state.clock)
         if state.tenants is not None:
             needs.usage = needed_usage(batch, state.tenants, needs.faults)
+        if state.leaps:
+            needs.floors = needs.streams
         snapshot = await self.load(connection, needs, state.heads)
         snapshot.tenants = state.tenants
         decided = decide(batch, snapshot, mark.time_ms, validate, self._draw, needs.faults)
         decided.erasures = state.erasures
         if decided.changes.is_empty:
             return decided
-        if jumped is not None:
+        if jumped is not None and not decided.changes.leap:
             raise jumped
         await self._save(connection, decided)
         decided.evicted_clients = await self._sweep(connection, state.heads, decided.changes)
+        if decided.changes.leap:
+            await connection.execute(SQL["set_leaps"], text_with(state.leaps, decided.changes.leap))
+            await connection.execute(SQL["set_floors"], decided.changes.leap)
+        if jumped is not None:
+            return decided
         if self.time.is_to_be_kept(mark, state.clock):
             await connection.execute(SQL["save_clock"], mark.boot, mark.elapsed_ms, mark.time_ms)
         self._mark = mark
@@ -126,8 +136,9 @@ class Writing:
         if len(rows) != len(wanted):
             raise StoreUnavailableError("the log's lanes are not all there; it is not the log that was opened")
         heads = {row[_LANE]: LaneHead(*tuple(row)[_LANE + 1 :]) for row in rows}
-        database_ms, erasures, confirmations, elapsed_ms, time_ms, tenants = tuple(rows[0])[:_LANE]
-        return State(database_ms, erasures, confirmations, (elapsed_ms, time_ms), heads, tenants_of(tenants))
+        database_ms, erasures, confirmations, elapsed_ms, time_ms, tenants, leaps = tuple(rows[0])[:_LANE]
+        clock = (elapsed_ms, time_ms)
+        return State(database_ms, erasures, confirmations, clock, heads, tenants_of(tenants), leaps_of(leaps))
 
     async def load(self, connection: Any, needs: Footprint, heads: Mapping[int, LaneHead]) -> Snapshot:
         """What a decision needs."""

@@ -15,12 +15,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
-from oncelog.stores.about import About, new_epoch
-from oncelog.stores.sqlite.files import connect, is_foreign_database
+from oncelog.stores.about import About
+from oncelog.stores.clock import JUMP_MS_MAX, SystemClock
+from oncelog.stores.leaps import Renewed, count_records
+from oncelog.stores.sqlite.files import SCHEMA_VERSION, connect, is_foreign_database, look
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
+from oncelog.stores.sqlite.migrating import migrate
 from oncelog.stores.sqlite.moved import set_moved
-from oncelog.stores.sqlite.reading import heads
-from oncelog.stores.sqlite.statements import SQL
+from oncelog.stores.sqlite.reading import gaps, heads
+from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.unfinished import BESIDE, making
 from oncelog.stores.sqlite.verifying import verify_file, verify_quickly
 from oncelog.stores.verifying.findings import ContradictionError, Lie, Progress
@@ -44,6 +47,8 @@ class Restored(Struct, frozen=True):
 
     old_epoch: str
     new_epoch: str
+    above: int
+    """All numbers continue above this one."""
     records: int
     bytes: int
     kept: str | None
@@ -65,32 +70,63 @@ def backup(source: str, destination: str, report: Report, *, force: bool = False
     return copied
 
 
-def restore(source: str, destination: str, report: Report, *, force: bool = False, full: bool = False) -> Restored:
+def restore(
+    source: str,
+    destination: str,
+    report: Report,
+    *,
+    force: bool = False,
+    full: bool = False,
+    above: int | None = None,
+) -> Restored:
     """Makes a backup the log, under a new epoch: whoever has read further than it goes must be told.
+
+    All numbers continue above every number that the lost history may have given out (`Store.renew`).
 
     The backup is checked first. With `force` a log that is there, damaged or not, is kept under another name; it must
     not be open. Somebody else's database is never replaced: raises NotALogError.
     """
     target = Path(destination)
     _check_free(target, source, force=force)
-    if full:
-        for finding in verify_file(source):
-            if isinstance(finding, Progress):
-                report(finding)
-            elif isinstance(finding, Lie):
-                raise ContradictionError(f"{source} is not a good backup: {finding.message}")
-    with looking_at(source) as (connection, file), _unfinished(target) as unfinished:
-        if not full:
-            report(Progress("structure"))
-            verify_quickly(connection)
+    is_older = _is_older(source)
+    if not is_older:
+        _verify_backup(source, source, report, full=full)
+    with looking_at(source, allow_older=True) as (connection, file), _unfinished(target) as unfinished:
         copied = _copy(connection, file, unfinished, report)
-        epoch = new_epoch()
-        _be_another(unfinished, epoch)
+        if is_older:
+            # A backup is never changed, and what it lacks of the current schema cannot be verified.
+            _bring_up_to_date(unfinished)
+            _verify_backup(source, str(unfinished), report, full=full)
+        renewed = _be_another(unfinished, above)
         shutil.copymode(source, unfinished)
         kept = _set_aside(target) if force else None
         _check_free(target, source, force=False, kept=kept)
         _give_name(unfinished, target)
-    return Restored(file.epoch, epoch, copied.records, copied.bytes, kept)
+    return Restored(file.epoch, renewed.new_epoch, renewed.above, copied.records, copied.bytes, kept)
+
+
+def _is_older(source: str) -> bool:
+    with looking_at(source, allow_older=True) as (_, file):
+        return file.schema_version < SCHEMA_VERSION
+
+
+def _verify_backup(source: str, path: str, report: Report, *, full: bool) -> None:
+    """Verify the backup, or a copy of it that has the current schema. Raises ContradictionError."""
+    if not full:
+        report(Progress("structure"))
+        with looking_at(path) as (connection, _):
+            verify_quickly(connection)
+        return
+    for finding in verify_file(path):
+        if isinstance(finding, Progress):
+            report(finding)
+        elif isinstance(finding, Lie):
+            raise ContradictionError(f"{source} is not a good backup: {finding.message}")
+
+
+def _bring_up_to_date(unfinished: Path) -> None:
+    with closing(connect(ExistingFile(query_only=False), str(unfinished))) as connection:
+        migrate(connection, look(connection, str(unfinished)).schema_version)
 
 
 def _check_target(target: Path, source: str, *, force: bool) -> None:
@@ -155,17 +191,29 @@ def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report:
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")
         connection.backup(copy, pages=SLICE_PAGES, progress=told)
-    with looking_at(str(unfinished)) as (copied, found):
+    with looking_at(str(unfinished), allow_older=True) as (copied, found):
         if found != file or positions != {lane: head.position for lane, head in heads(copied).items()}:
             raise ContradictionError("the copy is not what was copied; is the disk in order?")
-    return Copied(file.epoch, sum(positions.values()), unfinished.stat().st_size)
+        has_leaps = found.schema_version == SCHEMA_VERSION  # an older schema has no table of them
+        records = count_records(heads(copied), gaps(copied) if has_leaps else {})
+    return Copied(file.epoch, records, unfinished.stat().st_size)
 
 
-def _be_another(unfinished: Path, epoch: str) -> None:
+def _be_another(unfinished: Path, above: int | None) -> Renewed:
     """A history of its own from here on, also where the log that was backed up has been moved into a database."""
     with closing(connect(ExistingFile(query_only=False), str(unfinished))) as connection:
-        connection.execute(SQL["set_epoch"], (epoch,))
         set_moved(connection, None)
+    return renew(str(unfinished), above)
+
+
+def renew(path: str, above: int | None) -> Renewed:
+    """Start a new history of a log that nothing else has open, as `Store.renew`."""
+    session = Session(path, ExistingFile(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
+    try:
+        session.open(None)
+        return session.renew(above)
+    finally:
+        session.close()
 
 
 def _give_name(unfinished: Path, target: Path) -> None:

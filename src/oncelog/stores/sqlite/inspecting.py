@@ -3,7 +3,7 @@
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import Any
 from oncelog.core.proof import Block
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
-from oncelog.stores.about import About, new_epoch
+from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
+from oncelog.stores.leaps import LaneGaps, Renewed
 from oncelog.stores.protocol import Consumer, Standing
 from oncelog.stores.sqlite import reading, tenants
-from oncelog.stores.sqlite.copying import close_for_good
-from oncelog.stores.sqlite.files import connect
+from oncelog.stores.sqlite.copying import close_for_good, renew
 from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
 from oncelog.stores.sqlite.moved import demand_not_moved
@@ -26,7 +26,7 @@ from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import ExportedHead, Finding
-from oncelog.stores.viewing import SCAN_PAGE_RECORDS, Renewed, TimeSeen
+from oncelog.stores.viewing import SCAN_PAGE_RECORDS, TimeSeen
 
 
 class FileView:
@@ -42,6 +42,10 @@ class FileView:
     def heads(self) -> dict[int, LaneHead]:
         """As `View` says."""
         return reading.heads(self._connection)
+
+    def gaps(self) -> dict[int, LaneGaps]:
+        """As `View` says."""
+        return reading.gaps(self._connection)
 
     def policies(self) -> list[tuple[str, str]]:
         """As `View` says."""
@@ -160,15 +164,12 @@ class FileInspector:
         finally:
             session.close()
 
-    def renew_epoch(self) -> Renewed:
+    def renew_epoch(self, above: int | None = None) -> Renewed:
         """As `Inspector` says. Raises StoreError for a log that is open elsewhere, and MovedError."""
-        with looking_at(self._path) as (connection, about):
+        with looking_at(self._path) as (connection, _):
             demand_not_moved(connection)
-        renewed = Renewed(about.epoch, new_epoch())
         try:
             close_for_good(Path(self._path))
-            with closing(connect(ExistingFile(query_only=False), self._path)) as connection:
-                connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
         except sqlite3.Error as error:
             raise in_our_words(error, self._path) from error
-        return renewed
+        return renew(self._path, above)

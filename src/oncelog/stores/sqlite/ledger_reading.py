@@ -37,7 +37,7 @@ def blocks(connection: Any, lane: int, after: int, limit: int, scope: str) -> li
 
 def side_state(connection: Any, needs: Footprint, settings: Settings, time_of: TimeOf) -> SideState:
     """What a footprint names."""
-    _, _, *clock, _, _ = connection.execute(SQL["state_and_move"]).fetchone()
+    _, _, *clock = connection.execute(SQL["state"]).fetchone()
     known = heads(connection)
     snapshot = Snapshot(settings=settings, heads={lane: known.get(lane) or LaneHead() for lane in needs.lanes})
     tables.load(connection, needs, snapshot)

@@ -71,8 +71,10 @@ class ExistingFile(SqliteDriver):
 
 
 @contextmanager
-def looking_at(path: str) -> Iterator[tuple[sqlite3.Connection, About]]:
+def looking_at(path: str, *, allow_older: bool = False) -> Iterator[tuple[sqlite3.Connection, About]]:
     """A connection inside one read transaction, and what the file says about itself.
+
+    A file of an older schema is refused unless it is allowed; the caller then must not use its later tables.
 
     Raises NotALogError, NewerSchemaError, CorruptError or StoreUnavailableError, never an error of SQLite's.
     """
@@ -83,7 +85,7 @@ def looking_at(path: str) -> Iterator[tuple[sqlite3.Connection, About]]:
             # Long statements come back to Python now and then, so that an interrupt is noticed.
             connection.set_progress_handler(lambda: None, PROGRESS_OPERATIONS)
             connection.execute("BEGIN")
-            yield connection, look_at_current(connection, path)
+            yield connection, (look if allow_older else look_at_current)(connection, path)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
             raise KeyboardInterrupt from error

@@ -7,8 +7,10 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from oncelog.core.gaps import missing_numbers
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import LaneHead, Record
+from oncelog.stores.leaps import LaneGaps, is_over_a_leap, leaps_of
 from oncelog.stores.protocol import BriefPage, Consumer, Evidence, Page, Query, Show
 from oncelog.stores.side_state import lane_of_scope
 from oncelog.stores.sqlite.index import POSITION_BITS, place_of
@@ -87,6 +89,20 @@ def _brief_cursor(connection: Any, query: Query, policy: str, upto: int) -> tupl
     return connection.execute(SQL["briefs_at"], (asked, policy)), positions[query.limit - 1] if has_more else None
 
 
+def sequence_before(connection: Any, stream: str, upto: int, count: int, lanes: int) -> int:
+    """As `Store` says."""
+    bounds = (lane_of_scope(stream, lanes), stream, upto, count - 1)
+    row = connection.execute(SQL["sequence_before"], bounds).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def sequence_after(connection: Any, stream: str, after: int, count: int, lanes: int) -> int:
+    """As `Store` says."""
+    bounds = (lane_of_scope(stream, lanes), stream, after, count)
+    (found,) = connection.execute(SQL["sequence_after"], bounds).fetchone()
+    return after if found is None else int(found)
+
+
 def heads(connection: Any) -> dict[int, LaneHead]:
     """The heads of all lanes."""
     return {row[0]: LaneHead(*row[1:8]) for row in connection.execute(SQL["lanes"]).fetchall()}
@@ -118,11 +134,35 @@ def evidence_of(row: tuple[Any, ...]) -> Evidence:
 def consumers(connection: Any, lanes: int) -> list[Consumer]:
     """All of them, with how far each is behind."""
     found = []
+    passed_over = leaps(connection)
+    positions = lane_gaps(connection, passed_over, 0).positions
     for scope, name, cursor in connection.execute(SQL["all_consumers"]).fetchall():
-        stream = scope or None
-        newest = _newest(connection, Query(stream=stream), lane_of_scope(scope, lanes))
-        found.append(Consumer(scope, name, cursor, newest - cursor))
+        lane = lane_of_scope(scope, lanes)
+        newest = _newest(connection, Query(stream=scope or None), lane)
+        lag = newest - cursor
+        if not scope:
+            lag -= missing_numbers(positions, cursor, newest)
+        elif is_over_a_leap(passed_over, cursor, newest):
+            (lag,) = connection.execute(SQL["count_stream_records"], (lane, scope, cursor)).fetchone()
+        found.append(Consumer(scope, name, cursor, lag))
     return found
+
+
+def leaps(connection: Any) -> tuple[int, ...]:
+    """Return the numbers above which the log continued after restores."""
+    return leaps_of(connection.execute(SQL["leaps"]).fetchone()[0])
+
+
+def gaps(connection: Any) -> dict[int, LaneGaps]:
+    """Return what leaps have passed over in every lane; nothing in a log without one."""
+    passed_over = leaps(connection)
+    return {lane: lane_gaps(connection, passed_over, lane) for lane in heads(connection)} if passed_over else {}
+
+
+def lane_gaps(connection: Any, passed_over: Sequence[int], lane: int) -> LaneGaps:
+    """Return what leaps have passed over in one lane."""
+    blocks = [connection.execute(SQL["block_before_leap"], (lane, above)).fetchone() for above in passed_over]
+    return LaneGaps.of(passed_over, [block or (0, 0) for block in blocks])
 
 
 def _newest(connection: Any, query: Query, lane: int) -> int:

@@ -18,8 +18,9 @@ from oncelog.core.policy import Policy
 from oncelog.core.proof import body_hash
 from oncelog.core.values import KeyIdentity, Remembered, Request, Settings, WantedSettings
 from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
-from oncelog.stores.about import About
+from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import Clock, ClockMark
+from oncelog.stores.leaps import Renewed, leap_request
 from oncelog.stores.protocol import Decided, Draw, Standing
 from oncelog.stores.sqlite import tenants
 from oncelog.stores.sqlite.files import (
@@ -270,6 +271,19 @@ class Session:
                 demand_not_moved(connection)
                 mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
                 connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
+
+    def renew(self, above: int | None) -> Renewed:
+        """As `Store` says, in one transaction."""
+        with self._translating():
+            connection = self._connected()
+            with self._transaction(connection, "BEGIN IMMEDIATE"):
+                heads = self.writing.state(connection).heads
+                request, renewed = leap_request(heads, self.file, above, self._clock.wall_ms(), new_epoch())
+                self._committed(connection, [request], None)
+                connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
+            self.writing.confirm()
+            self.writing.file = msgspec.structs.replace(self.file, epoch=renewed.new_epoch)
+            return renewed
 
     # --- the key index and its filter
 

@@ -25,6 +25,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Submission, WantedSettings
 from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
+from oncelog.stores.leaps import Renewed
 from oncelog.stores.protocol import (
     BriefPage,
     Consumer,
@@ -50,7 +51,7 @@ from oncelog.stores.sqlite import delta_reading, ledger_reading, member_reading,
 from oncelog.stores.sqlite import tenants as tenants_of_file
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
 from oncelog.stores.sqlite.filters import read_filters
-from oncelog.stores.sqlite.index import SEAL_KEYS
+from oncelog.stores.sqlite.index import SEAL_KEYS, lane_and_position
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.worker import Worker
@@ -208,7 +209,7 @@ class SqliteStore:
                 after = 0
                 while rows := await self._read(tenants_of_file.sizes, lane, after, newest):
                     counted.add(rows)
-                    after += len(rows)
+                    after = lane_and_position(rows[-1][0])[1]
             if await self._write(self._session.set_tenants, text, counted, begun, tried >= COUNT_TRIES):
                 return True
         raise AssertionError("it is tried until it is done")
@@ -241,6 +242,10 @@ class SqliteStore:
         """As `Store` says."""
         await self._write(self._session.confirm_clock)
 
+    async def renew(self, above: int | None = None) -> Renewed:
+        """As `Store` says."""
+        return await self._write(self._session.renew, above)
+
     def listen(self, wake: Callable[[], None]) -> None:
         """As `Store` says: SQLite does not tell."""
 
@@ -254,6 +259,14 @@ class SqliteStore:
         # wait, and both together take twice as long as one after the other.
         async with self._brief_turn:
             return await self._read(reading.read_brief, query, policy, show, self.epoch)
+
+    async def sequence_before(self, stream: str, upto: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(reading.sequence_before, stream, upto, count, self.settings.lanes)
+
+    async def sequence_after(self, stream: str, after: int, count: int) -> int:
+        """As `Store` says."""
+        return await self._read(reading.sequence_after, stream, after, count, self.settings.lanes)
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.stores.sqlite.index import place_of
+from oncelog.stores.sqlite.index import lane_and_position, place_of
 from oncelog.stores.sqlite.reading import heads
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.tenants import COUNT_ROWS, Count, Seen, SizeRow, given_back, list_of, tenants_of
@@ -44,7 +44,7 @@ def replace(connection: Any, text: str | None, count: Count, begun: Seen, *, is_
         after = reached.get(lane, 0)
         while rows := sizes(connection, lane, after, newest):
             count.add(rows)
-            after += len(rows)
+            after = lane_and_position(rows[-1][0])[1]
     connection.execute(SQL["set_tenants"], (text,))
     connection.executemany(SQL["forget_usage"], [(prefix,) for prefix in count.gone])
     saved = [(prefix, one.bytes, one.records) for prefix, one in count.usage.items()]

@@ -5,9 +5,10 @@ from typing import Any
 
 from oncelog.core.values import LaneHead
 from oncelog.stores.about import About
+from oncelog.stores.leaps import LaneGaps
 from oncelog.stores.protocol import Consumer
 from oncelog.stores.side_state import Table
-from oncelog.stores.sqlite.reading import consumers, heads
+from oncelog.stores.sqlite.reading import consumers, gaps, heads, leaps
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying_keys import SegmentedKeys
 from oncelog.stores.sqlite.verifying_structure import check_schema, check_structure
@@ -31,6 +32,14 @@ class FileSource:
     def heads(self) -> dict[int, LaneHead]:
         """As `Source` says."""
         return heads(self._connection)
+
+    def leaps(self) -> tuple[int, ...]:
+        """As `Source` says."""
+        return leaps(self._connection)
+
+    def gaps(self) -> dict[int, LaneGaps]:
+        """As `Source` says."""
+        return gaps(self._connection)
 
     def rows(self, statement: str) -> Iterator[Row]:
         """As `Source` says."""

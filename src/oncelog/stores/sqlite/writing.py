@@ -29,6 +29,7 @@ from oncelog.core.values import (
 )
 from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
+from oncelog.stores.leaps import leaps_of, text_with
 from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, partitions_text
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.filters import read_filters
@@ -78,6 +79,8 @@ class State(msgspec.Struct):
     """Whom to count for; None for nobody."""
     moved: str | None
     """Where the log is written to in place of here (moved.py)."""
+    leaps: tuple[int, ...] = ()
+    """The numbers above which the log continued after restores."""
 
 
 class Writing:
@@ -123,6 +126,8 @@ class Writing:
         needs = footprint(batch, self.file.settings)
         if state.tenants is not None:
             needs.usage = needed_usage(batch, state.tenants, needs.faults)
+        if state.leaps:
+            needs.floors = needs.streams
         self._recent.begin(state.commits, state.heads)
         snapshot, hashes = self._load_identities(connection, index, needs, state)
         asked = tables.load(connection, needs, snapshot, self._recent)
@@ -131,13 +136,19 @@ class Writing:
         if decided.changes.is_empty:
             self._recent.stage(asked, snapshot)
             return decided
-        if jumped is not None:
+        if jumped is not None and not decided.changes.leap:
             raise jumped
         self._save(connection, decided, None if seen is None else snapshot)
         decided.evicted_clients = self._sweep(connection, state.commits, state.heads, decided.changes)
         index.stage(_added(decided, hashes), _positions(state.heads, decided))
         index.maintain(connection)
-        connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
+        if decided.changes.leap:
+            connection.execute(SQL["set_leaps"], (text_with(state.leaps, decided.changes.leap),))
+            connection.execute(SQL["set_floors"], (decided.changes.leap,))
+        if jumped is None:
+            connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
+        else:
+            connection.execute(SQL["touch_state"])
         self._recent.stage(asked, snapshot, decided.changes)
         return decided
 
@@ -174,11 +185,12 @@ class Writing:
 
     def state(self, connection: Any) -> State:
         """What the log says by now."""
-        commits, erasures, *clock, tenants, moved = connection.execute(SQL["state_and_move"]).fetchone()
+        commits, erasures, *clock, tenants, moved, leaps = connection.execute(SQL["state_and_move"]).fetchone()
         rows = connection.execute(SQL["lanes"]).fetchall()
         heads = {row[0]: LaneHead(*row[1:8]) for row in rows}
         lanes = {row[0]: Lane(row[1], row[8], row[9]) for row in rows}
-        return State(commits, erasures, ClockMark(*clock), heads, lanes, tenants_of(tenants), moved)
+        tenants = tenants_of(tenants)
+        return State(commits, erasures, ClockMark(*clock), heads, lanes, tenants, moved, leaps_of(leaps))
 
     def caught_up(self, connection: Any, state: State) -> KeyIndex:
         """The key index, with all that others have committed."""

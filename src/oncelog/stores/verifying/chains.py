@@ -7,9 +7,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from oncelog.core.gaps import RESTORE_POLICY, check_restore_record
 from oncelog.core.policy import Order
 from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, leaf_hash, record_header, root_of
 from oncelog.core.values import LaneHead, Record
+from oncelog.stores.leaps import count_records
 from oncelog.stores.protocol import partitions_text
 from oncelog.stores.rows import evidence_of
 from oncelog.stores.side_state import lane_of_scope
@@ -30,6 +32,8 @@ class Tail(Struct):
     log_time_ms: int = 0
     hash: bytes = NO_HASH
     eviction_time_ms: int = 0
+    leaps: int = 0
+    """How many restore records it has."""
 
 
 class Figures(Struct):
@@ -52,12 +56,14 @@ class Chains:
         self._exported = exported
         self._heads = source.heads()
         self._tails: dict[int, Tail] = {}
+        self._reached: set[int] = set()
+        """Lanes that have a block of the exported head's height."""
         self.figures = Figures()
 
     def follow(self) -> Iterator[Progress]:
         """Raises ContradictionError at the first block, record or head that cannot be."""
         self._check_lanes()
-        total = sum(head.position for head in self._heads.values())
+        total = count_records(self._heads, self._rules.gaps)
         rows = self._source.evidence()
         for columns in self._source.rows("all_blocks"):
             yield from self._follow_block(Block(*columns), rows, total)
@@ -67,6 +73,7 @@ class Chains:
         for lane, head in self._heads.items():
             self._check_head(lane, head, self._tails.get(lane) or Tail())
             self.figures.lanes += head.revision > 0
+        self._check_leaps()
         for lane, mark in self._exported.items():
             self._check_reached(mark, self._tails.get(lane) or Tail())
 
@@ -81,7 +88,9 @@ class Chains:
         if block.lane not in self._heads:
             raise ContradictionError(f"has a block of height {block.height}, but no head", block.lane)
         tail = self._tails.setdefault(block.lane, Tail())
-        _check_header(block, tail)
+        is_leap = block.first_position - 1 in self._rules.leaps
+        _check_header(block, tail, is_leap=is_leap)
+        tail.leaps += is_leap
         leaves = []
         for position in range(block.first_position, block.first_position + block.count):
             leaves.append(self._leaf(next(rows, None), block, position))
@@ -99,7 +108,7 @@ class Chains:
                 block.lane,
                 block.first_position,
             )
-        tail.position += block.count
+        tail.position = block.first_position + block.count - 1
         tail.height, tail.log_time_ms, tail.hash = block.height, block.log_time_ms, block.hash
         self.figures.blocks += 1
         self._compare_exported(block, tail)
@@ -108,6 +117,7 @@ class Chains:
         mark = self._exported.get(block.lane)
         if mark is None or mark.height != block.height:
             return
+        self._reached.add(block.lane)
         if bytes.fromhex(mark.block_hash) != tail.hash:
             raise ContradictionError(
                 f"the block of height {block.height} has another hash than the exported head: history up to position "
@@ -124,6 +134,13 @@ class Chains:
             )
 
     def _check_reached(self, mark: LaneMark, tail: Tail) -> None:
+        if mark.height < tail.height and mark.height and mark.lane not in self._reached:
+            raise ContradictionError(
+                f"has no block of height {mark.height}, which the exported head has (position {mark.position}): "
+                "the newest records are gone. The log was restored from an older backup and continued above",
+                mark.lane,
+                mark.position,
+            )
         if mark.height > tail.height:
             raise ContradictionError(
                 f"ends at position {tail.position}, height {tail.height}; the exported head has position "
@@ -165,6 +182,9 @@ class Chains:
             return f"the record names height {record.height}, its block has height {block.height}"
         if record.log_time_ms != block.log_time_ms:
             return f"the record has log time {record.log_time_ms}, its block {block.log_time_ms}"
+        is_leap = record.position - 1 in self._rules.leaps
+        if is_leap or record.policy == RESTORE_POLICY:
+            return _fault_of_leap(record, block, is_leap=is_leap)
         policy = self._rules.policies.get(record.policy)
         if policy is None:
             return f"the policy {record.policy!r} is not declared"
@@ -178,6 +198,14 @@ class Chains:
         return None
 
     # --- heads
+
+    def _check_leaps(self) -> None:
+        """Every lane has all leaps: the lost history may have written to any of them."""
+        leaps = self._rules.leaps
+        for lane in range(self._rules.settings.lanes + 1) if leaps else ():
+            found = self._tails[lane].leaps if lane in self._tails else 0
+            if found != len(leaps):
+                raise ContradictionError(f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
 
     def _check_head(self, lane: int, head: LaneHead, tail: Tail) -> None:
         for what, said, found in (
@@ -200,7 +228,19 @@ class Chains:
             raise ContradictionError(f"the head's revision {head.revision} is below its height {head.height}", lane)
 
 
-def _check_header(block: Block, tail: Tail) -> None:
+def _fault_of_leap(record: Record, block: Block, *, is_leap: bool) -> str | None:
+    if not is_leap:
+        return "a restore record where the log has not leapt"
+    if record.policy != RESTORE_POLICY:
+        return f"a record of the policy {record.policy!r} stands where a restore record should"
+    if block.count != 1:
+        return f"a restore record is not the only one of its block, which has {block.count}"
+    return check_restore_record(record)
+
+
+def _check_header(block: Block, tail: Tail, *, is_leap: bool) -> None:
+    if is_leap and block.height == block.first_position > max(tail.position, tail.height):
+        tail = Tail(block.first_position - 1, block.height - 1, tail.log_time_ms, tail.hash)  # a gap is valid here
     if block.height != tail.height + 1:
         raise ContradictionError(
             f"the block of height {tail.height + 1} is missing (the next one has height {block.height})",

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from oncelog.core.gaps import last_evicting
 from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
+from oncelog.stores.leaps import NO_GAPS
 from oncelog.stores.verifying.findings import ContradictionError
 from oncelog.stores.verifying.source import Rules
 
@@ -36,7 +38,7 @@ def judge(records: Iterable[Record], rules: Rules, log_time_at: LogTimeAt) -> No
 
 def _was_forgotten(before: Record, after: Record, rules: Rules, log_time_at: LogTimeAt) -> bool:
     """Whether what `before` left to remember was gone when `after` was decided, as `core.invariants` has it."""
-    interval = rules.settings.eviction_interval
-    evicting = (after.position - 1) // interval * interval
+    gaps = rules.gaps.get(after.lane, NO_GAPS).positions
+    evicting = last_evicting(after.position - 1, rules.settings.eviction_interval, gaps)
     retention = rules.policies[after.policy].retention
     return not retention.remembers(before.log_time_ms, after.log_time_ms, log_time_at(after.lane, evicting))

@@ -16,6 +16,7 @@ from oncelog.stores.verifying.source import Row, Rules, Source
 
 REPORT_ROWS: Final = 10_000
 _STREAMS: Final = next(table for table in TABLES if table.name == "streams")
+_FLOORS: Final = next(table for table in TABLES if table.name == "floors")
 
 
 class Tally:
@@ -74,6 +75,7 @@ def check_partitions(source: Source, books: IndexBooks) -> Iterator[Progress]:
 def check_streams(source: Source, books: IndexBooks, rules: Rules) -> Iterator[Progress]:
     """The stream index in both directions, and the newest sequence of every stream."""
     found = books.streams.like()
+    floors = Floors(source, rules)
     # One that was opened and has no records yet is in the table too, at 0.
     newest = (row for row in in_order(source.rows_of(_STREAMS), 2, "the table of streams") if row[2])
     stream: tuple[int, str] | None = None
@@ -83,10 +85,11 @@ def check_streams(source: Source, books: IndexBooks, rules: Rules) -> Iterator[P
         found.add(lane, scope, number, place)
         if stream != (lane, scope):
             _check_newest(stream, sequence, newest)
+            floors.check(stream, position)
             stream, sequence, position = (lane, scope), 0, 0
             if lane_of_scope(scope, rules.settings.lanes) != lane:
                 raise ContradictionError(f"the stream {scope!r} belongs in another lane", lane)
-        if number != sequence + 1 or place <= position:
+        if number not in _next_sequences(sequence, position, place, rules.leaps) or place <= position:
             raise ContradictionError(f"sequence {number} of {scope!r} follows {sequence} at {position}", lane, place)
         sequence, position = number, place
         if found.rows % REPORT_ROWS == 0:
@@ -94,11 +97,62 @@ def check_streams(source: Source, books: IndexBooks, rules: Rules) -> Iterator[P
     if found != books.streams:
         _name(source, "stream", "the stream")
     _check_newest(stream, sequence, newest)
+    floors.check(stream, position)
+    floors.check_rest()
     beyond = next(newest, None)
     if beyond is not None:
         raise ContradictionError(
             f"the stream {beyond[1]!r} is said to have {beyond[2]} records, and has none", beyond[0]
         )
+
+
+def _next_sequences(sequence: int, position: int, place: int, leaps: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sequences that the record at a place may have, after another one at a position.
+
+    A leap between them leads to its number. A first record has that number, or 1 if its stream was made after the leap.
+    """
+    passed = [above for above in leaps if position <= above < place - 1]
+    if not passed:
+        return (sequence + 1,)
+    return (passed[-1] + 1,) if sequence else (1, passed[-1] + 1)
+
+
+class Floors:
+    """The table of floors: it has every stream without a record since the last leap, and none with one."""
+
+    def __init__(self, source: Source, rules: Rules) -> None:
+        self._last = rules.leaps[-1] if rules.leaps else 0
+        self._rows = in_order(source.rows_of(_FLOORS), 2, "the table of floors")
+        self._row = next(self._rows, None)
+        self._source = source
+
+    def check(self, stream: tuple[int, str] | None, position: int) -> None:
+        """Check the floor of a stream whose last record is at a position. Streams come in order."""
+        if stream is None:
+            return
+        self._pass_to(stream)
+        has_floor = self._row is not None and self._row[:2] == stream
+        if has_floor is not (position <= self._last):
+            state = "has a floor though it was written to after the last leap" if has_floor else "has no floor"
+            raise ContradictionError(f"the stream {stream[1]!r} {state}", stream[0])
+
+    def check_rest(self) -> None:
+        """Check the floors after the last stream with records, and that each belongs to a stream."""
+        self._pass_to(None)
+        found = self._source.first("floor_without_stream")
+        if found is not None:
+            raise ContradictionError(
+                f"the stream {found[1]!r} has a floor, and is not in the table of streams", found[0]
+            )
+
+    def _pass_to(self, stream: tuple[int, str] | None) -> None:
+        while self._row is not None and (stream is None or self._row[:2] <= stream):
+            if self._row[2] != self._last:
+                lane, scope, floor = self._row
+                raise ContradictionError(f"the floor of {scope!r} is {floor}, and the last leap's {self._last}", lane)
+            if self._row[:2] == stream:
+                return
+            self._row = next(self._rows, None)
 
 
 def _check_newest(stream: tuple[int, str] | None, sequence: int, newest: Iterator[Row]) -> None:

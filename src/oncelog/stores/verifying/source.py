@@ -8,6 +8,7 @@ from msgspec import Struct
 from oncelog.core.policy import Policy
 from oncelog.core.values import LaneHead, Record, Settings
 from oncelog.stores.about import About
+from oncelog.stores.leaps import LaneGaps
 from oncelog.stores.protocol import Consumer
 from oncelog.stores.side_state import Table
 from oncelog.stores.verifying.findings import Progress
@@ -20,6 +21,10 @@ class Rules(Struct, frozen=True):
 
     settings: Settings
     policies: Mapping[str, Policy]
+    leaps: tuple[int, ...] = ()
+    """The numbers above which it continued after restores."""
+    gaps: Mapping[int, LaneGaps] = {}
+    """What these leaps have passed over in each lane."""
 
 
 class Books(Protocol):
@@ -56,6 +61,12 @@ class Source(Protocol):
 
     def heads(self) -> dict[int, LaneHead]:
         """Of all lanes that have one."""
+
+    def leaps(self) -> tuple[int, ...]:
+        """The numbers above which the log continued after restores."""
+
+    def gaps(self) -> Mapping[int, LaneGaps]:
+        """What these leaps have passed over in each lane that has a head."""
 
     def rows(self, statement: str) -> Iterator[Row]:
         """What a statement gives, in its order."""

@@ -80,7 +80,11 @@ def _verify(source: Source, head: ExportedHead | None) -> Iterator[Finding]:
     about = source.about
     if len(about.index_secret) != SECRET_BYTES:
         raise ContradictionError(f"the secret of the key index has not {SECRET_BYTES} bytes")
-    rules = Rules(about.settings, declared((name, declaration) for name, declaration in source.rows("policies")))
+    policies = declared((name, declaration) for name, declaration in source.rows("policies"))
+    leaps = source.leaps()
+    if list(leaps) != sorted(set(leaps)):
+        raise ContradictionError(f"the log's leaps are not in ascending order: {list(leaps)}")
+    rules = Rules(about.settings, policies, leaps, source.gaps())
     indexes = IndexBooks()
     marks = {} if head is None else {mark.lane: mark for mark in head.lanes}
     with closing(ClientBooks(rules)) as clients:

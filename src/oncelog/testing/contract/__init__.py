@@ -10,6 +10,7 @@ pytest finds the tests in the class. They need no plugin, and no time: the clock
 from oncelog.testing.contract.committing import CommitContract
 from oncelog.testing.contract.deltas import DeltasContract
 from oncelog.testing.contract.keeping import KeepingContract
+from oncelog.testing.contract.leaps import LeapContract
 from oncelog.testing.contract.ledger import LedgerContract
 from oncelog.testing.contract.members import MembersContract
 from oncelog.testing.contract.quotas import QuotasContract
@@ -28,6 +29,7 @@ class StoreContract(
     DeltasContract,
     MembersContract,
     QuotasContract,
+    LeapContract,
 ):
     """Subclass it, name the class Test…, and say in `make_store` how a store is made.
 

@@ -19,7 +19,8 @@ INSERT INTO oncelog_log (id, schema_version, epoch, lanes, eviction_interval, in
 VALUES (1, $1, $2, $3, $4, $5, $6);
 
 -- name: make_state
-INSERT INTO oncelog_state (id, erasures, confirmations) VALUES (1, 0, 0);
+INSERT INTO oncelog_state (id, erasures, confirmations, timeline)
+VALUES (1, 0, 0, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8));
 
 -- name: make_lanes
 INSERT INTO oncelog_lanes (lane, position, log_time_ms, eviction_time_ms, fence, revision, height, block_hash)
@@ -44,8 +45,15 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 SELECT pg_logical_emit_message(true, 'oncelog', '');
 
 -- name: server
--- With which server a session is, by when that was started, and whether its commits wait for standbys.
-SELECT pg_postmaster_start_time(), current_setting('synchronous_standby_names') <> '';
+-- With which server a session is, by when that was started, whether its commits wait for standbys, and its timeline.
+SELECT pg_postmaster_start_time(), current_setting('synchronous_standby_names') <> '',
+    CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END;
+
+-- name: timeline
+SELECT timeline FROM oncelog_state;
+
+-- name: set_timeline
+UPDATE oncelog_state SET timeline = $1 WHERE timeline IS DISTINCT FROM $1;
 
 -- name: positions
 SELECT lane, position FROM oncelog_lanes;
@@ -54,7 +62,7 @@ SELECT lane, position FROM oncelog_lanes;
 -- What is to be known once the lanes are locked. It has a snapshot of its own, so it sees all that others committed
 -- before they let go of them; and the clock is read when there is nobody left to wait for.
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
-    s.tenants, l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
+    s.tenants, s.leaps, l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
 FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $2
 WHERE l.lane = ANY($1::integer[]);
 
@@ -83,6 +91,34 @@ UPDATE oncelog_state SET erasures = erasures;
 
 -- name: database_size
 SELECT pg_database_size(current_database());
+
+-- name: leaps
+SELECT leaps FROM oncelog_state;
+
+-- name: set_leaps
+UPDATE oncelog_state SET leaps = $1;
+
+-- name: set_floors
+-- Of all streams that the log has.
+INSERT INTO oncelog_floors (lane, scope, floor) SELECT lane, scope, $1 FROM oncelog_streams
+ON CONFLICT (lane, scope) DO UPDATE SET floor = excluded.floor;
+
+-- name: block_before_leap
+-- The newest block of a lane up to a height: the one before a leap.
+SELECT first_position + count - 1, height FROM oncelog_blocks WHERE lane = $1 AND height <= $2 ORDER BY height DESC LIMIT 1;
+
+-- name: count_stream_records
+SELECT count(*) FROM oncelog_records WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence > 0;
+
+-- name: sequence_before
+SELECT sequence FROM oncelog_records WHERE lane = $1 AND scope = $2 AND sequence <= $3 AND sequence > 0
+ORDER BY sequence DESC LIMIT 1 OFFSET $4;
+
+-- name: sequence_after
+SELECT max(sequence) FROM (
+    SELECT sequence FROM oncelog_records WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence > 0
+    ORDER BY sequence LIMIT $4
+) AS found;
 
 -- name: tenants
 SELECT tenants FROM oncelog_state;
@@ -412,7 +448,7 @@ FROM unnest($2::bigint[], $3::bytea[]) AS n (position, body_hash) WHERE r.lane =
 
 -- name: consumers
 -- All of them, with the newest of what each reads.
-SELECT c.scope, c.consumer, c.cursor, coalesce(s.sequence, CASE WHEN c.scope = '' THEN l.position END, 0)
+SELECT c.lane, c.scope, c.consumer, c.cursor, coalesce(s.sequence, CASE WHEN c.scope = '' THEN l.position END, 0)
 FROM oncelog_consumers AS c LEFT JOIN oncelog_streams AS s ON s.lane = c.lane AND s.scope = c.scope
 LEFT JOIN oncelog_lanes AS l ON l.lane = c.lane ORDER BY c.scope, c.consumer;
 
@@ -579,6 +615,10 @@ LEFT JOIN LATERAL (
 ) AS la ON true
 WHERE c.lane = $1 AND c.revision >= $2 AND (c.revision, c.scope, c.member, c.kind) > ($2, $3, $4, $5)
 ORDER BY c.revision, c.scope, c.member, c.kind LIMIT $6;
+
+-- name: floor_without_stream
+SELECT f.lane, f.scope FROM oncelog_floors AS f
+WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = f.lane AND s.scope = f.scope) LIMIT 1;
 
 -- name: member_without_stream
 -- Somebody who is or was a member of a stream that nobody has opened.

@@ -27,7 +27,34 @@ SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms FROM oncel
 
 -- name: state_and_move
 -- The same, whom to count for (stores/tenants.py), and where the log has been moved to (moved.py). In the row that every transaction reads anyway.
-SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms, tenants, moved FROM oncelog_state;
+SELECT commits, erasures, clock_boot, clock_elapsed_ms, clock_time_ms, tenants, moved, leaps FROM oncelog_state;
+
+-- name: leaps
+SELECT leaps FROM oncelog_state;
+
+-- name: set_leaps
+UPDATE oncelog_state SET leaps = ?;
+
+-- name: set_floors
+-- Of all streams that the log has.
+INSERT INTO oncelog_floors (lane, scope, floor) SELECT lane, scope, ? FROM oncelog_streams WHERE true
+ON CONFLICT (lane, scope) DO UPDATE SET floor = excluded.floor;
+
+-- name: block_before_leap
+-- The newest block of a lane up to a height: the one before a leap.
+SELECT first_position + count - 1, height FROM oncelog_blocks WHERE lane = ? AND height <= ? ORDER BY height DESC LIMIT 1;
+
+-- name: count_stream_records
+SELECT count(*) FROM oncelog_stream_records WHERE lane = ? AND scope = ? AND sequence > ?;
+
+-- name: sequence_before
+SELECT sequence FROM oncelog_stream_records WHERE lane = ? AND scope = ? AND sequence <= ?
+ORDER BY sequence DESC LIMIT 1 OFFSET ?;
+
+-- name: sequence_after
+SELECT max(sequence) FROM (
+    SELECT sequence FROM oncelog_stream_records WHERE lane = ? AND scope = ? AND sequence > ? ORDER BY sequence LIMIT ?
+);
 
 -- name: tenants
 SELECT tenants FROM oncelog_state;
@@ -363,6 +390,10 @@ SELECT last, keys FROM oncelog_key_runs WHERE segment = ? ORDER BY last;
 
 -- name: next_segment
 SELECT min(segment) FROM oncelog_key_runs WHERE segment > ?;
+
+-- name: floor_without_stream
+SELECT f.lane, f.scope FROM oncelog_floors AS f
+WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = f.lane AND s.scope = f.scope) LIMIT 1;
 
 -- name: member_without_stream
 -- Somebody who is or was a member of a stream that nobody has opened.

@@ -1,0 +1,57 @@
+"""Gaps: numbers that a leap has passed over. They are valid before a restore record only (core/leaps.py)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from oncelog.core.policy import RESTORE_POLICY
+from oncelog.core.values import Record
+
+__all__ = [
+    "RESTORE_ACTOR",
+    "RESTORE_POLICY",
+    "Gap",
+    "check_restore_record",
+    "gap_at",
+    "last_evicting",
+    "missing_numbers",
+]
+
+RESTORE_ACTOR: Final = "system:restore"
+
+Gap = tuple[int, int]
+"""Numbers of one order that a leap has passed over: the last one before them, and the first one after them."""
+
+
+def check_restore_record(record: Record) -> str | None:
+    """Return what is wrong with a restore record, whose place in its block is already checked."""
+    if record.position != record.height:
+        return f"a restore record at position {record.position} has height {record.height}, not the same number"
+    if record.actor != RESTORE_ACTOR:
+        return f"a restore record has the actor {record.actor!r}, not {RESTORE_ACTOR!r}"
+    if (record.scope, record.key, record.client, record.partitions) != ("", b"", "", ()):
+        return "a restore record has a scope, a key, a client or a partition"
+    if record.sequence or record.client_sequence:
+        return "a restore record has a sequence"
+    return None
+
+
+def gap_at(gaps: Iterable[Gap], number: int) -> Gap | None:
+    """Return the gap that contains a number, or None."""
+    return next((gap for gap in gaps if gap[0] < number < gap[1]), None)
+
+
+def missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
+    """Count the numbers above `after` and up to `upto` that leaps have passed over."""
+    return sum(max(0, min(upto, behind - 1) - max(after, before)) for before, behind in gaps)
+
+
+def last_evicting(upto: int, interval: int, gaps: Sequence[Gap]) -> int:
+    """Return the highest position up to `upto` that evicts: a multiple of the interval at which a record stands.
+
+    Return 0 if there is none. `gaps` are those of the lane, in ascending order.
+    """
+    evicting = upto // interval * interval
+    for before, behind in reversed(gaps):
+        if before < evicting < behind:
+            evicting = before // interval * interval
+    return evicting

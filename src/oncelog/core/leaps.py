@@ -1,0 +1,70 @@
+"""Leaps: after a restore, numbers continue above every number that the lost history may have given out (CO-12).
+
+A leap has one number, `above`. Every lane gets a restore record: the only record of its block, with `above + 1` as its
+position and as its height. Fencing numbers, and the sequences of all streams that the log has, continue with
+`above + 1` as well. Positions, heights and sequences have a gap there and nowhere else (docs/decisions/0025).
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Final
+
+from oncelog.core.desk import Desk
+from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
+from oncelog.core.values import Applied, LaneHead, Leap, Reason, Record, Refused
+
+LEAP_MIN: Final = 1_000_000
+LEAP_PER_SECOND: Final = 100_000
+"""More new records in a second than a log commits."""
+
+
+def default_above(heads: Iterable[LaneHead], made_ms: int, now_ms: int) -> int:
+    """Return a number that the lost history has not reached, by the time since the newest commit that is left.
+
+    `made_ms` is when the log was made: the time of a log without a record.
+    """
+    known = list(heads)
+    last_ms = max((head.log_time_ms for head in known), default=0) or made_ms
+    seconds = max(0, -(-(now_ms - last_ms) // 1000))
+    return highest_number(known) + LEAP_MIN + LEAP_PER_SECOND * seconds
+
+
+def highest_number(heads: Iterable[LaneHead]) -> int:
+    """Return the highest number of any order. No sequence and no height is above its lane's position."""
+    return max((max(head.position, head.fence, head.revision) for head in heads), default=0)
+
+
+def leap(item: Leap, desk: Desk) -> Applied | Refused:
+    """Decide a leap, which must be the only item of its batch."""
+    lanes = desk.all_lanes()
+    highest = max(lane.highest_number for lane in lanes)
+    if item.above < highest:
+        message = f"must be at least {highest}, the highest number that the log has given out"
+        return Refused(Reason.UNEXPECTED_POSITION, message, field="above", current=highest)
+    if desk.records:
+        return Refused(Reason.MALFORMED, "a leap must be the only item of its batch", field="above")
+    fingerprint = sha256(item.body).digest()
+    for lane in lanes:
+        lane.leap(item.above)
+        desk.records.append(
+            Record(
+                lane=lane.number,
+                position=lane.position,
+                sequence=0,
+                log_time_ms=lane.log_time_ms,
+                height=lane.height,
+                policy=RESTORE_POLICY,
+                scope="",
+                key=b"",
+                fingerprint=fingerprint,
+                actor=RESTORE_ACTOR,
+                client="",
+                client_sequence=0,
+                partitions=(),
+                body=item.body,
+            )
+        )
+        if lane.position % desk.settings.eviction_interval == 0:
+            lane.eviction_time_ms = lane.log_time_ms
+    desk.leap = item.above
+    return Applied(changed=True)

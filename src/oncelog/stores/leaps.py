@@ -1,0 +1,101 @@
+"""Leaps as a store keeps them: their numbers in one text beside the log's state. `core.leaps` says what they are.
+
+The text is in the row that every transaction reads anyway, so a log that was never restored pays nothing for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from oncelog.core.gaps import Gap, missing_numbers
+from oncelog.core.leaps import default_above, highest_number
+from oncelog.core.limits import LEAP_ABOVE_MAX
+from oncelog.core.values import LaneHead, Leap, Request
+from oncelog.errors import CorruptError, SettingsError
+from oncelog.stores.about import About
+
+_LEAPS: Final = msgspec.json.Decoder(tuple[int, ...])
+
+
+class Renewed(Struct, frozen=True):
+    """A new history of a log: its epochs, and the number above which all its numbers continue."""
+
+    old_epoch: str
+    new_epoch: str
+    above: int
+
+
+@lru_cache(maxsize=8)
+def leaps_of(text: str | None) -> tuple[int, ...]:
+    """Decode the numbers of all leaps, in ascending order. Raises CorruptError."""
+    if text is None:
+        return ()
+    try:
+        return _LEAPS.decode(text)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"the list of the log's leaps cannot be read: {error}") from error
+
+
+def text_with(leaps: Sequence[int], above: int) -> str:
+    """Encode the numbers of all leaps, with a new one."""
+    return orjson.dumps([*leaps, above]).decode()
+
+
+def leap_request(
+    heads: Mapping[int, LaneHead], about: About, above: int | None, now_ms: int, new_epoch: str
+) -> tuple[Request, Renewed]:
+    """Return the batch of a leap. Raises SettingsError for a number that is too low or too high."""
+    highest = highest_number(heads.values())
+    chosen = default_above(heads.values(), about.created_ms, now_ms) if above is None else above
+    if chosen < highest:
+        raise SettingsError(
+            f"above must be at least {highest}, the highest number that the log has given out, not {chosen}"
+        )
+    if chosen > LEAP_ABOVE_MAX:
+        hint = "" if above is not None else "; the log's last time is long ago: give the number, with --above"
+        raise SettingsError(f"above must be at most {LEAP_ABOVE_MAX}, not {chosen}{hint}")
+    body = orjson.dumps({"above": chosen, "epoch": new_epoch, "previous_epoch": about.epoch, "type": "restore"})
+    return Request((Leap(chosen, body),)), Renewed(about.epoch, new_epoch, chosen)
+
+
+class LaneGaps(NamedTuple):
+    """What leaps have passed over in a lane."""
+
+    positions: tuple[Gap, ...] = ()
+    heights: tuple[Gap, ...] = ()
+
+    @classmethod
+    def of(cls, leaps: Sequence[int], before: Sequence[tuple[int, int]]) -> "LaneGaps":
+        """`before` has the last position and the last height before each leap."""
+        pairs = list(zip(leaps, before, strict=True))
+        return cls(
+            tuple((position, above + 1) for above, (position, _) in pairs),
+            tuple((height, above + 1) for above, (_, height) in pairs),
+        )
+
+
+NO_GAPS: Final = LaneGaps()
+
+
+def count_records(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) -> int:
+    """Count the records up to the heads."""
+    return sum(
+        head.position - missing_numbers(gaps.get(lane, NO_GAPS).positions, 0, head.position)
+        for lane, head in heads.items()
+    )
+
+
+def count_blocks(heads: Mapping[int, LaneHead], gaps: Mapping[int, LaneGaps]) -> int:
+    """Count the blocks up to the heads."""
+    return sum(
+        head.height - missing_numbers(gaps.get(lane, NO_GAPS).heights, 0, head.height) for lane, head in heads.items()
+    )
+
+
+def is_over_a_leap(leaps: Sequence[int], cursor: int, newest: int) -> bool:
+    """Whether numbers may be missing between a cursor and the newest number of the order that it reads."""
+    return any(cursor <= above < newest for above in leaps)

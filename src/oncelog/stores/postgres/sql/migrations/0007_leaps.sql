@@ -1,0 +1,16 @@
+-- The numbers above which the log continued after each restore (core/leaps.py), as a JSON array in ascending order. NULL
+-- in a log that was never restored.
+ALTER TABLE oncelog_state ADD COLUMN leaps text;
+
+-- The timeline of the server when the log was last opened: PostgreSQL begins another one when a standby takes over, and when
+-- a backup is restored to a moment in the past.
+ALTER TABLE oncelog_state ADD COLUMN timeline text;
+
+-- Streams without a write since the last leap: their next sequence is above the floor. The table of streams keeps the last
+-- sequence, which acknowledgements are compared with.
+CREATE TABLE oncelog_floors (
+    lane integer NOT NULL,
+    scope text COLLATE "C" NOT NULL,
+    floor bigint NOT NULL,
+    PRIMARY KEY (lane, scope)
+);

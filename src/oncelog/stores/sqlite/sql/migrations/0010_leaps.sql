@@ -1,0 +1,12 @@
+-- The numbers above which the log continued after each restore (core/leaps.py), as a JSON array in ascending order. NULL
+-- in a log that was never restored.
+ALTER TABLE oncelog_state ADD COLUMN leaps TEXT;
+
+-- Streams without a write since the last leap: their next sequence is above the floor. The table of streams keeps the last
+-- sequence, which acknowledgements are compared with.
+CREATE TABLE oncelog_floors (
+    lane INTEGER NOT NULL,
+    scope TEXT NOT NULL,
+    floor INTEGER NOT NULL,
+    PRIMARY KEY (lane, scope)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,252 @@
+"""After `oncelog restore` and `oncelog epoch --renew` no number is given out twice."""
+
+import json
+import sqlite3
+import urllib.request
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncelog
+from cli import sample
+from cli.runner import COMMAND, RUNNER
+from cli.served import serving
+from cli.test_epoch import program
+from core.writes import DAY_MS, event, message, transaction
+from databases import BOTH_STORES, POSTGRES, address_of, is_postgres, log_at, query, server_address
+from doors.commands import oncelog as run_command
+from oncelog.core.chat import message_id
+from oncelog.core.gaps import RESTORE_POLICY
+from oncelog.core.leaps import LEAP_MIN
+from oncelog.core.policy import EVENTS, LEDGER
+from oncelog.core.transactions import tx_id_of
+from oncelog.core.values import Committed, Item, Receipt, Request, SetMember, Settings
+from oncelog.stores.postgres import PostgresStore
+from oncelog.stores.protocol import Store
+from oncelog.stores.sqlite import SqliteStore
+from oncelog.testing.clock import ManualClock
+
+CHAT_1, LEDGER_1 = "chat/1", "ledger/acme"
+
+
+def run(*arguments: object) -> str:
+    done = RUNNER.invoke(COMMAND, [*map(str, arguments)])
+    assert done.exit_code == 0, (done.stdout, done.stderr)
+    return done.stdout
+
+
+def submit(log: str, items: Sequence[Item]) -> list[Receipt]:
+    with oncelog.open_blocking(log) as opened:
+        verdicts = opened.submit_many(items)
+    return [verdict.receipt for verdict in verdicts if isinstance(verdict, Committed)]
+
+
+def history(first: int, count: int) -> list[Item]:
+    """Events, messages and transactions with these numbers."""
+    numbers = range(first, first + count)
+    return [
+        *(event(number, f"e{number}", partitions=("orders",), body=b'{"type":"tick"}') for number in numbers),
+        *(message(number, f"m{number}", scope=CHAT_1) for number in numbers),
+        *(transaction(number, number, scope=LEDGER_1, content=f"t{number}") for number in numbers),
+    ]
+
+
+def restore_to_backup(log: str, tmp_path: Path, lost: Sequence[Item], *renew: str) -> list[Receipt]:
+    """Back the log up, commit what is lost, and restore. Returns the receipts of what is lost."""
+    if not is_postgres():
+        run("backup", log, tmp_path / "backup.db")
+        receipts = submit(log, lost)
+        run("restore", tmp_path / "backup.db", log, "--force", *renew)
+        return receipts
+    schema, dump = log.rpartition("=")[2], tmp_path / "log.dump"
+    program("pg_dump", "--format=custom", f"--schema={schema}", f"--file={dump}", f"--dbname={server_address()}")
+    receipts = submit(log, lost)
+    query(log, f"DROP SCHEMA {schema} CASCADE")
+    program("pg_restore", f"--dbname={server_address()}", str(dump))
+    run("epoch", log, "--renew", *renew)
+    return receipts
+
+
+def numbers(receipts: Sequence[Receipt]) -> set[Any]:
+    """Everything that a caller may have kept of a commit."""
+    found: set[Any] = set()
+    for one in receipts:
+        found |= {("position", one.lane, one.position), ("height", one.lane, one.height)}
+        found |= {("tx", tx_id_of(one.lane, one.position)), ("message", message_id(one.lane, one.position))}
+        found |= {("sequence", one.lane, one.sequence)} if one.sequence else set()
+    return found
+
+
+@pytest.mark.rule("CO-12", "EV-3", "CH-2")
+@BOTH_STORES
+def test_numbers_of_the_lost_history_are_not_given_out_again(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    kept = submit(log, [SetMember(CHAT_1, "user:ann"), *history(1, 14)])
+    assert [one.position for one in kept[:14]] == [*range(1, 15)]
+    lost = restore_to_backup(log, tmp_path, history(15, 5))
+    assert [one.position for one in lost[:5]] == [*range(15, 20)]
+    new = submit(log, history(15, 5))
+    assert len(new) == len(lost) == 15
+    assert not numbers(new) & numbers([*lost, *kept])
+    assert min(one.position for one in new) > LEAP_MIN
+    assert [one.client_sequence for one in new[10:]] == [*range(15, 20)]
+    with oncelog.open_blocking(log) as opened:
+        # A reader without an epoch that has read the lost events gets all that came after the restore.
+        seen = [record for record in opened.read(after=19).records if record.policy == EVENTS.name]
+    assert [record.position for record in seen] == [one.position for one in new[:5]]
+    assert json.loads(run("verify", log, "--json"))["ok"]
+
+
+@pytest.mark.rule("CO-12", "EV-3")
+def test_reader_of_the_server_without_an_epoch_gets_the_events_after_a_restore(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    submit(log, [SetMember(CHAT_1, "user:ann"), *history(1, 14)])
+    restore_to_backup(log, tmp_path, history(15, 5), "--above=5000")
+    submit(log, history(15, 2))
+    with serving(tmp_path) as server:
+        with urllib.request.urlopen(f"{server.url}/v1/events?partition=orders&since=19&limit=1") as answer:  # noqa: S310
+            page = json.load(answer)
+        assert [one["committed_id"] for one in page["events"]] == [5002]
+        assert page["has_more"]
+        since = page["next_since_committed_id"]
+        with urllib.request.urlopen(f"{server.url}/v1/events?partition=orders&since={since}") as answer:  # noqa: S310
+            page = json.load(answer)
+        assert ([one["committed_id"] for one in page["events"]], page["has_more"]) == ([5003], False)
+
+
+@pytest.mark.rule("CO-12")
+@BOTH_STORES
+def test_counts_leave_out_what_was_passed_over(tmp_path: Path) -> None:
+    log = log_at(tmp_path / "log.db")
+    sample.make_log(log if is_postgres() else Path(log), rounds=3)
+    before = json.loads(run("stats", log, "--json"))
+    run("epoch", log, "--renew", "--above=1000000")
+    run("epoch", log, "--renew", "--above=2000000")
+    after = json.loads(run("stats", log, "--json"))
+    assert (after["records"], after["blocks"]) == (before["records"] + 10, before["blocks"] + 10)
+    lags = {one["name"]: one["lag"] for one in before["consumers"]}
+    assert {one["name"]: one["lag"] for one in after["consumers"]} == {**lags, "mailer": lags["mailer"] + 2}
+    assert json.loads(run("verify", log, "--json"))["records"] == after["records"]
+
+
+@pytest.mark.rule("CO-12", "LG-15")
+@BOTH_STORES
+async def test_verify_finds_the_last_eviction_before_a_leap(tmp_path: Path) -> None:
+    log, clock, settings = log_at(tmp_path / "log.db"), ManualClock(), Settings(lanes=1, eviction_interval=10)
+    store: Store = (
+        PostgresStore(log, settings, clock=clock) if is_postgres() else SqliteStore(log, settings, clock=clock)
+    )
+    await store.open()
+    try:
+        await store.declare([LEDGER])
+        await store.commit([Request((transaction(1, 1),))])
+        clock.advance(2 * DAY_MS)
+        await store.commit([Request(tuple(transaction(number, number, client="other") for number in range(1, 10)))])
+        await store.renew(95)
+        # The client was forgotten at position 10; 90 is the last multiple of the interval, and has no record.
+        decided = await store.commit([Request((transaction(1, 1),))])
+        assert isinstance(decided.verdicts[0][0], Committed)
+    finally:
+        await store.close()
+    verified = await run_command("verify", log)
+    assert verified.exit_code == 0, verified.output
+
+
+@pytest.mark.rule("CO-12")
+def test_backup_of_a_restored_log_is_restored_again(tmp_path: Path) -> None:
+    log, again = tmp_path / "log.db", tmp_path / "again.db"
+    sample.make_log(log, rounds=3)
+    run("epoch", log, "--renew", "--above=1000000")
+    records = json.loads(run("stats", log, "--json"))["records"]
+    assert run("backup", log, tmp_path / "backup.db").startswith(f"{records} records,")
+    said = run("restore", tmp_path / "backup.db", again, "--full", "--above=7000000")
+    assert "numbers continue above 7000000\n" in said
+    assert json.loads(run("verify", again, "--json"))["records"] == records + 5
+
+
+@pytest.mark.rule("CO-12")
+@pytest.mark.stores(POSTGRES)
+def test_restored_log_is_moved_with_its_leaps_and_floors(tmp_path: Path) -> None:
+    log, target = tmp_path / "log.db", address_of(tmp_path / "target")
+    submit(str(log), [SetMember(CHAT_1, "user:ann"), *history(1, 3)])
+    run("epoch", log, "--renew", "--above=1000")
+    submit(str(log), history(4, 1)[:1])
+    records = json.loads(run("stats", log, "--json"))["records"]
+    assert run("move", log, target).startswith(f"{records} records ")
+    assert json.loads(run("verify", target, "--json"))["records"] == records
+    sequences = [one.sequence for one in submit(target, history(4, 1)[1:])]
+    assert sequences == [1001, 1001]
+    assert json.loads(run("verify", target, "--json"))["ok"]
+
+
+@pytest.mark.rule("CO-12")
+@pytest.mark.parametrize(
+    ("statement", "finding"),
+    [
+        ("UPDATE oncelog_state SET leaps = NULL", "is missing (the next one has height 1001)"),
+        ("UPDATE oncelog_state SET leaps = '[1000,2000]'", "has 1 restore records, and the log has leapt 2 times"),
+        ("UPDATE oncelog_state SET leaps = '[1000,900]'", "are not in ascending order"),
+        ("DELETE FROM oncelog_floors", "has no floor"),
+        ("UPDATE oncelog_floors SET floor = floor - 1", "and the last leap's 1000"),
+        ("INSERT INTO oncelog_floors SELECT lane, scope || 'x', floor FROM oncelog_floors", "in the table of streams"),
+        ("UPDATE oncelog_records SET actor = 'user:eve' WHERE policy = 'oncelog.restore'", "has the actor 'user:eve'"),
+        ("UPDATE oncelog_records SET policy = 'events' WHERE policy = 'oncelog.restore'", "a restore record should"),
+        ("UPDATE oncelog_records SET scope = 'x' WHERE policy = 'oncelog.restore'", "has a scope, a key"),
+    ],
+)  # fmt: skip
+def test_gap_is_valid_at_a_restore_record_only(statement: str, finding: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    submit(str(log), [SetMember(CHAT_1, "user:ann"), *history(1, 2)])
+    run("epoch", log, "--renew", "--above=1000")
+    assert json.loads(run("verify", log, "--json"))["ok"]
+    with closing(sqlite3.connect(log, isolation_level=None)) as connection:
+        connection.execute(statement)
+    done = RUNNER.invoke(COMMAND, ["verify", str(log)])
+    assert done.exit_code == 1
+    assert finding in done.stdout
+
+
+@pytest.mark.rule("CO-12")
+@pytest.mark.parametrize(
+    ("statement", "finding"),
+    [
+        ("UPDATE oncelog_lanes SET position = position + 10", "begins at position"),
+        ("UPDATE oncelog_lanes SET height = height + 10", "is missing"),
+        (
+            "INSERT INTO oncelog_floors SELECT lane, scope, 5000 FROM oncelog_streams",
+            "sequence 5001 of 'chat/1' follows",
+        ),
+        ("UPDATE oncelog_streams SET sequence = sequence + 1", "sequence 1003 of 'chat/1' follows 1001"),
+    ],
+)
+def test_gap_elsewhere_is_found_though_its_hashes_are_right(statement: str, finding: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    submit(str(log), [SetMember(CHAT_1, "user:ann"), *history(1, 2)])
+    run("epoch", log, "--renew", "--above=1000")
+    submit(str(log), history(3, 1))
+    with closing(sqlite3.connect(log, isolation_level=None)) as connection:
+        connection.execute(statement)
+    submit(str(log), history(4, 1))
+    done = RUNNER.invoke(COMMAND, ["verify", str(log)])
+    assert done.exit_code == 1
+    assert finding in done.stdout
+
+
+@pytest.mark.rule("CO-12")
+def test_proof_and_show_name_positions_that_a_restore_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    submit(str(log), history(1, 3)[:3])
+    run("epoch", log, "--renew", "--above=1000")
+    done = RUNNER.invoke(COMMAND, ["proof", str(log), "0:500"])
+    assert (done.exit_code, "a restore passed over lane 0, positions 4 to 1000" in done.stderr) == (1, True)
+    done = RUNNER.invoke(COMMAND, ["show", str(log), "0:500"])
+    assert (done.exit_code, "a restore passed over lane 0, positions 4 to 1000" in done.stdout) == (1, True)
+    assert run("show", log, "0:1001").startswith("committed: the log was restored: its numbers continue above 1000\n")
+    document = json.loads(run("proof", log, "0:1001"))
+    assert document["record"]["policy"] == RESTORE_POLICY
+    (tmp_path / "proof.json").write_text(json.dumps(document))
+    (tmp_path / "head.json").write_text(run("head", log))
+    assert "proven" in run("proof", "--check", tmp_path / "proof.json", "--head", tmp_path / "head.json")

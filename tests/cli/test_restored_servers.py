@@ -1,0 +1,88 @@
+"""Clients of a server whose log has leapt: chats page over the gap, and the ledger's chain of blocks continues."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from cli.served import oncelog, serving
+from databases import BOTH_STORES, log_at
+from doors.chat.chat_doors import opened, sequences
+from doors.commands import oncelog as run_command
+from oncelog.client.ledger import BlockingLedgerClient, LedgerBlock, UnverifiedError, Written, set_entity
+from oncelog.client.ledger.scope import _demand_next
+from oncelog.core.proof import Block
+
+ABOVE = 1000
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-12", "CH-2", "CH-8")
+async def test_chat_pages_over_a_leap_and_acknowledges_messages_only(tmp_path: Path) -> None:
+    async with opened(tmp_path) as door:
+        await door.create("tea", "ann", "bob")
+        ann = await door.device("ann")
+        assert [await ann.sent("tea", number) for number in range(1, 4)] == [1, 2, 3]
+    renewed = await run_command("epoch", log_at(tmp_path / "events.db"), "--renew", f"--above={ABOVE}")
+    assert renewed.exit_code == 0, renewed.output
+    async with opened(tmp_path) as door:
+        ann, bob = await door.device("ann"), await door.device("bob")
+        assert await bob.refused("ack", chat_id="tea", last_acked_sequence=4) == "INVALID_ACK"
+        assert await ann.sent("tea", 3) == 3
+        assert [await ann.sent("tea", number) for number in (4, 5)] == [ABOVE + 1, ABOVE + 2]
+        assert sequences(await bob.takes(2, "message")) == [ABOVE + 1, ABOVE + 2]
+        assert sequences(await bob.synced("tea", 1, limit=1)) == [2, 3, ABOVE + 1, ABOVE + 2]
+        await bob.acknowledge("tea", ABOVE + 2)
+        await door.watermark("tea", "bob", ABOVE + 2)
+        page = (await door.http("GET", "/v1/chats/tea/messages?limit=3", "ann")).json
+        assert (sequences(page["messages"]), page["has_more"]) == ([3, ABOVE + 1, ABOVE + 2], True)
+        page = (await door.http("GET", f"/v1/chats/tea/messages?limit=3&before={page['next_before']}", "ann")).json
+        assert (sequences(page["messages"]), page["has_more"]) == ([1, 2], False)
+    verified = await run_command("verify", log_at(tmp_path / "events.db"))
+    assert verified.exit_code == 0, verified.output
+
+
+@pytest.mark.rule("CO-12", "LG-18")
+def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
+    def write(address: str, number: int) -> Written:
+        options = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
+        with BlockingLedgerClient(address, **options) as ledger:
+            outcome = ledger.write(set_entity("k", b"%d" % number), key=UUID(int=number), timeout_s=60)
+            assert isinstance(outcome, Written)
+            blocks: list[int] = []
+            for found in ledger.watch_blocks():
+                blocks.append(found.block.height)
+                if found.block.height == outcome.height:
+                    break
+            heights.append(blocks)
+            return outcome
+
+    heights: list[list[int]] = []
+    with serving(tmp_path, grpc=True) as server:
+        first = write(server.rpc_address, 1)
+        assert server.stop() == 0
+    assert oncelog("epoch", server.store, "--renew", f"--above={ABOVE}").returncode == 0
+    with serving(tmp_path, grpc=True) as server:
+        second = write(server.rpc_address, 2)
+    assert (first.sequence, second.sequence) == (1, 2)
+    assert (first.version, second.version) == (1, ABOVE + 1)
+    assert heights == [[1], [1, ABOVE + 1, ABOVE + 2]]
+
+
+@pytest.mark.rule("LG-18")
+def test_gap_before_an_ordinary_block_is_not_accepted() -> None:
+    previous = bytes(32)
+    for count, position in ((2, 9), (1, 8)):
+        block = Block(1, 9, position, count, 0, previous, bytes(32))
+        with pytest.raises(UnverifiedError, match="behind block 3"):
+            _demand_next(_found(block), 3, previous)
+    leap = Block(1, 9, 9, 1, 0, previous, bytes(32))
+    _demand_next(_found(leap), 3, previous)
+    with pytest.raises(UnverifiedError, match="does not follow"):
+        _demand_next(_found(leap), 3, bytes([1]) * 32)
+    with pytest.raises(UnverifiedError, match="behind block 9"):
+        _demand_next(_found(leap), 9, previous)
+
+
+def _found(block: Block) -> LedgerBlock:
+    return LedgerBlock(block, block.hash, ())

@@ -1,0 +1,115 @@
+"""The previous version as a client, as a server and as the writer of a file or a database."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.sample import make_log
+from cli.served import oncelog, serving
+from databases import BOTH_STORES, log_at
+from oncelog import open_blocking as opened_blocking
+from previous.previous_version import DIRECTORY, PreviousVersion
+from scripts import start_script
+from waiting import WAIT_S
+
+
+def use_current_clients(*arguments: object) -> Any:
+    """Run the script with the clients of the current version."""
+    with start_script(DIRECTORY / "use_clients.py", *arguments) as process:
+        said, _ = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
+    return json.loads(said)
+
+
+def use_previous_clients(previous: PreviousVersion, *arguments: object) -> Any:
+    """Run the script with the clients of the previous version."""
+    return json.loads(previous.run_script("use_clients.py", *arguments))
+
+
+def assert_both_are_read(first: Any, second: Any) -> None:
+    """The second run of the script continues the numbers of the first one, and reads what the first one wrote."""
+    assert first["committed_id"] < second["committed_id"]
+    assert (second["events"], second["messages"]) == (["first", "second"], ["by first", "by second"])
+    assert (second["entities"], second["rows"]) == (["by:first", "by:second"], ["first", "second"])
+    assert (first["sequence"], second["sequence"]) == (1, 2)
+    assert first["message_id"] < second["message_id"]
+    assert first["tx_id"] < second["tx_id"]
+    assert (first["client_sequence"], second["client_sequence"]) == (1, 1)
+
+
+def test_clients_of_both_versions_share_the_current_server(previous: PreviousVersion, tmp_path: Path) -> None:
+    with serving(tmp_path, grpc=True) as server:
+        address = (server.url, server.rpc_address, tmp_path)
+        first = use_previous_clients(previous, *address, "first")
+        second = use_current_clients(*address, "second")
+    assert first["version"] != second["version"]
+    assert_both_are_read(first, second)
+
+
+@BOTH_STORES
+def test_log_written_by_the_previous_server_is_verified_and_continued(
+    previous: PreviousVersion, tmp_path: Path
+) -> None:
+    log = log_at(tmp_path / "log.db")
+    with previous.serving(log) as server:
+        first = use_current_clients(server.url, server.rpc_address, tmp_path, "first")
+        assert server.stop() == 0
+    with serving(tmp_path, grpc=True) as server:
+        second = use_current_clients(server.url, server.rpc_address, tmp_path, "second")
+        assert server.stop() == 0
+    assert_both_are_read(first, second)
+    verified = oncelog("verify", log, "--json")
+    assert verified.returncode == 0, verified.stdout
+    assert json.loads(verified.stdout)["ok"]
+
+
+@pytest.mark.rule("CO-12")
+def test_previous_version_refuses_a_log_that_has_leapt(previous: PreviousVersion, tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    make_log(log, rounds=1)
+    assert oncelog("epoch", str(log), "--renew").returncode == 0
+    for command in (
+        ("verify", log),
+        ("stats", log),
+        ("backup", log, tmp_path / "copy.db"),
+        ("serve", "--development", "--store", log),
+    ):
+        refused = previous.run(*command)
+        assert refused.returncode == 2, command
+        assert "was made by a newer Oncelog (schema" in refused.stderr, command
+    assert oncelog("verify", str(log)).returncode == 0
+
+
+@pytest.mark.rule("CO-12")
+@pytest.mark.parametrize("full", [(), ("--full",)])
+def test_backup_of_the_previous_version_is_restored(
+    previous: PreviousVersion, full: tuple[str, ...], tmp_path: Path
+) -> None:
+    backup, log = tmp_path / "backup.db", tmp_path / "log.db"
+    previous.run_script("write_log.py", backup)
+    before = backup.read_bytes()
+    restored = oncelog("restore", str(backup), str(log), "--above=1000", *full)
+    assert restored.returncode == 0, restored.stderr
+    assert restored.stdout.startswith("3 records, ")
+    assert backup.read_bytes() == before
+    with opened_blocking(str(log)) as opened:
+        assert [record.position for record in opened.read(after=0).records] == [1, 2, 3, 1001]
+    verified = oncelog("verify", str(log), "--json")
+    assert json.loads(verified.stdout)["records"] == 3 + 17
+
+
+def test_clients_of_the_previous_version_continue_after_a_restore(previous: PreviousVersion, tmp_path: Path) -> None:
+    log = tmp_path / "log.db"
+    with serving(tmp_path, grpc=True) as server:
+        first = use_previous_clients(previous, server.url, server.rpc_address, tmp_path, "first")
+        assert server.stop() == 0
+    assert oncelog("epoch", str(log), "--renew", "--above=1000").returncode == 0
+    with serving(tmp_path, grpc=True) as server:
+        second = use_previous_clients(previous, server.url, server.rpc_address, tmp_path, "second")
+        assert server.stop() == 0
+    assert (first["sequence"], second["sequence"]) == (1, 1001)
+    assert (second["committed_id"], second["height"]) == (1002, 1003)
+    assert (second["events"], second["messages"]) == (["first", "second"], ["by first", "by second"])
+    assert (second["entities"], second["rows"]) == (["by:first", "by:second"], ["first", "second"])
