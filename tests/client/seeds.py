@@ -33,6 +33,9 @@ SIMULATIONS: Final[dict[str, Callable[[int], object]]] = {
     ),
     "chat": lambda seed: chat.World(seed, backups=bool(seed % 2), leaving=bool(seed // 2 % 2)).run(chat.STEPS),
     "deltas": lambda seed: deltas.World(seed, backups=bool(seed % 2), refusals=bool(seed // 2 % 2)).run(deltas.STEPS),
+    "deltas, dropped tombstones": lambda seed: deltas.World(
+        seed, drops=True, backups=bool(seed % 2), refusals=bool(seed // 2 % 2)
+    ).run(deltas.STEPS),
 }
 
 
