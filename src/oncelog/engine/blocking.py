@@ -352,6 +352,14 @@ class BlockingBooks:
         """As `Books.newest`."""
         return self._portal.call(self._books.newest, scope)
 
+    def horizon(self, scope: str) -> int | None:
+        """As `Books.horizon`."""
+        return self._portal.call(self._books.horizon, scope)
+
+    def newest_and_horizon(self, scope: str) -> tuple[int, int | None]:
+        """As `Books.newest_and_horizon`."""
+        return self._portal.call(self._books.newest_and_horizon, scope)
+
     def sequence_before(self, scope: str, upto: int, count: int) -> int:
         """As `Books.sequence_before`."""
         return self._portal.call(self._books.sequence_before, scope, upto, count)

@@ -171,6 +171,8 @@ class World:
             self.leave(asked)
         self.travelling, self.answers, self.saving, self.question = [], [], None, None
         self.protocol = self.restarted()
+        for entry in self.protocol.pending:  # withdrawn, but not saved
+            self.withdrawn.pop(entry.key, None)
 
     def evict(self) -> None:
         """A day passes: nothing is in flight any more."""
