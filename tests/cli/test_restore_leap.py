@@ -55,7 +55,7 @@ def history(first: int, count: int) -> list[Item]:
 
 
 def restore_to_backup(log: str, tmp_path: Path, lost: Sequence[Item], *renew: str) -> list[Receipt]:
-    """Back the log up, commit what is lost, and restore. Returns the receipts of what is lost."""
+    """Back the log up, commit more, and restore. Returns the receipts of the lost commits."""
     if not is_postgres():
         run("backup", log, tmp_path / "backup.db")
         receipts = submit(log, lost)
@@ -94,7 +94,7 @@ def test_numbers_of_the_lost_history_are_not_given_out_again(tmp_path: Path) -> 
     assert min(one.position for one in new) > LEAP_MIN
     assert [one.client_sequence for one in new[10:]] == [*range(15, 20)]
     with oncelog.open_blocking(log) as opened:
-        # A reader without an epoch that has read the lost events gets all that came after the restore.
+        # A reader without an epoch that has read the lost events gets every event committed after the restore.
         seen = [record for record in opened.read(after=19).records if record.policy == EVENTS.name]
     assert [record.position for record in seen] == [one.position for one in new[:5]]
     assert json.loads(run("verify", log, "--json"))["ok"]

@@ -248,7 +248,7 @@ def test_other_gateways_have_a_horizon_of_their_own(gateway: Gateway) -> None:
 
 
 class Replica:
-    """A reader that starts with a snapshot, and merges what is delivered after it."""
+    """A reader that starts with a snapshot, and merges the deltas delivered after it."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.rows = {row_id: gateway.row(row_id) or Row() for row_id in ROWS}

@@ -23,7 +23,7 @@ Gap = tuple[int, int]
 
 
 def check_restore_record(record: Record) -> str | None:
-    """Return what is wrong with a restore record, whose place in its block is already checked."""
+    """Describe the fault of a restore record whose place in its block is already checked."""
     if record.position != record.height:
         return f"a restore record at position {record.position} has height {record.height}, not the same number"
     if record.actor != RESTORE_ACTOR:
@@ -48,7 +48,7 @@ def missing_numbers(gaps: Iterable[Gap], after: int, upto: int) -> int:
 def last_evicting(upto: int, interval: int, gaps: Sequence[Gap]) -> int:
     """Return the highest position up to `upto` that evicts: a multiple of the interval at which a record stands.
 
-    Return 0 if there is none. `gaps` are those of the lane, in ascending order.
+    Return 0 without one. `gaps` are those of the lane, in ascending order.
     """
     evicting = upto // interval * interval
     for before, behind in reversed(gaps):

@@ -7,7 +7,7 @@ from typing import Final
 logger: Final = logging.getLogger("oncelog.engine")
 
 WARN_PAUSE_S: Final = 600
-"""After a warning, further readers of the same history are not logged for so long."""
+"""Pause between two warnings about readers of the same history."""
 _HISTORIES_MAX: Final = 100
 _warned_s: dict[str, float] = {}
 """When the last warning was logged, by epoch."""

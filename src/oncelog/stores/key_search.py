@@ -29,7 +29,7 @@ Report = Callable[[Progress], None]
 
 
 class Wanted(Struct, frozen=True):
-    """The key, and what is known about its write. None stands for anything."""
+    """The key, and the known properties of its write. None matches anything."""
 
     key: bytes
     policies: tuple[Policy, ...]

@@ -1,4 +1,4 @@
-"""Clients of a gateway that drops deleted rows: no write is lost or blocked, and no deleted row comes back (DE-13)."""
+"""Clients of a gateway that drops deleted rows: no write is lost or blocked, and no deleted row is restored (DE-13)."""
 
 from pathlib import Path
 from typing import Any

@@ -141,7 +141,7 @@ async def test_consumer_that_lags_holds_back_the_drop_and_is_named(shared_server
     await log.commit_cursor("fast", 2, stream=shared_server.scope)
     await log.commit_cursor("slow", 1, stream=shared_server.scope)
     held = {"consumer": "slow", "cursor": 1, "lag": 1}
-    assert await gateway.compact(keep=0) == compacted(2, 2), "what is too young is held back by nobody"
+    assert await gateway.compact(keep=0) == compacted(2, 2), "no consumer holds back a young tombstone"
     assert await gateway.compact(keep=0, tombstoneAgeMs=0) == {**compacted(0, 2, dropped=1), "heldBy": held}
     assert [row["rowId"] for row in (await gateway.snapshot())[0]] == ["b"]
     assert ("slow", 1) in [(one.name, one.lag) for one in await log.consumers() if one.scope == shared_server.scope]

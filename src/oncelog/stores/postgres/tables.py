@@ -198,7 +198,7 @@ def _divided(table: Table, rows: Sequence[tuple[Any, ...]]) -> tuple[Sequence[tu
     if not rows or not has_digest(table):
         return rows, []
     longest = sum(max(map(len, map(text, rows))) for text in _TEXTS[table.name])
-    if longest <= _SHORT_CHARACTERS_MAX:  # as nearly always, and told without a look at each row
+    if longest <= _SHORT_CHARACTERS_MAX:  # the common case, found without checking each row
         return rows, []
     end = 1 + len(table.keys)
     digests = [digest_of(row[1:end]) for row in rows]

@@ -98,7 +98,7 @@ class LeapContract(Contract):
             assert positions(log.read()) == positions(log.read(limit=1)) == wanted
             assert positions(log.read(partitions=("p",), limit=1)) == [1, 2, 3, ABOVE + 2]
             assert positions(log.read(partitions=("q", "p"), limit=2)) == [1, 2, 3, ABOVE + 2]
-            # A reader that has read what is lost.
+            # A reader whose cursor is in the lost history.
             assert positions(log.read(after=5)) == [ABOVE + 1, ABOVE + 2]
             sequences = [record.sequence for record in log.read(stream=CHANNEL, limit=1)]
             assert sequences == [1, 2, ABOVE + 1]
