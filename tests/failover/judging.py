@@ -9,7 +9,7 @@ from typing import Any
 
 from failover.load_doors import Door
 from gateways.checker import COMMITTED, History, Seen, violations
-from gateways.gateway_stores import fetched
+from gateways.gateway_stores import fetched_from_primary
 
 RECORDS = """
     SELECT r.position, r.sequence, r.key, b.root, r.body FROM oncelog_records AS r
@@ -33,7 +33,7 @@ class Kept:
 
 async def kept_by(door: type[Door], address: str) -> list[Kept]:
     """Return all records of an API, in order."""
-    rows = await fetched(address, RECORDS.format(door.where))
+    rows = await fetched_from_primary(address, RECORDS.format(door.where))
     return [
         Kept(sequence or position, position, key.hex(), root.hex(), body)
         for position, sequence, key, root, body in rows

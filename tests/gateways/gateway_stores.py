@@ -14,7 +14,7 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log, open_log
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.postgres_proxy import PostgresProxy
-from waiting import WAIT_S
+from waiting import WAIT_S, until
 
 T = TypeVar("T")
 
@@ -53,6 +53,24 @@ async def fetched(address: str, statement: str, *parameters: Any) -> list[tuple[
         return [tuple(row) for row in await connection.fetch(statement, *parameters)]
     finally:
         await connection.close()
+
+
+async def fetched_from_primary(addresses: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement on the primary of a cluster, once it accepts sessions: its servers may be restarting."""
+
+    async def rows() -> tuple[list[tuple[Any, ...]]] | None:
+        try:
+            connection = await asyncpg.connect(addresses, target_session_attrs="read-write")
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return None
+        try:
+            return ([tuple(row) for row in await connection.fetch(statement, *parameters)],)
+        finally:
+            await connection.close()
+
+    found: list[tuple[Any, ...]]
+    (found,) = await until(rows)
+    return found
 
 
 async def positions(address: str) -> dict[int, list[int]]:
