@@ -55,6 +55,9 @@ def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
                 if found.block.height == outcome.height:
                     break
             heights.append(blocks)
+            assert outcome.tx_id is not None
+            lost = f"{int(outcome.tx_id, 16) + 5:016x}"
+            assert (ledger.get_transaction(lost), ledger.get_proof(lost)) == (None, None)
             return outcome
 
     heights: list[list[int]] = []

@@ -37,11 +37,11 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     sample.append(
         place,
         SetMember("chat/g", "user:ann"),
-        event(EVENT),
+        msgspec.structs.replace(event(EVENT), client="device 1"),
         msgspec.structs.replace(event(PROJECT_EVENT), scope="project/x"),
         message(MESSAGE, scope="chat/g"),
         transaction(WRITE, 1, client="till 1", scope="ledger/acme"),
-        delta(DELTA),
+        msgspec.structs.replace(delta(DELTA), client="till 2"),
         result(RUN, scope="campaign/7"),
         message(SHARED, scope="chat/g"),
         event(SHARED),

@@ -100,6 +100,31 @@ def test_backup_of_the_previous_version_is_restored(
     assert json.loads(verified.stdout)["records"] == 3 + 17
 
 
+@BOTH_STORES
+@pytest.mark.rule("CO-12")
+def test_epoch_of_a_log_of_the_previous_version_is_renewed_before_a_server_opens_it(
+    previous: PreviousVersion, tmp_path: Path
+) -> None:
+    log = log_at(tmp_path / "log.db")
+    previous.run_script("write_log.py", log)
+    renewed = oncelog("epoch", log, "--renew", "--above=1000")
+    assert renewed.returncode == 0, renewed.stderr
+    with opened_blocking(log) as opened:
+        assert [record.position for record in opened.read(after=0).records] == [1, 2, 3, 1001]
+    assert oncelog("verify", log).returncode == 0
+
+
+@pytest.mark.rule("CO-12")
+def test_numbers_do_not_continue_above_zero(tmp_path: Path) -> None:
+    log = str(tmp_path / "log.db")
+    with opened_blocking(log):
+        pass
+    refused = oncelog("epoch", log, "--renew", "--above=0")
+    assert refused.returncode == 2
+    assert oncelog("epoch", log, "--renew", "--above=1").returncode == 0
+    assert oncelog("verify", log).returncode == 0
+
+
 def test_clients_of_the_previous_version_continue_after_a_restore(previous: PreviousVersion, tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     with serving(tmp_path, grpc=True) as server:

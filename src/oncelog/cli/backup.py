@@ -15,7 +15,7 @@ Above = Annotated[
         "--above",
         help="Continue all numbers above this one: at least the highest that was given out.",
         metavar="N",
-        min=0,
+        min=1,
         show_default=False,
     ),
 ]

@@ -2,7 +2,7 @@
 
 A leap has one number, `above`. Every lane gets a restore record: the only record of its block, with `above + 1` as its
 position and as its height. Fencing numbers, and the sequences of all streams that the log has, continue with
-`above + 1` as well. Positions, heights and sequences have a gap there and nowhere else (docs/decisions/0025).
+`above + 1` as well. Positions, heights and sequences have a gap there and nowhere else (docs/decisions/0030).
 """
 
 from collections.abc import Iterable

@@ -72,8 +72,8 @@ def malformed(item: Item) -> Refused | None:
 
 
 def _malformed_leap(item: Leap) -> Refused | None:
-    if type(item.above) is not int or not 0 <= item.above <= LEAP_ABOVE_MAX:
-        return _refused("above", f"must be a whole number from 0 to {LEAP_ABOVE_MAX}, not {item.above!r}")
+    if type(item.above) is not int or not 1 <= item.above <= LEAP_ABOVE_MAX:
+        return _refused("above", f"must be a whole number from 1 to {LEAP_ABOVE_MAX}, not {item.above!r}")
     return None
 
 

@@ -155,7 +155,7 @@ class Books:
         if lane not in heads or not 1 <= position <= heads[lane].position:
             return None
         page = await self._store.read(Query(lane=lane, after=position - 1, upto=position, limit=1))
-        return page.records[0]
+        return page.records[0] if page.records else None  # a leap has passed over it
 
     def attested(self, receipt: Receipt, now_ms: int | None = None) -> Attested | None:
         """What proves a record, if its block is still in this process's memory.

@@ -41,7 +41,7 @@ from oncelog.engine.gathering import ENOUGH_ITEMS, Gathering
 from oncelog.engine.limits import Limits
 from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.room import Guard
-from oncelog.errors import ClockJumpedError, ClosedError, StoreError, UnstorableError
+from oncelog.errors import ClockJumpedError, ClosedError, StoreError, StoreUnavailableError, UnstorableError
 from oncelog.stores.clock import Clock
 from oncelog.stores.protocol import Decided, Store
 
@@ -512,10 +512,14 @@ class Committer:
         if len(items) == 1 or request.mode is Mode.ALL:
             return [Refused(Reason.UNSTORABLE, UNSTORABLE, "body")] * len(items)
         middle = len(items) // 2
-        verdicts = await self._decide_apart(Request(items[:middle], request.mode), is_known_bad=False)
+        verdicts = await self._decide_apart(replace(request, items=items[:middle]), is_known_bad=False)
         if request.mode is Mode.UNTIL_REFUSED and any(isinstance(one, Refused) for one in verdicts):
             return verdicts
-        return verdicts + await self._decide_apart(Request(items[middle:], request.mode), is_known_bad=False)
+        verdicts = verdicts + await self._decide_apart(replace(request, items=items[middle:]), is_known_bad=False)
+        if request.is_admitted_whole and 0 < sum(map(_has_met_a_limit, verdicts)) < len(verdicts):
+            # A part was committed before the next one met a limit. A retry finds it, and is admitted as a whole.
+            raise StoreUnavailableError("a limit was met while the request was being divided; submit it again")
+        return verdicts
 
     def _follow(self, decided: Decided) -> None:
         """Memory and subscribers follow a commit."""
@@ -700,3 +704,7 @@ def _never_raising(validate: Validate) -> Validate:
         return "the application's validation is at fault"
 
     return validated
+
+
+def _has_met_a_limit(verdict: Verdict) -> bool:
+    return isinstance(verdict, Refused) and verdict.reason in (Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED)

@@ -360,7 +360,9 @@ class Log:
             wanted = await self._store.sequence_before(scope, newest, max(0, _whole(keep, "keep")) + 1)
         else:
             wanted = min(newest, _whole(upto, "upto"))
-        age_ms = self._limits.tombstone_age_ms if tombstone_age_ms is None else _whole(tombstone_age_ms, "age")
+        age_ms = (
+            self._limits.tombstone_age_ms if tombstone_age_ms is None else _whole(tombstone_age_ms, "tombstone_age_ms")
+        )
         bound = min(wanted, await self._store.sequence_after(scope, after, max(0, _whole(limit, "limit"))))
         erased = 0
         if bound > after:

@@ -231,7 +231,8 @@ class DeltasDoor:
         The reader may have a row whose tombstone was dropped, so it must replace its rows by the snapshot. Clients of
         all versions do that for this code. A reader without rows, at 0, has nothing to replace.
         """
-        newest, horizon = await self.log.books.newest_and_horizon(scope)
+        with telling():
+            newest, horizon = await self.log.books.newest_and_horizon(scope)
         if since and horizon is not None:
             message = (
                 "since: is older than the compaction, which has dropped deleted rows; replace all rows by those of the "

@@ -15,8 +15,8 @@ from oncelog.stores.key_hash import hashes_of
 from oncelog.stores.leaps import LaneGaps, Renewed
 from oncelog.stores.postgres import reading, tenants
 from oncelog.stores.postgres.connecting import Timeouts
-from oncelog.stores.postgres.database import demand_database
-from oncelog.stores.postgres.looking import Looking, in_our_words, looking_at
+from oncelog.stores.postgres.database import demand_database, look
+from oncelog.stores.postgres.looking import Looking, in_our_words, looking_at, session_at
 from oncelog.stores.postgres.standing import standing_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.store import PostgresStore
@@ -70,7 +70,9 @@ class DatabaseView:
         """As `View` says."""
         hashes = hashes_of(self.about.index_secret, identities)
         rows = self._session.rows(SQL["keys"], list(hashes.values()))
-        stored = {(policy, scope, client, key) for *_, policy, scope, client, key, _, _ in rows}
+        stored = {
+            (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
+        }
         return [one for one in identities if one in stored]
 
     def streams(self) -> Iterator[str]:
@@ -171,8 +173,9 @@ class DatabaseInspector:
 
     def renew_epoch(self, above: int | None = None) -> Renewed:
         """As `Inspector` says. Servers that are open notice it with their next session, and must be started again."""
-        with looking_at(self._address) as (session, _):  # a store would create a missing log
+        with session_at(self._address) as session:  # a store would create a missing log, and migrates an older one
             session.call(demand_database, shown(self._address))
+            session.call(look, shown(self._address))
 
         async def renewed() -> Renewed:
             store = PostgresStore(self._address, timeouts=_RENEWING)

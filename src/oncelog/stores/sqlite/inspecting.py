@@ -20,7 +20,7 @@ from oncelog.stores.sqlite import reading, tenants
 from oncelog.stores.sqlite.copying import close_for_good, renew
 from oncelog.stores.sqlite.index import KeyIndex, Lane, place_of
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
-from oncelog.stores.sqlite.moved import demand_not_moved
+from oncelog.stores.sqlite.moved import MOVED_SCHEMA, demand_not_moved
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
@@ -73,7 +73,9 @@ class FileView:
         hashes = self._index.hashes_of(identities)
         places = self._index.find(self._connection, set(hashes.values())).values()
         rows = self._connection.execute(SQL["remembered"], (str(sorted(set(chain(*places)))),)).fetchall()
-        stored = {(policy, scope, client, key) for *_, policy, scope, client, key, _, _ in rows}
+        stored = {
+            (policy, scope, client if number else "", key) for *_, number, policy, scope, client, key, _, _ in rows
+        }
         return [one for one in identities if one in stored]
 
     def streams(self) -> Iterator[str]:
@@ -166,8 +168,10 @@ class FileInspector:
 
     def renew_epoch(self, above: int | None = None) -> Renewed:
         """As `Inspector` says. Raises StoreError for a log that is open elsewhere, and MovedError."""
-        with looking_at(self._path) as (connection, _):
-            demand_not_moved(connection)
+        # An older schema is migrated by `renew`: a server must not open the log before its numbers leap.
+        with looking_at(self._path, allow_older=True) as (connection, about):
+            if about.schema_version >= MOVED_SCHEMA:
+                demand_not_moved(connection)
         try:
             close_for_good(Path(self._path))
         except sqlite3.Error as error:

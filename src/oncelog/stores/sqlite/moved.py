@@ -32,6 +32,10 @@ def moved(connection: Any) -> Moved | None:
     return None if text is None else _decoded(text)
 
 
+MOVED_SCHEMA: Final = 3
+"""First schema version that can say that a log was moved."""
+
+
 def demand_not_moved(connection: Any) -> None:
     """Raises MovedError if the log is to be written to elsewhere."""
     (text,) = connection.execute(SQL["moved"]).fetchone()

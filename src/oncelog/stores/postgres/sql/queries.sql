@@ -296,7 +296,9 @@ SELECT max(position), count(*) FROM (
 ) AS page;
 
 -- name: records_of_key
-SELECT policy, scope, client FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND key = $4;
+-- Only where clients number their writes is the client part of the identity.
+SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END FROM oncelog_records
+WHERE lane = $1 AND position > $2 AND position <= $3 AND key = $4;
 
 -- name: bodies
 SELECT position, salt, body, sequence, scope, partitions FROM oncelog_records

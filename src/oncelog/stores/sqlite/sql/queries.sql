@@ -286,8 +286,10 @@ SELECT policy, scope, client FROM oncelog_leases WHERE key_hex = ? LIMIT ?;
 SELECT coalesce(max(id), 0) FROM oncelog_records;
 
 -- name: records_of_key
--- Records with a key among some that were committed one after the other.
-SELECT policy, scope, client FROM oncelog_records WHERE id > ? AND id <= ? AND key = ?;
+-- Identities of the records with a key, among some that were committed one after the other. Only where clients number
+-- their writes is the client part of the identity.
+SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END FROM oncelog_records
+WHERE id > ? AND id <= ? AND key = ?;
 
 -- name: segments
 SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
