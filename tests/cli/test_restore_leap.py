@@ -118,6 +118,22 @@ def test_reader_of_the_server_without_an_epoch_gets_the_events_after_a_restore(t
 
 
 @pytest.mark.rule("CO-12")
+def test_second_restore_continues_above_the_log_that_it_replaces(tmp_path: Path) -> None:
+    log, backup = tmp_path / "log.db", tmp_path / "backup.db"
+    submit(str(log), [event(1, "e1")])
+    run("backup", log, backup)
+    given_out = [one.position for one in submit(str(log), [event(2, "e2")])]
+    for number, above in enumerate(((), (), ("--above=50000000",), (), ()), 3):
+        run("restore", backup, log, "--force", *above)
+        given_out += [one.position for one in submit(str(log), [event(number, f"e{number}")])]
+    assert given_out == sorted(set(given_out))
+    refused = RUNNER.invoke(COMMAND, ["restore", str(backup), str(log), "--force", "--above=2000000"])
+    assert refused.exit_code == 2
+    assert f"above must be at least {given_out[-1]}" in refused.stderr
+    assert json.loads(run("verify", log, "--json"))["ok"]
+
+
+@pytest.mark.rule("CO-12")
 @BOTH_STORES
 def test_counts_leave_out_what_was_passed_over(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.db")

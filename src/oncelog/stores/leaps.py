@@ -46,11 +46,16 @@ def text_with(leaps: Sequence[int], above: int) -> str:
 
 
 def leap_request(
-    heads: Mapping[int, LaneHead], about: About, above: int | None, now_ms: int, new_epoch: str
+    heads: Mapping[int, LaneHead], about: About, above: int | None, now_ms: int, new_epoch: str, given_out: int = 0
 ) -> tuple[Request, Renewed]:
-    """Return the batch of a leap. Raises SettingsError for a number that is too low or too high."""
-    highest = highest_number(heads.values())
-    chosen = default_above(heads.values(), about.created_ms, now_ms) if above is None else above
+    """Return the batch of a leap. Raises SettingsError for a number that is too low or too high.
+
+    `given_out` is the highest number of the log that this one replaces, where that is known.
+    """
+    highest = max(highest_number(heads.values()), given_out)
+    chosen = above
+    if chosen is None:
+        chosen = max(default_above(heads.values(), about.created_ms, now_ms), highest)
     if chosen < highest:
         raise SettingsError(
             f"above must be at least {highest}, the highest number that the log has given out, not {chosen}"

@@ -4,6 +4,7 @@ A log is more than its file: what has been committed last may still be in the wr
 made by SQLite's own backup, from one read transaction, while others go on writing.
 """
 
+import logging
 import os
 import shutil
 import sqlite3
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from oncelog.core.leaps import highest_number
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, SystemClock
@@ -27,6 +29,8 @@ from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.unfinished import BESIDE, making
 from oncelog.stores.sqlite.verifying import verify_file, verify_quickly
 from oncelog.stores.verifying.findings import ContradictionError, Lie, Progress
+
+logger: Final = logging.getLogger("oncelog.sqlite")
 
 SLICE_PAGES: Final = 1024
 """Copied at once: 4 MiB, between two looks at whether someone wants to stop."""
@@ -97,7 +101,7 @@ def restore(
             # A backup is never changed, and what it lacks of the current schema cannot be verified.
             _bring_up_to_date(unfinished)
             _verify_backup(source, str(unfinished), report, full=full)
-        renewed = _be_another(unfinished, above)
+        renewed = _be_another(unfinished, above, _highest_number_of(target))
         shutil.copymode(source, unfinished)
         kept = _set_aside(target) if force else None
         _check_free(target, source, force=False, kept=kept)
@@ -199,19 +203,31 @@ def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report:
     return Copied(file.epoch, records, unfinished.stat().st_size)
 
 
-def _be_another(unfinished: Path, above: int | None) -> Renewed:
+def _highest_number_of(target: Path) -> int:
+    """Return the highest number of the log that a restore replaces; 0 without one, or if it cannot be read."""
+    if not target.exists():
+        return 0
+    try:
+        with looking_at(str(target), allow_older=True) as (connection, _):
+            return highest_number(heads(connection).values())
+    except StoreError as error:
+        logger.warning("the log that is replaced cannot be read, so its numbers are not known: %s", error)
+        return 0
+
+
+def _be_another(unfinished: Path, above: int | None, given_out: int) -> Renewed:
     """A history of its own from here on, also where the log that was backed up has been moved into a database."""
     with closing(connect(ExistingFile(query_only=False), str(unfinished))) as connection:
         set_moved(connection, None)
-    return renew(str(unfinished), above)
+    return renew(str(unfinished), above, given_out)
 
 
-def renew(path: str, above: int | None) -> Renewed:
-    """Start a new history of a log that nothing else has open, as `Store.renew`."""
+def renew(path: str, above: int | None, given_out: int = 0) -> Renewed:
+    """Start a new history of a log that nothing else has open, as `Store.renew`. `given_out`: see `leap_request`."""
     session = Session(path, ExistingFile(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
     try:
         session.open(None)
-        return session.renew(above)
+        return session.renew(above, given_out)
     finally:
         session.close()
 

@@ -272,13 +272,13 @@ class Session:
                 mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
                 connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
 
-    def renew(self, above: int | None) -> Renewed:
-        """As `Store` says, in one transaction."""
+    def renew(self, above: int | None, given_out: int = 0) -> Renewed:
+        """As `Store` says, in one transaction. `given_out`: see `leap_request`."""
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 heads = self.writing.state(connection).heads
-                request, renewed = leap_request(heads, self.file, above, self._clock.wall_ms(), new_epoch())
+                request, renewed = leap_request(heads, self.file, above, self._clock.wall_ms(), new_epoch(), given_out)
                 self._committed(connection, [request], None)
                 connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
             self.writing.confirm()
