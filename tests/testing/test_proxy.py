@@ -191,10 +191,9 @@ async def test_server_that_does_not_read_applies_backpressure() -> None:
         writer.write(b"\x82\x7f" + (size - 10).to_bytes(8, "big") + bytes(size - 10))
         await until(lambda: proxy.open_count == 1)
         (connection,) = proxy._open
-        incoming = cast("asyncio.Transport", connection._writers[0].transport)
-        await until(lambda: not incoming.is_reading())
-        outgoing = connection._writers[1].transport
-        await until(lambda: outgoing.get_write_buffer_size() > 0)
+        await until(lambda: len(connection._writers) == 2)
+        incoming, outgoing = (cast("asyncio.Transport", each.transport) for each in connection._writers)
+        await until(lambda: outgoing.get_write_buffer_size() > 0 and not incoming.is_reading())
         assert outgoing.get_write_buffer_size() <= CHUNK_BYTES
         assert len(cast("Any", connection._reader)._buffer) <= 8 * CHUNK_BYTES
         assert not received.done()
