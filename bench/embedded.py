@@ -191,7 +191,7 @@ def _retries(
         for name, retries, target_us in (("", known, 10), (", its id as text", by_text, None)):
             yield Measurement(
                 f"retry from the cache, with its fingerprint{name}",
-                partial(_complete, runner, _retry_each, log, retries),
+                partial(_complete, runner, retry_each, log, retries),
                 partial(_hash_each, known),
                 "canonical + sha256",
                 count=len(known),
@@ -205,7 +205,7 @@ def _retries(
     with _opened(path, Limits(cache_entries_max=0)) as (runner, log), closing(_reader(path)) as connection:
         yield Measurement(
             f"retry from the store, {RETRIES_AT_ONCE} at once",
-            partial(_complete, runner, _retry_at_once, log, retried),
+            partial(_complete, runner, retry_at_once, log, retried),
             partial(_select_each, connection, places),
             "SELECT by place, one by one",
             count=len(retried),
@@ -214,7 +214,7 @@ def _retries(
         )
 
 
-async def _retry_each(log: Log, known: Sequence[Event]) -> int:
+async def retry_each(log: Log, known: Sequence[Event]) -> int:
     replayed = 0
     for one in known:
         verdict = await log.submit(oncelog.event(*one))
@@ -228,7 +228,7 @@ def _hash_each(known: Sequence[Event]) -> int:
     return len(known)
 
 
-async def _retry_at_once(log: Log, retried: Sequence[Submission]) -> int:
+async def retry_at_once(log: Log, retried: Sequence[Submission]) -> int:
     """The sum of the positions, so that it can be compared."""
     total = 0
     for start in range(0, len(retried), RETRIES_AT_ONCE):
@@ -255,7 +255,7 @@ def _reading(path: Path, sizes: Sizes) -> Iterator[Measurement]:
         ):
             yield Measurement(
                 f"read {name}, pages of {PAGE}",
-                partial(_complete, runner, _read_pages, log, partition),
+                partial(_complete, runner, read_pages, log, partition),
                 partial(_select_pages, connection, partition),
                 "the same SELECT, fetchall",
                 count=count,
@@ -264,7 +264,7 @@ def _reading(path: Path, sizes: Sizes) -> Iterator[Measurement]:
             )
 
 
-async def _read_pages(log: Log, partition: str | None) -> tuple[int, int]:
+async def read_pages(log: Log, partition: str | None) -> tuple[int, int]:
     """How many records, and how many bytes in their bodies."""
     records = size = 0
     reading = await log.read(partition=partition, limit=PAGE)

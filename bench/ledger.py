@@ -5,7 +5,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from bench.processes import process
 from bench.report import Finding, Report, findings_table
 from bench.server import COMMAND, Serving, serving
 from bench.server_report import Series, table
-from bench.turns import in_turn, say
+from bench.turns import SliceOf, in_turn, say
 from bench.wire import Slice, Watch
 from oncelog.core.operations import SetEntity
 from oncelog.core.values import key_identity
@@ -143,36 +143,36 @@ def _echo(place: Path) -> Iterator[Serving]:
 
 async def _grpc(sizes: Sizes) -> dict[str, Series]:
     with directory() as place, _server(place) as ours, _echo(place) as echo:
-        sequences: list[Iterator[int]] = [itertools.count(1) for _ in range(MANY)]
+        loads = {"Oncelog": grpc_load(ours), "an empty echo": grpc_load(echo)}
+        return await in_turn(loads, sizes.rounds, sizes.slice_s)
 
-        async def load_of(server: Serving, numbers: Sequence[Iterator[int]], seconds: float) -> Slice:
-            async with grpc.aio.insecure_channel(f"{server.host}:{server.port}") as channel:
-                call: Any = channel.unary_unary("/oncelog.ledger.v1.Ledger/Write")
-                await channel.channel_ready()
-                waited: list[float] = []
-                watch = Watch(server.pid)
-                until = watch.began + seconds
 
-                async def caller(number: int) -> None:
+def grpc_load(server: Serving) -> SliceOf:
+    """Return a load of callers on one channel, each of which numbers its transactions."""
+    sequences: list[Iterator[int]] = [itertools.count(1) for _ in range(MANY)]
+
+    async def load(seconds: float) -> Slice:
+        async with grpc.aio.insecure_channel(f"{server.host}:{server.port}") as channel:
+            call: Any = channel.unary_unary("/oncelog.ledger.v1.Ledger/Write")
+            await channel.channel_ready()
+            waited: list[float] = []
+            watch = Watch(server.pid)
+            until = watch.began + seconds
+
+            async def caller(number: int) -> None:
+                now = time.perf_counter()
+                while now < until:
+                    began = now
+                    answer = await call(_request(number, next(sequences[number])))
                     now = time.perf_counter()
-                    while now < until:
-                        began = now
-                        answer = await call(_request(number, next(numbers[number])))
-                        now = time.perf_counter()
-                        waited.append(now - began)
-                        if answer[:1] != b"\x0a":  # the field `success`
-                            raise RuntimeError(str(pb.WriteResponse.FromString(answer)))
+                    waited.append(now - began)
+                    if answer[:1] != b"\x0a":  # the field `success`
+                        raise RuntimeError(str(pb.WriteResponse.FromString(answer)))
 
-                await asyncio.gather(*(caller(number) for number in range(MANY)))
-                return watch.slice(len(waited), waited)
+            await asyncio.gather(*(caller(number) for number in range(MANY)))
+            return watch.slice(len(waited), waited)
 
-        async def by_us(seconds: float) -> Slice:
-            return await load_of(ours, sequences, seconds)
-
-        async def by_echo(seconds: float) -> Slice:
-            return await load_of(echo, [itertools.count(1) for _ in range(MANY)], seconds)
-
-        return await in_turn({"Oncelog": by_us, "an empty echo": by_echo}, sizes.rounds, sizes.slice_s)
+    return load
 
 
 def _request(number: int, sequence: int) -> bytes:

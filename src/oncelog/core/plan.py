@@ -66,6 +66,7 @@ from oncelog.core.values import (
 )
 
 _EACH: Final = Mode.EACH  # Python 3.11 takes long to find an enum's member
+_ALL: Final = Mode.ALL
 _ANY_REASON: Final = frozenset(Reason)
 _LIMITS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED})
 """Refusals of the last check: nothing is wrong with the write."""
@@ -105,7 +106,7 @@ def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> 
         refused = malformed_request(request)
         if refused is not None:
             return [refused] * len(request.items)
-    if request.mode is Mode.ALL or (request.is_admitted_whole and _has_limits(request, desk)):
+    if request.mode is _ALL or (request.is_admitted_whole and _has_limits(request, desk)):
         return _decide_undoable(request, desk, validate)
     return _decide_items(request, desk, validate)
 
@@ -131,7 +132,7 @@ def _decide_undoable(request: Request, desk: Desk, validate: Validate | None) ->
     admission = desk.admission = Admission() if request.is_admitted_whole else None
     verdicts = _decide_items(request, desk, validate)
     desk.admission = None
-    undoing = _ANY_REASON if request.mode is Mode.ALL else _LIMITS
+    undoing = _ANY_REASON if request.mode is _ALL else _LIMITS
     refused = next(
         (index for index, one in enumerate(verdicts) if isinstance(one, Refused) and one.reason in undoing), None
     )
@@ -152,11 +153,13 @@ def _has_limits(request: Request, desk: Desk) -> bool:
     """Return whether a limit could refuse a new item of the request."""
     if desk.tenants is not None:
         return True
-    return any(
-        isinstance(item, Submission | Claim)
-        and (item.retry_after_ms > 0 or (isinstance(item, Submission) and (item.rate or item.stream_rate) is not None))
-        for item in request.items
-    )
+    for item in request.items:
+        if isinstance(item, Submission):
+            if item.retry_after_ms > 0 or item.rate is not None or item.stream_rate is not None:
+                return True
+        elif isinstance(item, Claim) and item.retry_after_ms > 0:
+            return True
+    return False
 
 
 def _skipped(index: int) -> Refused:
