@@ -16,6 +16,8 @@ from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
 from oncelog.stores.inspecting import inspector_of
 
+HINT = ". If the ID is the text of a key, add --text"
+
 
 def in_place(kind: str, directory: Path) -> Path | str:
     """Return the place for a log in a file or a database."""
@@ -108,19 +110,20 @@ def test_show_reports_unknown_keys(log: Path | str) -> None:
         "unknown: no record: it was never committed here, or it was refused, and that leaves nothing behind"
     )
     status, said = show(log, "0:1000")
-    assert (status, said) == (1, "unknown: no record: lane 0 has positions 1 to 24\n")
+    assert (status, said) == (1, f"unknown: no record: lane 0 has positions 1 to 24{HINT}\n")
     assert show(log, "0:0") == (1, said)
-    done = RUNNER.invoke(COMMAND, ["show", str(log), "not an id"])
-    assert done.exit_code == 2
+    status, said = show(log, "not an id")
+    assert status == 1
+    assert said.endswith(", for the key with this text (it is neither a UUID nor hex)\n")
 
 
 def test_show_distinguishes_missing_and_empty_lanes(place: Path | str) -> None:
     sample.make_log(place, rounds=0)
     with inspector_of(str(place)).looking() as view:
         empty = min({0, 1, 2, 3, 4} - set(view.heads()))
-    assert show(place, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty\n")
+    assert show(place, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty{HINT}\n")
     for lane in (5, 99):
-        words = f"unknown: no record: there is no lane {lane}; the log has lanes 0 to 4\n"
+        words = f"unknown: no record: there is no lane {lane}; the log has lanes 0 to 4{HINT}\n"
         assert show(place, f"{lane}:1") == (1, words)
         assert shown(place, f"{lane}:1")[0]["state"] == "unknown"
 
@@ -130,7 +133,8 @@ def test_show_by_position_refuses_options_of_keys(log: Path | str, option: list[
     done = RUNNER.invoke(COMMAND, ["show", str(log), "0:1", *option])
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert done.stderr == f"oncelog: 0:1 names a record by its place: {option[0]} goes with a key.\n"
+    assert f"0:1 names a record by its place: {option[0]} goes with a key." in done.stderr
+    assert done.stderr.endswith(" If it is the text of a key, add --text.\n")
 
 
 def test_show_reports_leases(place: Path | str) -> None:

@@ -1,6 +1,7 @@
 """`oncelog show`: what became of an identity, and why."""
 
 import re
+from collections.abc import Sequence
 from shlex import quote
 from typing import Annotated, Any, Final
 from uuid import UUID
@@ -16,6 +17,7 @@ from oncelog.core.policy import CHAT, Policy
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
+from oncelog.idempotency.calls import key_bytes
 from oncelog.stores.clock import JUMP_MS_MAX
 from oncelog.stores.inspecting import inspector_of
 from oncelog.stores.key_search import MATCHES_MAX, Matches, Wanted, search
@@ -30,20 +32,31 @@ _MESSAGE: Final = "msg_"
 Id = Annotated[
     str,
     typer.Argument(
-        help="A UUID, a key in hex, a message's id (msg_…), or LANE:POSITION.", metavar="ID", show_default=False
+        help="A UUID, a key in hex or as text, a message's id (msg_…), or LANE:POSITION.",
+        metavar="ID",
+        show_default=False,
     ),
 ]
 
 
-def show(
+def show(  # noqa: PLR0913 - each is an option
     log: Log,
     id: Id,  # noqa: A002 - what it is called where it is shown
+    *,
     policy: Annotated[str | None, typer.Option(help="Look under this policy only.")] = None,
     scope: Annotated[
         str | None, typer.Option(help="Look in this scope (or stream) only; '' is that of most events.")
     ] = None,
     client: Annotated[
         str | None, typer.Option(help="Look for a key of this client, where clients number their writes.")
+    ] = None,
+    as_text: Annotated[
+        bool | None,
+        typer.Option(
+            "--text/--hex",
+            help="Read ID only as the text of a key, or only as a UUID or hex. Without either, search for both.",
+            show_default=False,
+        ),
     ] = None,
     read_all: Annotated[
         bool, typer.Option("--all", help="Read all records, even if the key index has found the key.")
@@ -52,7 +65,8 @@ def show(
 ) -> None:
     """Prints what a log knows about an identity: committed, forgotten, leased or unknown, and its record with its body.
 
-    Finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. The exit status is 0
+    Finds events, messages, ledger writes, deltas, runs and others by their keys, in all scopes. The key of a call of
+    `once` and that of an Idempotency-Key header are found by the text that was given. The exit status is 0
     for one record, 1 for no record, and 3 if several writes have the key: then they are listed with the options that
     choose one.
 
@@ -60,10 +74,13 @@ def show(
 
     Example:  oncelog show chat.db msg_00000000000003000000000007
 
+    Example:  oncelog show app.db order-17
+
     Example:  oncelog show postgresql://oncelog@db.example.org/orders 0:17
     """
     with ending_well():
-        place, key = _parsed(id)
+        place = _place(id) if as_text is None else None
+        keys = _keys(id, as_text) if place is None else ()
         if place is not None:
             options = {"--policy": policy, "--scope": scope, "--client": client, "--all": read_all or None}
             _demand_no_options(id, options)
@@ -71,46 +88,74 @@ def show(
             view = _Found(found)
             if place is not None:
                 told = [view.message_at(*place) if id.startswith(_MESSAGE) else view.at(*place)]
+                if told[0].outcome.record is None:
+                    told = [_with_hint(told[0])]
             else:
-                wanted = Wanted(key, _chosen(view.policies, policy), scope, client)
+                wanted = Wanted(keys, _chosen(view.policies, policy), scope, client)
                 matches = search(found, wanted, meter, read_all=read_all)
                 told = [one for one in map(view.under, matches.identities) if one.outcome.status is not Status.UNKNOWN]
-                told = told or [_unknown(wanted, matches) if view.policies else _undeclared()]
-        _print(told, as_json)
+                told = told or [_unknown(id, wanted, matches) if view.policies else _undeclared()]
+        _print(told, keys, as_json)
         if len(told) > 1:
             raise typer.Exit(AMBIGUOUS)
         if told[0].outcome.record is None:
             raise typer.Exit(FOUND_NOTHING)
 
 
-def _print(told: "list[_Shown]", as_json: bool) -> None:
+def _print(told: "list[_Shown]", keys: Sequence[bytes], as_json: bool) -> None:
     if as_json:
         print_json([_plain(one) for one in told])
     else:
-        typer.echo("\n".join(_lines(told[0]) if len(told) == 1 else _choices(told)))
+        typer.echo("\n".join(_lines(told[0]) if len(told) == 1 else _choices(told, keys)))
 
 
-def _parsed(text: str) -> tuple[tuple[int, int] | None, bytes]:
+def _place(text: str) -> tuple[int, int] | None:
+    """Return lane and position if the text names a record by them."""
     place = _PLACE.fullmatch(text)
     if place is not None:
-        return (int(place[1]), int(place[2])), b""
-    if text.startswith(_MESSAGE):
-        found = message_place(text)
-        if found is None:
-            raise OncelogError(f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case.")
-        return found, b""
-    if _HEX.fullmatch(text):
-        return None, bytes.fromhex(text)
+        return int(place[1]), int(place[2])
+    if not text.startswith(_MESSAGE):
+        return None
+    found = message_place(text)
+    if found is None:
+        raise OncelogError(
+            f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case. "
+            "If it is the text of a key, add --text."
+        )
+    return found
+
+
+def _keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
+    """Return the keys that a text can mean: those of a UUID or hex, and of the text itself."""
+    given = _bytes_in_hex(text)
+    if as_text is False:
+        if given is None:
+            raise OncelogError(f"{text!r} is not a UUID or a key in hex: --hex is for these.")
+        return (given,)
     try:
-        return None, UUID(text).bytes
+        key = key_bytes(text)
+    except ValueError as error:
+        if given is None or as_text:
+            raise OncelogError(f"the ID cannot be a key: {error}.") from None
+        return (given,)
+    return (key,) if given is None or as_text else (given, key)
+
+
+def _bytes_in_hex(text: str) -> bytes | None:
+    if _HEX.fullmatch(text):
+        return bytes.fromhex(text)
+    try:
+        return UUID(text).bytes
     except ValueError:
-        raise OncelogError(f"{text!r} is not a UUID, a key in hex, a message's id (msg_…) or LANE:POSITION.") from None
+        return None
 
 
 def _demand_no_options(place: str, options: dict[str, Any]) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        raise OncelogError(f"{place} names a record by its place: {given[0]} goes with a key.")
+        raise OncelogError(
+            f"{place} names a record by its place: {given[0]} goes with a key. If it is the text of a key, add --text."
+        )
 
 
 def _chosen(policies: dict[str, Policy], name: str | None) -> tuple[Policy, ...]:
@@ -129,7 +174,7 @@ def why_passed_over(view: View, lane: int, position: int) -> str | None:
     return f"no record: a restore passed over lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
 
 
-def _unknown(wanted: Wanted, matches: Matches) -> "_Shown":
+def _unknown(text: str, wanted: Wanted, matches: Matches) -> "_Shown":
     names = [policy.name for policy in wanted.policies]
     searched = f"under {', '.join(names)}"
     if wanted.scope is not None:
@@ -137,8 +182,21 @@ def _unknown(wanted: Wanted, matches: Matches) -> "_Shown":
     if wanted.client is not None:
         searched += f" for the client {wanted.client!r}"
     read = "the key index" if matches.records_read is None else f"all {matches.records_read} records, and all leases,"
-    why = f"{NEVER_COMMITTED}. Searched: {read} {searched}"
+    in_hex = _bytes_in_hex(text)
+    if in_hex is None:
+        forms = "the key with this text (it is neither a UUID nor hex)"
+    else:
+        named = {in_hex: "the key in hex"}
+        forms = " and ".join(named.get(key, "the key with this text") for key in wanted.keys)
+    why = f"{NEVER_COMMITTED}. Searched: {read} {searched}, for {forms}"
     return _Shown(Outcome(Status.UNKNOWN, why), names[0] if len(names) == 1 else "")
+
+
+def _with_hint(shown: "_Shown") -> "_Shown":
+    """Add the option for a key whose text has the form of a place."""
+    outcome = shown.outcome
+    why = f"{outcome.why}. If the ID is the text of a key, add --text"
+    return msgspec.structs.replace(shown, outcome=msgspec.structs.replace(outcome, why=why))
 
 
 def _undeclared() -> "_Shown":
@@ -154,6 +212,7 @@ class _Shown(msgspec.Struct, frozen=True):
     block_hash: bytes = b""
     scope: str = ""
     client: str = ""
+    key: bytes = b""
 
 
 class _Found:
@@ -169,10 +228,10 @@ class _Found:
 
     def under(self, identity: KeyIdentity) -> _Shown:
         """What the log knows about an identity."""
-        name, scope, client, _ = identity
+        name, scope, client, key = identity
         standing = self._view.standing(identity)
         outcome = outcome_of(self.policies[name], msgspec.structs.replace(standing, time_ms=self._time_ms))
-        return _Shown(outcome, name, self._block_hash(outcome.record), scope, client)
+        return _Shown(outcome, name, self._block_hash(outcome.record), scope, client, key)
 
     def at(self, lane: int, position: int) -> _Shown:
         """What stands at a place."""
@@ -201,7 +260,7 @@ class _Found:
         return self._shown(Outcome(Status.FORGOTTEN, why, record), record)
 
     def _shown(self, outcome: Outcome, record: Record) -> _Shown:
-        return _Shown(outcome, record.policy, self._block_hash(record), record.scope, record.client)
+        return _Shown(outcome, record.policy, self._block_hash(record), record.scope, record.client, record.key)
 
     def message_at(self, lane: int, position: int) -> _Shown:
         """The message at a place."""
@@ -248,14 +307,20 @@ def _plain(shown: _Shown) -> dict[str, Any]:
     return plain
 
 
-def _choices(told: list[_Shown]) -> list[str]:
-    """One line for each of several writes: the options that choose it, and what became of it."""
+def _choices(told: list[_Shown], keys: Sequence[bytes]) -> list[str]:
+    """One line for each of several writes: the options that choose it, and what became of it.
+
+    The last of several keys is that of the text.
+    """
+    are_of_both = len({one.key for one in told}) > 1
     some = f"more than {MATCHES_MAX}" if len(told) > MATCHES_MAX else str(len(told))
     lines = [f"ambiguous: {some} writes have this key. Choose one with these options:"]
     for one in told[:MATCHES_MAX]:
         options = f"--policy {one.policy} --scope {quote(printable(one.scope))}"
         if one.client:
             options += f" --client {quote(printable(one.client))}"
+        if are_of_both:
+            options += " --text" if one.key == keys[-1] else " --hex"
         lines.append(f"  {options}\n      {one.outcome.status.value}: {printable(one.outcome.why)}")
     return lines
 
@@ -278,6 +343,7 @@ def _fields(record: Record, block_hash: bytes) -> list[tuple[str, str]]:
         ("policy", record.policy),
         ("scope", record.scope),
         ("key", record.key.hex()),
+        ("key as text", _text_of(record.key)),
         ("fingerprint", record.fingerprint.hex()),
         ("actor", record.actor),
         ("client", f"{record.client}, sequence {record.client_sequence}" if record.client_sequence else record.client),
@@ -285,6 +351,14 @@ def _fields(record: Record, block_hash: bytes) -> list[tuple[str, str]]:
         ("block", f"height {record.height}, {block_hash.hex()}"),
         ("erased", "yes: the body is gone, its hash stays") if record.erased else _body(record),
     ]
+
+
+def _text_of(key: bytes) -> str:
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if text.isprintable() else ""
 
 
 def _body(record: Record) -> tuple[str, str]:

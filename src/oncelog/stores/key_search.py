@@ -1,4 +1,4 @@
-"""Search for the writes under a key when their policy, scope or client is not known.
+"""Search for the writes under keys when their policy, scope or client is not known.
 
 The key index holds hashes of whole identities, so it cannot be asked for a key alone. Reading all records is complete,
 and takes up to a second for every million records. In a large log the search first asks the index for the key in all
@@ -6,7 +6,7 @@ scopes that the log has a table of. It reads all records if that finds nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from msgspec import Struct
@@ -29,23 +29,28 @@ Report = Callable[[Progress], None]
 
 
 class Wanted(Struct, frozen=True):
-    """The key, and the known properties of its write. None matches anything."""
+    """The keys, and the known properties of their writes. None matches anything.
 
-    key: bytes
+    There are several keys where one text can be read in several ways.
+    """
+
+    keys: tuple[bytes, ...]
     policies: tuple[Policy, ...]
     scope: str | None = None
     client: str | None = None
 
     @property
     def is_exact(self) -> bool:
-        """Whether it names one identity under each policy."""
+        """Whether it names one identity for each policy and key."""
         return self.scope is not None and (
             self.client is not None or not any(policy.client_sequence for policy in self.policies)
         )
 
-    def identity(self, policy: Policy, scope: str, client: str = "") -> KeyIdentity:
-        """Return the identity of the key under a policy."""
-        return policy.name, scope, client if policy.client_sequence else "", self.key
+    def identities(self, policy: Policy, scope: str, client: str = "") -> list[KeyIdentity]:
+        """Return the identities of the keys that a policy allows."""
+        shortest, longest = policy.key_bytes
+        fitting = [key for key in self.keys if shortest <= len(key) <= longest]
+        return [(policy.name, scope, client if policy.client_sequence else "", key) for key in fitting]
 
     def admits(self, identity: KeyIdentity) -> bool:
         """Tell whether an identity is one that is wanted."""
@@ -70,15 +75,15 @@ class Matches(Struct, frozen=True):
 
 
 def search(view: View, wanted: Wanted, report: Report, *, read_all: bool = False) -> Matches:
-    """Find the identities under which a key has a record or a lease.
+    """Find the identities under which the keys have a record or a lease.
 
     With `read_all` the search reads all records, even if the index has found some. A wanted identity that is exact is
     returned without a look.
     """
     if wanted.is_exact:
         scope, client = wanted.scope or "", wanted.client or ""
-        return Matches(tuple(wanted.identity(policy, scope, client) for policy in wanted.policies))
-    leased = view.leased(wanted.key, MATCHES_MAX + 1)
+        return Matches(tuple(chain(*(wanted.identities(policy, scope, client) for policy in wanted.policies))))
+    leased = [one for key in wanted.keys for one in view.leased(key, MATCHES_MAX + 1)]
     total = view.record_estimate()
     if total > SCAN_RECORDS_MAX and not read_all:
         known = _known(view, wanted)
@@ -103,25 +108,24 @@ def _known(view: View, wanted: Wanted) -> list[KeyIdentity]:
 
 
 def _candidates(view: View, wanted: Wanted) -> Iterator[KeyIdentity]:
-    fitting = [one for one in wanted.policies if one.key_bytes[0] <= len(wanted.key) <= one.key_bytes[1]]
-    for policy in fitting:
+    for policy in wanted.policies:
         if not policy.client_sequence:
-            yield wanted.identity(policy, wanted.scope or "")
-    streams = [one for one in fitting if one.order is Order.STREAM and not one.client_sequence]
+            yield from wanted.identities(policy, wanted.scope or "")
+    streams = [one for one in wanted.policies if one.order is Order.STREAM and not one.client_sequence]
     for scope in view.streams() if streams and wanted.scope is None else ():
         for policy in streams:
-            yield wanted.identity(policy, scope)
-    numbered = {one.name: one for one in fitting if one.client_sequence}
+            yield from wanted.identities(policy, scope)
+    numbered = {one.name: one for one in wanted.policies if one.client_sequence}
     for name, scope, client in view.clients() if numbered else ():
         if name in numbered:
-            yield wanted.identity(numbered[name], scope, client)
+            yield from wanted.identities(numbered[name], scope, client)
 
 
 def _scanned(view: View, wanted: Wanted, report: Report, total: int) -> tuple[set[KeyIdentity], int]:
     found: set[KeyIdentity] = set()
     records_read = 0
     report(Progress(_STEP, 0, total))
-    for count, identities in view.scan(wanted.key):
+    for count, identities in view.scan(wanted.keys):
         records_read += count
         found.update(filter(wanted.admits, identities))
         report(Progress(_STEP, min(records_read, total), total))

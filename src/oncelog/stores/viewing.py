@@ -74,8 +74,8 @@ class View(Protocol):
     def record_estimate(self) -> int:
         """Estimate the number of records; 0 if the database has no estimate."""
 
-    def scan(self, key: bytes) -> Iterator[tuple[int, list[KeyIdentity]]]:
-        """Read all records. For each page yield the number of records, and the identities of records with the key."""
+    def scan(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
+        """Read all records. For each page yield the number of records, and the identities of records with the keys."""
 
     def record_at(self, lane: int, position: int) -> Record | None:
         """What stands at a place."""

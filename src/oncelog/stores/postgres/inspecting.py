@@ -93,7 +93,7 @@ class DatabaseView:
         """As `View` says. It is the estimate of PostgreSQL's planner."""
         return int(self._only("record_estimate"))
 
-    def scan(self, key: bytes) -> Iterator[tuple[int, list[KeyIdentity]]]:
+    def scan(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
         """As `View` says. By rows, not by positions: there may be long gaps between those."""
         for lane, head in self.heads().items():
             position = 0
@@ -102,8 +102,8 @@ class DatabaseView:
                 last, count = row or (None, 0)
                 if last is None:
                     break
-                rows = self._session.rows(SQL["records_of_key"], lane, position, last, key)
-                yield count, [(policy, scope, client, key) for policy, scope, client in rows]
+                rows = self._session.rows(SQL["records_of_keys"], lane, position, last, list(keys))
+                yield count, [(policy, scope, client, key) for policy, scope, client, key in rows]
                 position = last
 
     def record_at(self, lane: int, position: int) -> Record | None:

@@ -1,5 +1,6 @@
 """Looking at a log in a file, for the command line."""
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -95,13 +96,14 @@ class FileView:
         """As `View` says. Rows are numbered from 1 on, in the order of their commits, and stay."""
         return int(self._connection.execute(SQL["newest_id"]).fetchone()[0])
 
-    def scan(self, key: bytes) -> Iterator[tuple[int, list[KeyIdentity]]]:
+    def scan(self, keys: Sequence[bytes]) -> Iterator[tuple[int, list[KeyIdentity]]]:
         """As `View` says."""
         newest = self.record_estimate()
+        wanted = json.dumps([key.hex().upper() for key in keys])
         for first in range(0, newest, SCAN_PAGE_RECORDS):
             last = min(first + SCAN_PAGE_RECORDS, newest)
-            rows = self._connection.execute(SQL["records_of_key"], (first, last, key)).fetchall()
-            yield last - first, [(policy, scope, client, key) for policy, scope, client in rows]
+            rows = self._connection.execute(SQL["records_of_keys"], (first, last, wanted)).fetchall()
+            yield last - first, [(policy, scope, client, key) for policy, scope, client, key in rows]
 
     def record_at(self, lane: int, position: int) -> Record | None:
         """As `View` says."""

@@ -295,10 +295,10 @@ SELECT max(position), count(*) FROM (
     SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 ORDER BY position LIMIT $3
 ) AS page;
 
--- name: records_of_key
+-- name: records_of_keys
 -- Only where clients number their writes is the client part of the identity.
-SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END FROM oncelog_records
-WHERE lane = $1 AND position > $2 AND position <= $3 AND key = $4;
+SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key FROM oncelog_records
+WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 
 -- name: bodies
 SELECT position, salt, body, sequence, scope, partitions FROM oncelog_records

@@ -285,11 +285,11 @@ SELECT policy, scope, client FROM oncelog_leases WHERE key_hex = ? LIMIT ?;
 -- name: newest_id
 SELECT coalesce(max(id), 0) FROM oncelog_records;
 
--- name: records_of_key
--- Identities of the records with a key, among some that were committed one after the other. Only where clients number
+-- name: records_of_keys
+-- Identities of the records with some keys, given in upper-case hex, among some that were committed one after the other. Only where clients number
 -- their writes is the client part of the identity.
-SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END FROM oncelog_records
-WHERE id > ? AND id <= ? AND key = ?;
+SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key FROM oncelog_records
+WHERE id > ? AND id <= ? AND hex(key) IN (SELECT value FROM json_each(?));
 
 -- name: segments
 SELECT segment, level, keys FROM oncelog_key_segments ORDER BY segment;
