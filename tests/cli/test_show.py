@@ -12,6 +12,7 @@ from cli import sample
 from cli.runner import COMMAND, RUNNER
 from core.writes import key, result, transaction
 from databases import address_of
+from oncelog.cli.times import utc
 from oncelog.core.policy import RUNS
 from oncelog.core.values import Claim, Release
 from oncelog.stores.inspecting import inspector_of
@@ -101,6 +102,39 @@ def test_show_reports_forgotten_keys(log: Path | str) -> None:
     assert len(forgotten) == 11
     assert {one["state"] for one in forgotten} == {"forgotten"}
     assert "a later write has committed under the same key" in forgotten[0]["reason"]
+
+
+@pytest.mark.rule("LG-15", "LG-16")
+def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
+    sample.make_log(place, rounds=0)
+    start_ms = sample.START_MS + 200 * sample.HOUR_MS
+    sample.append(place, transaction(100, 1, client="till"), transaction(101, 2, client="till"), now_ms=start_ms)
+    for count in range(1, 71):  # the lane evicts at every 16th position
+        now_ms = start_ms + count * sample.HOUR_MS
+        sample.append(place, transaction(200 + count, count, client="filler"), now_ms=now_ms)
+    identity = key(100).hex()
+    [one] = shown(place, identity)
+    lane = one["record"]["lane"]
+    due_ms = start_ms + 24 * sample.HOUR_MS
+    times = {number: shown(place, f"{lane}:{number}")[0]["record"]["log_time_ms"] for number in (16, 32, 48, 64)}
+    position = next(number for number, time_ms in times.items() if time_ms > due_ms)
+    assert one["state"] == "forgotten"
+    assert one["evicted"] == {"lane": lane, "position": position, "log_time_ms": times[position]}
+    status, said = show(place, identity)
+    assert status == 0
+    first, second, *_ = said.splitlines()
+    assert first == (
+        f"forgotten: committed as sequence {one['record']['sequence']} of 'org/1', but its key was evicted after "
+        "86400000 ms (policy ledger), and its client too (its last sequence is 0 now): a retry with client sequence 1 "
+        "is a new write, a higher one is refused"
+    )
+    assert second == f"key evicted:    lane {lane}, position {position}, {utc(times[position])}"
+    # Its key is used again: the record is still found by its place.
+    sample.append(place, transaction(100, 1, client="till"), now_ms=start_ms + 80 * sample.HOUR_MS)
+    again = shown(place, f"{lane}:{one['record']['position']}")[0]
+    newest = shown(place, identity)[0]["record"]["position"]
+    assert (again["state"], again["evicted"]) == ("forgotten", one["evicted"])
+    assert again["reason"].endswith(f"a later write has committed under the same key, at position {newest}")
 
 
 def test_show_reports_unknown_keys(log: Path | str) -> None:

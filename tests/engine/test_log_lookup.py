@@ -99,9 +99,46 @@ async def test_lookup_reports_keys_forgotten_by_eviction(open_log: Open) -> None
         await log.submit(transaction(2, 1, client="c2"))
         found = await log.lookup(key(1), policy=LEDGER, scope=ORGANISATION, client="c1")
         assert found.status is Status.FORGOTTEN
-        assert f"by an eviction after {DAY_MS} ms (policy ledger)" in found.why
+        assert found.why == (
+            f"committed as sequence 1 of {ORGANISATION!r}, but its key was evicted after {DAY_MS} ms (policy ledger), "
+            "and its client too (its last sequence is 0 now): a retry with client sequence 1 is a new write, "
+            "a higher one is refused"
+        )
         other = await log.lookup(key(2), policy=LEDGER, scope=ORGANISATION, client="c2")
         assert other.status is Status.COMMITTED
+
+
+@pytest.mark.rule("LG-13", "LG-16")
+async def test_lookup_of_an_evicted_key_says_what_a_retry_does(open_log: Open) -> None:
+    """What it says is compared with what the log does."""
+
+    async def why(number: int) -> str:
+        found = await log.lookup(key(number), policy=LEDGER, scope=ORGANISATION, client="c1")
+        assert found.status is Status.FORGOTTEN
+        return found.why
+
+    clock = ManualClock()
+    async with open_log(clock, settings=Settings(eviction_interval=2)) as log:
+        first, second = transaction(1, 1), transaction(2, 2)
+        await log.submit(first)
+        await log.submit(second)
+        clock.advance(DAY_MS)
+        await log.submit(transaction(3, 3))
+        clock.advance(1)
+        await log.submit(transaction(9, 1, client="c2"))  # position 4 evicts the keys 1 and 2, but not the client
+        assert (await why(1)).endswith(
+            ": a retry with client sequence 1 is answered as already committed if it is equal to the client's newest "
+            "write with that sequence, and refused otherwise; a retry with client sequence 4 is a new write"
+        )
+        assert isinstance(await log.submit(first), Replayed)
+        refused(await log.submit(transaction(1, 1, content="another")), Reason.SEQUENCE_REUSED)
+        clock.advance(DAY_MS + 1)
+        await log.submit(transaction(10, 2, client="c2"))
+        await log.submit(transaction(11, 3, client="c2"))  # position 6 evicts the client
+        await log.submit(transaction(4, 1))
+        assert "(its last sequence is 1 now): a retry with client sequence 2 is a new write" in await why(3)
+        refused(await log.submit(transaction(3, 3)), Reason.SEQUENCE_GAP)
+        committed(await log.submit(second))
 
 
 @pytest.mark.rule("RU-5")

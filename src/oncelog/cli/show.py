@@ -1,6 +1,7 @@
 """`oncelog show`: what became of an identity, and why."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from shlex import quote
 from typing import Annotated, Any, Final
@@ -12,8 +13,8 @@ import typer
 from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json, printable
 from oncelog.cli.times import utc
 from oncelog.core.chat import message_place
-from oncelog.core.gaps import RESTORE_POLICY, gap_at
-from oncelog.core.policy import CHAT, Policy
+from oncelog.core.gaps import RESTORE_POLICY, gap_at, last_evicting
+from oncelog.core.policy import CHAT, Forget, Policy
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, outcome_of
 from oncelog.errors import CorruptError, OncelogError
@@ -204,6 +205,14 @@ def _undeclared() -> "_Shown":
     return _Shown(Outcome(Status.UNKNOWN, why))
 
 
+class _Eviction(msgspec.Struct, frozen=True):
+    """The place and log time of an eviction."""
+
+    lane: int
+    position: int
+    log_time_ms: int
+
+
 class _Shown(msgspec.Struct, frozen=True):
     """An outcome, and where it was found."""
 
@@ -213,6 +222,8 @@ class _Shown(msgspec.Struct, frozen=True):
     scope: str = ""
     client: str = ""
     key: bytes = b""
+    evicted: _Eviction | None = None
+    """The eviction that removed the key."""
 
 
 class _Found:
@@ -231,7 +242,7 @@ class _Found:
         name, scope, client, key = identity
         standing = self._view.standing(identity)
         outcome = outcome_of(self.policies[name], msgspec.structs.replace(standing, time_ms=self._time_ms))
-        return _Shown(outcome, name, self._block_hash(outcome.record), scope, client, key)
+        return _Shown(outcome, name, self._block_hash(outcome.record), scope, client, key, self._eviction(outcome))
 
     def at(self, lane: int, position: int) -> _Shown:
         """What stands at a place."""
@@ -257,10 +268,43 @@ class _Found:
         if shown.outcome.record == record:
             return shown
         why = "committed, but forgotten: a later write has committed under the same key"
+        if shown.outcome.record is not None:
+            why += f", at position {shown.outcome.record.position}"
         return self._shown(Outcome(Status.FORGOTTEN, why, record), record)
 
     def _shown(self, outcome: Outcome, record: Record) -> _Shown:
-        return _Shown(outcome, record.policy, self._block_hash(record), record.scope, record.client, record.key)
+        return _Shown(
+            outcome,
+            record.policy,
+            self._block_hash(record),
+            record.scope,
+            record.client,
+            record.key,
+            self._eviction(outcome),
+        )
+
+    def _eviction(self, outcome: Outcome) -> _Eviction | None:
+        """Find the first evicting position at which the key of a record was too old. Log time never goes back."""
+        record = outcome.record
+        if record is None or outcome.status is not Status.FORGOTTEN:
+            return None
+        retention, interval = self.policies[record.policy].retention, self._view.about.settings.eviction_interval
+        if retention.forget is not Forget.AT_EVICTION:
+            return None
+        gaps = self._view.gaps().get(record.lane, NO_GAPS).positions
+
+        def evicting(number: int) -> Record | None:
+            position = last_evicting(number * interval, interval, gaps)
+            return self._view.record_at(record.lane, position) if position > record.position else None
+
+        def is_evicted(number: int) -> bool:
+            at = evicting(number)
+            return at is not None and not retention.remembers(record.log_time_ms, at.log_time_ms, at.log_time_ms)
+
+        numbers = range(record.position // interval, self._heads[record.lane].position // interval + 1)
+        first = bisect_left(numbers, x=True, key=is_evicted)
+        at = evicting(numbers[first]) if first < len(numbers) else None
+        return None if at is None else _Eviction(at.lane, at.position, at.log_time_ms)
 
     def message_at(self, lane: int, position: int) -> _Shown:
         """The message at a place."""
@@ -302,6 +346,8 @@ def _plain(shown: _Shown) -> dict[str, Any]:
             "body_is_hex": _body(record)[0] == "body (hex)",
             "block_hash": shown.block_hash.hex(),
         }
+    if shown.evicted is not None:
+        plain["evicted"] = msgspec.structs.asdict(shown.evicted)
     if lease is not None:
         plain["lease"] = {"holder": lease.holder, "fence": lease.fence, "until_ms": lease.until_ms}
     return plain
@@ -328,6 +374,9 @@ def _choices(told: list[_Shown], keys: Sequence[bytes]) -> list[str]:
 def _lines(shown: _Shown) -> list[str]:
     record, lease = shown.outcome.record, shown.outcome.lease
     lines = [f"{shown.outcome.status.value}: {shown.outcome.why}"]
+    if shown.evicted is not None:
+        at = shown.evicted
+        lines.append(f"{'key evicted:':<16}lane {at.lane}, position {at.position}, {utc(at.log_time_ms)}")
     if record is not None:
         lines += [f"{name + ':':<16}{value}" for name, value in _fields(record, shown.block_hash) if value != ""]
     if lease is not None and lease.holder:

@@ -46,16 +46,36 @@ def outcome_of(policy: Policy, standing: Standing) -> Outcome:
         erased = ", and its content has been erased since" if record.erased else ""
         if policy.retention.remembers(record.log_time_ms, log_time_ms, standing.head.eviction_time_ms):
             return Outcome(Status.COMMITTED, f"committed as {place}{erased}", record, receipt, lease)
-        forgotten = _forgotten(policy)
+        forgotten = _forgotten(policy, record, standing)
         return Outcome(Status.FORGOTTEN, f"committed as {place}{erased}, {forgotten}", record, receipt, lease)
     if lease is not None and not is_forgotten(lease, log_time_ms):
         return Outcome(Status.LEASED, _lease_in_words(lease, log_time_ms), lease=lease)
     return Outcome(Status.UNKNOWN, NEVER_COMMITTED)
 
 
-def _forgotten(policy: Policy) -> str:
-    how = "after" if policy.retention.forget is Forget.AT_AGE else "by an eviction after"
-    return f"but forgotten {how} {policy.retention.ttl_ms} ms (policy {policy.name}): a retry would be a new write"
+def _forgotten(policy: Policy, record: Record, standing: Standing) -> str:
+    age = f"{policy.retention.ttl_ms} ms (policy {policy.name})"
+    if policy.retention.forget is Forget.AT_AGE:
+        return f"but its key was forgotten after {age}: a retry is a new write"
+    evicted = f"but its key was evicted after {age}"
+    if not record.client_sequence:
+        return f"{evicted}: a retry is a new write"
+    return f"{evicted}{_retry_by_sequence(policy, record.client_sequence, standing)}"
+
+
+def _retry_by_sequence(policy: Policy, sequence: int, standing: Standing) -> str:
+    """Describe the answer to a retry whose key is unknown: its sequence decides (core.sequences)."""
+    entry = standing.client_entry
+    if entry is not None and not policy.retention.remembers(entry.last_seen_ms, 0, standing.head.eviction_time_ms):
+        entry = None
+    last = 0 if entry is None else entry.sequence
+    as_new = f"a retry with client sequence {last + 1} is a new write"
+    if sequence > last:
+        return f", and its client too (its last sequence is {last} now): {as_new}, a higher one is refused"
+    return (
+        f": a retry with client sequence {sequence} is answered as already committed if it is equal to the client's "
+        f"newest write with that sequence, and refused otherwise; {as_new}"
+    )
 
 
 def _lease_in_words(lease: Lease, log_time_ms: int) -> str:

@@ -231,7 +231,8 @@ class MemoryStore:
             )
         head = snapshot.heads.get(lane) or LaneHead()
         mark, _ = self._mark.proposed(self._clock, self._jump_ms_max)
-        return Standing(record, snapshot.leases.get(identity), head, mark.time_ms, positions)
+        client_entry = snapshot.clients.get(identity[:3])
+        return Standing(record, snapshot.leases.get(identity), head, mark.time_ms, positions, client_entry)
 
     async def read(self, query: Query) -> Page:
         """As `Store` says."""

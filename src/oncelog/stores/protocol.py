@@ -23,6 +23,7 @@ from oncelog.core.proof import SALT_BYTES, Block, Sealed, seal
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Changes,
+    ClientEntry,
     KeyIdentity,
     LaneHead,
     Lease,
@@ -202,6 +203,8 @@ class Standing(Struct, frozen=True):
     """At which a write under it would be decided now."""
     positions: tuple[int, ...] = ()
     """Of all records under it, oldest first: there are several where it was forgotten and used again."""
+    client_entry: ClientEntry | None = None
+    """The sequence of the record's client, evicted or not, where clients number their writes."""
 
     @property
     def remembered(self) -> Remembered | None:

@@ -1,7 +1,7 @@
 """What a file knows about one identity, for `Log.lookup` and `oncelog show`."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.protocol import Standing
@@ -11,19 +11,22 @@ from oncelog.stores.sqlite.index import KeyIndex
 from oncelog.stores.sqlite.reading import record_of
 from oncelog.stores.sqlite.statements import SQL
 
-_LEASES: Final = next(table for table in TABLES if table.name == "leases")
+_CLIENTS, _LEASES = (next(table for table in TABLES if table.name == name) for name in ("clients", "leases"))
 
 
 def standing_of(
     connection: Any, index: KeyIndex, identity: KeyIdentity, heads: Mapping[int, LaneHead], lanes: int
 ) -> Standing:
-    """Its newest record, its lease, and the head to judge both by. The index must have caught up."""
+    """Its newest record, its lease and client, and the head to judge them by. The index must have caught up."""
     records = _records(connection, index, identity)
     record = records[-1] if records else None
     leases = tables.load_table(connection, _LEASES, [identity], lanes)
     lane = lane_of_scope(identity[1], lanes) if record is None else record.lane
     positions = tuple(one.position for one in records)
-    return Standing(record, leases.get(identity), heads.get(lane) or LaneHead(), positions=positions)
+    head = heads.get(lane) or LaneHead()
+    clients = tables.load_table(connection, _CLIENTS, [identity[:3]], lanes) if identity[2] else {}
+    client_entry = clients.get(identity[:3])
+    return Standing(record, leases.get(identity), head, positions=positions, client_entry=client_entry)
 
 
 def _records(connection: Any, index: KeyIndex, identity: KeyIdentity) -> list[Record]:
