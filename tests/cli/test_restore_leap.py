@@ -145,7 +145,12 @@ def test_counts_leave_out_what_was_passed_over(tmp_path: Path) -> None:
     assert (after["records"], after["blocks"]) == (before["records"] + 10, before["blocks"] + 10)
     lags = {one["name"]: one["lag"] for one in before["consumers"]}
     assert {one["name"]: one["lag"] for one in after["consumers"]} == {**lags, "mailer": lags["mailer"] + 2}
-    assert json.loads(run("verify", log, "--json"))["records"] == after["records"]
+    verified = json.loads(run("verify", log, "--json"))
+    assert verified["records"] == after["records"]
+    assert verified["restore_records"] == after["restore_records"] == 10
+    words = f"{before['records']} records and 10 restore records in "
+    assert run("verify", log).startswith(f"ok: {words}5 lanes, ")
+    assert f"\n{words}{after['blocks']} blocks, " in run("stats", log)
 
 
 @pytest.mark.rule("CO-12", "LG-15")

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import typer
 
-from oncelog.cli.terminal import AsJson, Log, ending_well, print_json
+from oncelog.cli.terminal import AsJson, Log, count_in_words, ending_well, print_json
 from oncelog.cli.times import utc
 from oncelog.core.policy import LEDGER, Policy
 from oncelog.core.tenants import Usage
@@ -39,6 +39,7 @@ def _figures(view: View) -> dict[str, Any]:
         "created_ms": about.created_ms,
         "settings": {**msgspec.structs.asdict(about.settings), "ledger_ttl_ms": _ledger_ttl_ms(view)},
         "records": count_records(heads, gaps),
+        "restore_records": sum(len(one.positions) for one in gaps.values()),
         "blocks": count_blocks(heads, gaps),
         "lanes": [
             {"lane": lane, "position": head.position, "height": head.height, "log_time_ms": head.log_time_ms}
@@ -54,11 +55,12 @@ def _figures(view: View) -> dict[str, Any]:
 
 def _lines(figures: dict[str, Any]) -> list[str]:
     settings = figures["settings"]
+    records = count_in_words(figures["records"], figures["restore_records"])
     return [
         f"epoch {figures['epoch']}, schema {figures['schema']}, created {utc(figures['created_ms'])}",
         f"streams over {settings['lanes']} lanes, evictions every {settings['eviction_interval']} positions",
         f"ledger clients and keys are forgotten after {settings['ledger_ttl_ms']} ms",
-        f"{figures['records']} records in {figures['blocks']} blocks, {figures['erasures']} erasures",
+        f"{records} in {figures['blocks']} blocks, {figures['erasures']} erasures",
         *(
             f"  lane {lane['lane']}: position {lane['position']}, height {lane['height']}, {utc(lane['log_time_ms'])}"
             for lane in figures["lanes"]

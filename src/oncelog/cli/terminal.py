@@ -106,6 +106,13 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
 
 
+def count_in_words(records: int, restore_records: int) -> str:
+    """Return the number of records, with restore records apart: a user counts the writes that were made."""
+    if not restore_records:
+        return f"{records} records"
+    return f"{records - restore_records} records and {restore_records} restore records"
+
+
 def print_json(value: Any) -> None:
     """One object, on one line."""
     typer.echo(orjson.dumps(value).decode())

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json
+from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, Meter, count_in_words, ending_well, print_json
 from oncelog.stores.inspecting import inspector_of
 from oncelog.stores.verifying.findings import Lie, Passed, Progress, exported_head
 
@@ -51,6 +51,7 @@ def summary(passed: Passed) -> str:
     """One line for people."""
     sealed = f" ({passed.sealed_keys} in {passed.segments} segments)" if passed.segments else ""
     return (
-        f"ok: {passed.records} records in {passed.lanes} lanes, {passed.blocks} blocks, {passed.erased} erased, "
+        f"ok: {count_in_words(passed.records, passed.restore_records)} in {passed.lanes} lanes, "
+        f"{passed.blocks} blocks, {passed.erased} erased, "
         f"{passed.keys} keys{sealed}, epoch {passed.epoch}"
     )

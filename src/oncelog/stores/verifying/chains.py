@@ -40,6 +40,7 @@ class Figures(Struct):
     """What was seen on the way."""
 
     records: int = 0
+    restore_records: int = 0
     lanes: int = 0
     """Those that have been written to."""
     blocks: int = 0
@@ -91,6 +92,7 @@ class Chains:
         is_leap = block.first_position - 1 in self._rules.leaps
         _check_header(block, tail, is_leap=is_leap)
         tail.leaps += is_leap
+        self.figures.restore_records += is_leap
         leaves = []
         for position in range(block.first_position, block.first_position + block.count):
             leaves.append(self._leaf(next(rows, None), block, position))

@@ -32,6 +32,7 @@ class Passed(Struct, frozen=True):
     """Everything holds. The figures are of what was looked at."""
 
     records: int
+    """All of them, restore records too."""
     lanes: int
     blocks: int
     erased: int
@@ -41,6 +42,8 @@ class Passed(Struct, frozen=True):
     sealed_keys: int = 0
     """Those of a file that are in segments; the newest are not yet. A database has none."""
     segments: int = 0
+    restore_records: int = 0
+    """One for each lane and restore."""
 
 
 Finding = Progress | Lie | Passed

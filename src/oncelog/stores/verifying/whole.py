@@ -102,6 +102,7 @@ def _verify(source: Source, head: ExportedHead | None) -> Iterator[Finding]:
         )
     yield Passed(
         records=chains.figures.records,
+        restore_records=chains.figures.restore_records,
         lanes=chains.figures.lanes,
         blocks=chains.figures.blocks,
         erased=chains.figures.erased,
