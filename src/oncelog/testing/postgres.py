@@ -73,6 +73,7 @@ def postgres_server(directory: Path, settings: Mapping[str, str] = QUICK, *, is_
     if named and not is_own:
         yield Server(named)
         return
+    directory = directory.resolve()  # the server's programs run in another directory
     programs = server_programs(directory)
     data = directory / "data"
     data.mkdir()
