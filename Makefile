@@ -16,6 +16,14 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Two processes more than processors, because many tests wait for other processes. A plain `pytest` uses one process.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$$(($$(nproc) + 2)) --maxprocesses=8 --dist=worksteal
 
+# Only one make at a time changes an environment. Another one waits, and then looks again at what there is to do.
+LOCK := .make.lock
+LOCKED := $(if $(shell command -v flock),flock --close $(LOCK))
+define with-lock
+@$(if $(LOCKED),flock --close --nonblock $(LOCK) true || echo "Waiting for another make that installs here …")
+@$(LOCKED) $(MAKE) --no-print-directory --silent HAS_LOCK=yes $@
+endef
+
 # An environment that was moved or copied here, or whose Python is gone, loses its stamp and is rebuilt.
 WHOLE := import os, sys, oncelog; sys.exit(not oncelog.__file__.startswith(os.getcwd() + os.sep))
 ifneq ($(wildcard $(VENV)/.run),)
@@ -64,11 +72,7 @@ format: $(VENV)/.dev ## Format the code and apply safe fixes
 bench: $(VENV)/.dev ## Measure, and write bench/results/ (see bench/README.md)
 	@$(BIN)/python -m bench
 
-peers: $(VENV)/.dev ## Measure against Powertools, DBOS, NATS and PostgreSQL, in .venv-peers (about 8 minutes)
-	@if [ ! -e $(PEERS)/.whole ] || [ requirements/peers.txt -nt $(PEERS)/.whole ]; then \
-	  rm -rf $(PEERS); echo "Installing the peers into $(PEERS) …"; $(PYTHON) -m venv $(PEERS); \
-	  $(PEERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt; \
-	  touch $(PEERS)/.whole; fi
+peers: $(VENV)/.dev $(PEERS)/.whole ## Measure against Powertools, DBOS, NATS and PostgreSQL, in .venv-peers (about 8 minutes)
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench peers
 	@PYTHONPATH=src $(PEERS)/bin/python -m bench server
 
@@ -89,7 +93,7 @@ stubs: $(VENV)/.dev ## Compile the ledger's .proto into Python files
 	  --plugin=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:src oncelog/ledger/v1/ledger.proto
 
 clean: ## Remove the environment and all caches
-	@rm -rf $(VENV) $(PEERS) $(NODE) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@$(LOCKED) rm -rf $(VENV) $(PEERS) $(NODE) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## This list
@@ -98,6 +102,16 @@ help: ## This list
 # A stamp exists only while the environment is complete: make removes it before an installation and writes it after.
 # An environment without its stamp was interrupted and is rebuilt, because pip takes a half-written package for an
 # installed one.
+ifndef HAS_LOCK
+$(VENV)/.run: requirements/runtime.txt pyproject.toml
+	$(with-lock)
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	$(with-lock)
+$(PEERS)/.whole: requirements/peers.txt
+	$(with-lock)
+$(NODE)/.whole: tests/insieme/package.json tests/insieme/package-lock.json | node-and-browser
+	$(with-lock)
+else
 $(VENV)/.run: requirements/runtime.txt pyproject.toml
 	@if [ ! -e $@ ]; then rm -rf $(VENV); $(MAKE) --no-print-directory new-venv; fi
 	@rm -f $(VENV)/.run $(VENV)/.dev
@@ -112,13 +126,21 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $(VENV)/.run $@
 
+$(PEERS)/.whole: requirements/peers.txt
+	@rm -rf $(PEERS)
+	@echo "Installing the peers into $(PEERS) …"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.txt
+	@touch $@
+
 # The npm client that tests run, in Node and in a browser: exact versions, and their hashes are checked.
-$(NODE)/.whole: tests/insieme/package.json tests/insieme/package-lock.json | node-and-browser
+$(NODE)/.whole: tests/insieme/package.json tests/insieme/package-lock.json
 	@rm -rf $(NODE) && mkdir $(NODE)
 	@echo "Installing npm packages for the tests into $(NODE) …"
 	@cp tests/insieme/package.json tests/insieme/package-lock.json $(NODE)/
 	@cd $(NODE) && npm ci --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
+endif
 
 # Where they are missing and we may, we install Debian's, else we say what to do.
 node-and-browser:
@@ -126,8 +148,8 @@ node-and-browser:
 	   command -v $${one%%:*} >/dev/null || missing="$$missing $${one##*:}"; done; \
 	 if [ -n "$$missing" ]; then \
 	   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	     echo "Installing Debian's$$missing …"; apt-get update -qq; \
-	     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	     echo "Installing Debian's$$missing …"; export DEBIAN_FRONTEND=noninteractive; \
+	     $(LOCKED) apt-get update -qq; $(LOCKED) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	   else echo "The tests need$$missing. Install: sudo apt-get install$$missing" >&2; exit 1; fi; fi
 
 # Debian splits venv from Python; where it is missing and we may, we install it, else we say what to do.
