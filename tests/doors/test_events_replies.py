@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from doors.session_peers import Peer, Tokens, item, session_server, texts_of
+from doors.session_peers import Peer, SessionServer, Tokens, item, session_server, texts_of
 from oncelog.doors.events import own
 from oncelog.doors.events.own import OwnPositions
 from oncelog.doors.frames import CloseCode, frame
@@ -16,6 +16,14 @@ from oncelog.doors.outbox import Outbox
 from oncelog.doors.replies import Reply, ReplyQueue
 from oncelog.errors import StoreUnavailableError
 from waiting import turns, until
+
+
+async def submit_in_turn(server: SessionServer) -> tuple[Peer, Peer]:
+    """Connect Ada and Bob. Bob submits the events 1, 3, 5, 7 and 9, and Ada the even ones up to 10."""
+    ada, bob = await server.connected("ada"), await server.connected("bob")
+    for number in range(1, 11):
+        await (ada, bob)[number % 2].submit(item(number))
+    return ada, bob
 
 
 async def submit_soon(peer: Peer, *numbers: int) -> str:
@@ -191,9 +199,7 @@ async def test_writer_whose_rights_end_gets_its_results_and_a_reader_is_closed_a
 @pytest.mark.rule("EV-13", "EV-14")
 async def test_own_events_are_not_broadcast_when_a_sync_cycle_is_abandoned() -> None:
     async with session_server(cycle_idle_ms=1) as server:
-        ada, bob = await server.connected("ada"), await server.connected("bob")
-        for number in range(1, 11):
-            await (ada, bob)[number % 2].submit(item(number))
+        ada, bob = await submit_in_turn(server)
         await ada.sync(limit=2)
         await submit_soon(ada, 11)
         await ada.wire.arrived(12)
@@ -206,9 +212,7 @@ async def test_own_events_are_not_broadcast_when_a_sync_cycle_is_abandoned() -> 
 async def test_reader_is_closed_when_its_own_events_are_not_known_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "RANGES_MAX", 2)
     async with session_server(cycle_idle_ms=1) as server:
-        ada, bob = await server.connected("ada"), await server.connected("bob")
-        for number in range(1, 11):
-            await (ada, bob)[number % 2].submit(item(number))
+        ada, _ = await submit_in_turn(server)
         await ada.sync(limit=1)
         await submit_soon(ada, 11)
         await until(lambda: ada.wire.closed_with is not None)

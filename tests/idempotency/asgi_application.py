@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.watched import Gate
+from idempotency.conftest import Waiters
 from oncelog import Log
 from oncelog.idempotency.asgi import IdempotencyMiddleware, Message, Receive, Scope, Send
 
@@ -107,6 +108,23 @@ class Shop:
         task = self.start_sending("k")
         await self.gate.reached.wait()
         return task
+
+    async def check_waiting_retries_after(self, status: int, waiters: Waiters) -> None:
+        """Answer the first request with a status that is not stored: one of three waiting retries runs, for all."""
+
+        async def fail_first(request: Request) -> Response:
+            number = len(self.runs)
+            await self.gate()
+            return Response(status_code=status) if number == 1 else await self.paid(request)
+
+        self.answer = fail_first
+        running = await self.start_running()
+        waiting = [self.start_sending("k") for _ in range(3)]
+        await waiters.until(3)
+        self.gate.open()
+        assert (await running).status_code == status
+        answers = sorted(await asyncio.gather(*waiting), key=is_replay)
+        check_answers(answers, ("2", False), ("2", True), ("2", True))
 
 
 def is_replay(response: httpx.Response) -> bool:

@@ -63,21 +63,7 @@ async def test_exception_is_not_stored(kind: str) -> None:
 
 async def test_one_waiting_retry_runs_after_the_first_request_fails(kind: str, waiters: Waiters) -> None:
     async with WatchedLog() as log:
-        shop = Shop(kind, log, in_flight="wait")
-
-        async def fails_first(request: Request) -> Response:
-            number = len(shop.runs)
-            await shop.gate()
-            return Response(status_code=503) if number == 1 else await shop.paid(request)
-
-        shop.answer = fails_first
-        running = await shop.start_running()
-        waiting = [shop.start_sending("k") for _ in range(3)]
-        await waiters.until(3)
-        shop.gate.open()
-        assert (await running).status_code == 503
-        answers = sorted(await asyncio.gather(*waiting), key=is_replay)
-        check_answers(answers, ("2", False), ("2", True), ("2", True))
+        await Shop(kind, log, in_flight="wait").check_waiting_retries_after(503, waiters)
 
 
 @pytest.mark.rule("RU-11")

@@ -87,21 +87,7 @@ async def test_answer_that_is_not_stored_is_streamed() -> None:
 @pytest.mark.rule("RU-15", "RU-7")
 async def test_waiting_request_runs_after_an_answer_that_is_not_stored(tmp_path: Path, waiters: Waiters) -> None:
     async with oncelog.open(log_at(tmp_path / "log.db")) as log:
-        shop = Shop("starlette", log, in_flight="wait")
-
-        async def refuse_first(request: Request) -> Response:
-            number = len(shop.runs)
-            await shop.gate()
-            return Response(status_code=429) if number == 1 else await shop.paid(request)
-
-        shop.answer = refuse_first
-        running = await shop.start_running()
-        waiting = [shop.start_sending("k") for _ in range(3)]
-        await waiters.until(3)
-        shop.gate.open()
-        assert (await running).status_code == 429
-        answers = sorted(await asyncio.gather(*waiting), key=is_replay)
-        check_answers(answers, ("2", False), ("2", True), ("2", True))
+        await Shop("starlette", log, in_flight="wait").check_waiting_retries_after(429, waiters)
 
 
 @pytest.mark.parametrize(

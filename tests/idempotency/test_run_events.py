@@ -6,6 +6,7 @@ from typing import Any, Final
 import pytest
 
 import oncelog
+from idempotency.run_samples import FIELDS
 from oncelog import (
     BlockingRuns,
     CanonicalError,
@@ -22,14 +23,6 @@ from oncelog import (
 )
 from oncelog.core.policy import RUNS
 
-FIELDS: Final[dict[str, Any]] = {
-    "plan_id": "plan-7",
-    "campaign_id": 12,
-    "event_type": "tool.execute",
-    "tool_name": "dice",
-    "ruleset_version": "v1",
-    "args": {"sides": 20},
-}
 KEY: Final = run_key("plan-7", 12, "tool.execute", "dice", "v1", {"sides": 20})
 SHADOW: Final = Shadow(execution_request_id="r1", replay_ordinal=0, payload={"roll": 1})
 STORED_BEFORE: Final = (

@@ -12,6 +12,7 @@ import oncelog
 from databases import BOTH_STORES, log_at
 from engine.watched import Gate
 from idempotency.conftest import Waiters
+from idempotency.run_samples import FIELDS
 from oncelog import (
     BlockingRuns,
     CanonicalError,
@@ -30,14 +31,6 @@ from oncelog import (
 from oncelog.testing.clock import ManualClock
 from waiting import until
 
-FIELDS: Final[dict[str, Any]] = {
-    "plan_id": "plan-7",
-    "campaign_id": 12,
-    "event_type": "tool.execute",
-    "tool_name": "dice",
-    "ruleset_version": "v1",
-    "args": {"sides": 20},
-}
 LEASE_MS: Final = 30_000
 
 

@@ -1,0 +1,12 @@
+"""The fields of a run, for the tests of runs."""
+
+from typing import Any, Final
+
+FIELDS: Final[dict[str, Any]] = {
+    "plan_id": "plan-7",
+    "campaign_id": 12,
+    "event_type": "tool.execute",
+    "tool_name": "dice",
+    "ruleset_version": "v1",
+    "args": {"sides": 20},
+}
