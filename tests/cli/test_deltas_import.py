@@ -504,14 +504,14 @@ def test_dry_run_prints_the_number_of_rows_and_the_types(file: Path) -> None:
         (b'id,a\n1,2\n2,"x\n3,4\n', 'line 3: a field begins with " and does not end'),
         (b'id,a\n1,"x"y\n', "line 2: ',' expected after '\"'"),
         (b"id,a\r1,2\r", "line 1: a carriage return stands alone"),
-        (b"id,n\n1,2\n2,x\n", "line 3: n: 'x' is no integer"),
-        (b"id,n\n1,\n", "line 2: n: '' is no integer"),
+        (b"id,n\n1,2\n2,x\n", "line 3: n: 'x' is not an integer"),
+        (b"id,n\n1,\n", "line 2: n: '' is not an integer"),
         (
             b"id,n\n1,9007199254740993\n",
             "line 2: n: '9007199254740993' is an integer that would become 9007199254740992 as",
         ),
-        (b"id,n\n\xef\xbb\xbf1,x\n", "line 2: n: 'x' is no integer"),
-        (b"id,n\n1,\x1b[2J\n", r"line 2: n: '\\x1b\[2J' is no integer"),
+        (b"id,n\n\xef\xbb\xbf1,x\n", "line 2: n: 'x' is not an integer"),
+        (b"id,n\n1,\x1b[2J\n", r"line 2: n: '\\x1b\[2J' is not an integer"),
     ],
 )
 def test_malformed_file_is_refused(file: Path, text: bytes, sentence: str) -> None:
@@ -527,7 +527,7 @@ def test_first_malformed_lines_are_reported(file: Path) -> None:
     status, _, errors = run_dry(file, "--types", "n=integer")
     assert status == 2
     assert [error.removeprefix(f"oncelog: {file}: ") for error in errors] == [
-        "line 3: n: 'x' is no integer",
+        "line 3: n: 'x' is not an integer",
         "line 4: has 1 fields, and line 1 has 2",
         "line 5: id: the row has no id",
         "3 of 5 lines with rows are wrong; nothing was sent",

@@ -35,7 +35,7 @@ def _text(text: str) -> bytes:
 
 def _integer(text: str) -> bytes:
     if len(text) > NUMBER_CHARACTERS_MAX or _INTEGER.fullmatch(text) is None:
-        raise ValueError("is no integer")
+        raise ValueError("is not an integer")
     try:
         return canonical(int(text))
     except CanonicalError as error:
@@ -44,13 +44,13 @@ def _integer(text: str) -> bytes:
 
 def _number(text: str) -> bytes:
     if len(text) > NUMBER_CHARACTERS_MAX or _NUMBER.fullmatch(text) is None:
-        raise ValueError("is no number (digits, a point, an exponent)")
+        raise ValueError("is not a number (digits, a point, an exponent)")
     if _INTEGER.fullmatch(text) is not None:
         return _integer(text)
     try:
         return canonical(float(text))
     except CanonicalError:
-        raise ValueError("is a number beyond those of JSON") from None
+        raise ValueError("is larger than any number of JSON") from None
 
 
 def _boolean(text: str) -> bytes:
