@@ -109,9 +109,9 @@ def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
     sample.make_log(place, rounds=0)
     start_ms = sample.START_MS + 200 * sample.HOUR_MS
     sample.append(place, transaction(100, 1, client="till"), transaction(101, 2, client="till"), now_ms=start_ms)
-    for count in range(1, 71):  # the lane evicts at every 16th position
-        now_ms = start_ms + count * sample.HOUR_MS
-        sample.append(place, transaction(200 + count, count, client="filler"), now_ms=now_ms)
+    for begin in range(1, 71, 10):  # the lane evicts at every 16th position
+        fillers = [transaction(200 + count, count, client="filler") for count in range(begin, begin + 10)]
+        sample.append(place, *fillers, now_ms=start_ms + begin * sample.HOUR_MS)
     identity = key(100).hex()
     [one] = shown(place, identity)
     lane = one["record"]["lane"]
@@ -135,6 +135,23 @@ def test_show_reports_where_a_ledger_key_was_evicted(place: Path | str) -> None:
     newest = shown(place, identity)[0]["record"]["position"]
     assert (again["state"], again["evicted"]) == ("forgotten", one["evicted"])
     assert again["reason"].endswith(f"a later write has committed under the same key, at position {newest}")
+
+
+@pytest.mark.rule("LG-15", "CO-12")
+@pytest.mark.parametrize(("count_before", "evicting"), [(2, 112), (20, 16)])
+def test_show_finds_the_eviction_of_a_key_in_a_log_with_a_leap(
+    place: Path | str, count_before: int, evicting: int
+) -> None:
+    sample.make_log(place, rounds=0)
+    start_ms = sample.START_MS + 200 * sample.HOUR_MS
+    sample.append(place, transaction(100, 1, client="till"), now_ms=start_ms)
+    fillers = [transaction(200 + count, count, client="filler") for count in range(1, 50)]
+    later_ms = start_ms + 25 * sample.HOUR_MS
+    sample.append(place, *fillers[:count_before], now_ms=later_ms)
+    assert RUNNER.invoke(COMMAND, ["epoch", str(place), "--renew", "--above=100"]).exit_code == 0
+    sample.append(place, *fillers[count_before:], now_ms=later_ms)
+    # The leap passes over the positions up to 100: the multiples of 16 among them have no record and do not evict.
+    assert shown(place, key(100).hex())[0]["evicted"]["position"] == evicting
 
 
 def test_show_reports_unknown_keys(log: Path | str) -> None:
