@@ -1,37 +1,20 @@
 """Writes that the store rejects: refused for good and alone, on every wire."""
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from core.writes import committed, refused
-from databases import BOTH_STORES, is_postgres, log_at, query
+from databases import BOTH_STORES, log_at
+from doors.deltas.delta_doors import Gateway, change
 from doors.ledger.ledger_doors import key, opened
 from doors.ledger.wires import WIRES, CallError
+from doors.rejecting_store import MARK, reject_marked_bodies
 from doors.serving import item, serving
 from oncelog.core.values import Mode, Reason, Submission
 from oncelog.engine.log import open_log
 from oncelog.testing.contract.writes import event
-
-MARK = "unstorable"
-
-
-async def reject_marked_bodies(place: str) -> None:
-    """Make the store reject records whose body has the mark, as it rejects a value beyond one of its limits."""
-    async with open_log(place):
-        pass
-    if is_postgres():
-        mark = f"convert_to('{MARK}', 'UTF8')"
-        query(place, f"ALTER TABLE oncelog_records ADD CONSTRAINT no_mark CHECK (position({mark} IN body) = 0)")
-        return
-    with closing(sqlite3.connect(place)) as connection:
-        connection.execute(
-            f"CREATE TRIGGER no_mark BEFORE INSERT ON oncelog_records WHEN instr(NEW.body, CAST('{MARK}' AS BLOB)) > 0 "
-            "BEGIN SELECT RAISE(ABORT, 'no mark'); END"
-        )
 
 
 def bad(number: int) -> Submission:
@@ -105,3 +88,20 @@ async def test_event_that_the_store_rejects_is_rejected_over_http_and_websocket(
         assert (result["status"], result["reason"]) == ("rejected", "validation_failed")
         (result,) = await client.submit(item(4))
         assert result["status"] == "committed"
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "DE-6")
+async def test_push_with_a_delta_that_the_store_rejects_blames_no_other_delta(tmp_path: Path) -> None:
+    await reject_marked_bodies(log_at(tmp_path / "events.db"))
+    async with serving(tmp_path) as served:
+        gateway = Gateway(served.session, served.url, "shop")
+        good, bad = change(1, name="tea"), change(2, name=MARK)
+        answer = await gateway.push(good, bad)
+        assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
+        assert "index" not in answer.json
+        assert "the store cannot hold one of these 2; nothing was written" in answer.json["error"]
+        answer = await gateway.push(bad)
+        assert (answer.status, answer.json["code"], answer.json["index"]) == (400, "BAD_REQUEST", 0)
+        assert "sending it again does not help" in answer.json["error"]
+        assert await gateway.pushed(good) == [(1, False)]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cli.served import reserve_port
-from databases import BOTH_STORES
+from databases import BOTH_STORES, log_at
+from doors.rejecting_store import MARK, reject_marked_bodies
 from doors.serving import serving
 from insieme.clients import card, in_node
 from oncelog.testing.clock import ManualClock
@@ -29,6 +30,30 @@ async def test_drafts_with_unusable_ids_are_rejected_and_the_others_committed(tm
         assert [(one["id"], one["reason"]) for one in ada.of("rejected")] == [
             (name, "validation_failed") for name in BAD_IDS
         ]
+        assert ada.of("error") == []
+        assert await ada.do("drafts") == []
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34")
+async def test_draft_that_the_store_rejects_is_rejected_and_the_others_committed(tmp_path: Path) -> None:
+    await reject_marked_bodies(log_at(tmp_path / "events.db"))
+    async with serving(tmp_path) as served, in_node("ada", tmp_path) as ada:
+        await ada.open(served.url)
+        await ada.do("submit", events=[card(MARK if name == "b" else name, id=name) for name in "abc"])
+        await ada.do("start")  # the drafts were there before
+        await ada.happened("committed", 2)
+        await ada.do("submit", events=[card(MARK, id="d"), card("e", id="e")])
+        await ada.happened("committed", 3)
+        assert ada.known == {1: "a", 2: "c", 3: "e"}
+        assert [(one["id"], one["reason"]) for one in ada.of("rejected")] == [
+            ("b", "validation_failed"),
+            ("d", "validation_failed"),
+        ]
+        await ada.do("stop")
+        await ada.do("start")
+        await ada.do("submit", events=[card("f", id="f")])
+        await ada.knows(4)
         assert ada.of("error") == []
         assert await ada.do("drafts") == []
 

@@ -9,6 +9,7 @@ import pytest
 from cli.sample import make_log
 from cli.served import oncelog, serving
 from databases import BOTH_STORES, log_at
+from doors.rejecting_store import MARK, reject_marked_bodies
 from oncelog import open_blocking as opened_blocking
 from previous.previous_version import DIRECTORY, PreviousVersion
 from scripts import start_script
@@ -138,3 +139,17 @@ def test_clients_of_the_previous_version_continue_after_a_restore(previous: Prev
     assert (second["committed_id"], second["height"]) == (1002, 1003)
     assert (second["events"], second["messages"]) == (["first", "second"], ["by first", "by second"])
     assert (second["entities"], second["rows"]) == (["by:first", "by:second"], ["first", "second"])
+
+
+@pytest.mark.rule("CO-34")
+async def test_clients_of_the_previous_version_commit_all_writes_but_the_one_that_the_store_rejects(
+    previous: PreviousVersion, tmp_path: Path
+) -> None:
+    await reject_marked_bodies(str(tmp_path / "log.db"))
+    texts = ["a", "b", MARK, "c", "d"]
+    with serving(tmp_path, grpc=True) as server:
+        said = previous.run_script("write_refused.py", server.url, server.rpc_address, tmp_path, *texts)
+        assert server.stop() == 0
+    assert json.loads(said) == {client: [MARK] for client in ("events", "chat", "deltas", "ledger")}
+    verified = oncelog("verify", str(tmp_path / "log.db"), "--json")
+    assert json.loads(verified.stdout)["records"] == 4 * (len(texts) - 1)

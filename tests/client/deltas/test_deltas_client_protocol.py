@@ -134,6 +134,29 @@ def test_push_that_is_too_large_or_too_frequent_is_split(code: str) -> None:
     assert pushing.refusal.code == "TOO_LARGE"
 
 
+@pytest.mark.rule("CO-34")
+def test_push_is_divided_until_the_delta_at_fault_is_alone_and_grows_again_without_it() -> None:
+    """A store that cannot hold one of several deltas does not say which one."""
+    pushing, outbox = Pushing(100), entries(20)
+    bad = outbox[13]
+    sizes = []
+    while (refusal := refusal_of(pushing)) is None:
+        batch = outbox[: pushing.bounds.deltas_max]
+        sizes.append(len(batch))
+        if bad not in batch:
+            pushing.answered(batch, Acknowledged(EPOCH))
+            del outbox[: len(batch)]
+        else:
+            pushing.answered(batch, fault("BAD_REQUEST", 0) if len(batch) == 1 else fault("TOO_LARGE"))
+    assert refusal.delta_id == bad.delta_id.hex()
+    assert sizes == [20, 10, 10, 5, 2, 2, 1, 1]
+    assert outbox[0] is bad
+    pushing.discarded()
+    for size in (2, 4, 8, 16, 32):
+        pushing.answered(outbox[1:2], Acknowledged(EPOCH))
+        assert pushing.bounds.deltas_max == size
+
+
 # --- pulling
 
 

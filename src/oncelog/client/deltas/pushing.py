@@ -48,6 +48,7 @@ class Pushing:
     """The state of one outbox's way to its gateway."""
 
     def __init__(self, deltas_max: int) -> None:
+        self._setting = deltas_max
         self._ceiling = deltas_max
         self._deltas_max = deltas_max
         self._hold: _Hold | None = None
@@ -75,8 +76,9 @@ class Pushing:
     def discarded(self) -> None:
         """Deltas were taken out of the outbox, and perhaps the one that was refused."""
         self.discards += 1
-        self._hold = self.refusal = None
-        self.refused_number = self.clock_wait_ms = 0
+        self._hold = None
+        self.clock_wait_ms = 0
+        self._forget_refusal()
 
     def answered(self, batch: Sequence[Entry], answer: Acknowledged | Fault | Unanswered) -> Pause | None:
         """What to do before the next push: a pause, or nothing. If it was acknowledged, the outbox is told first."""
@@ -113,7 +115,12 @@ class Pushing:
             self.last_error = None
             self.clock_wait_ms = 0
         if self.refusal is not None and batch[-1].number >= self.refused_number:
-            self.refusal, self.refused_number = None, 0
+            self._forget_refusal()
+
+    def _forget_refusal(self) -> None:
+        """The refused delta may have been the reason for small pushes, so the next one may be large again."""
+        self.refusal, self.refused_number = None, 0
+        self._ceiling = self._setting
 
     def _refused(self, entry: Entry, fault: Fault) -> None:
         given = entry.given()

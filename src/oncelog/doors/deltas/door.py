@@ -397,6 +397,13 @@ def _refused(verdicts: Sequence[Verdict], given: Sequence[DeltaJson], submission
         index = max(range(len(submissions)), key=lambda place: size_of(submissions[place]))
         return DoorError(codes.TOO_LARGE, f"deltas[{index}]: {refused.message}", index=index)
     reason = refused.reason
+    if reason is Reason.UNSTORABLE and len(given) > 1:
+        # The store does not say which one. Clients of all versions divide a push that gets this code without an index.
+        message = (
+            f"deltas: the store cannot hold one of these {len(given)}; nothing was written. Push fewer at a time: "
+            "pushed alone, the delta at fault is refused with its index"
+        )
+        return DoorError(codes.TOO_LARGE, message, field="deltas")
     if reason in NOT_NOW:
         return not_now(refused)
     code = _CODES.get(reason, codes.BAD_REQUEST)
