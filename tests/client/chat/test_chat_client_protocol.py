@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from oncelog.client.chat.changes import Changes
 from oncelog.client.chat.chats import Chat
@@ -23,6 +24,7 @@ from oncelog.client.chat.values import (
     Refused,
     Sent,
 )
+from oncelog.client.words import CLOSED_TOO_LARGE
 from oncelog.errors import LostError, ProtocolError, ServerRefusedError, SettingsError
 
 ME = "user:ann"
@@ -310,6 +312,20 @@ def test_permanent_refusal_does_not_block_the_next_message(code: str) -> None:
     talk.hear("error", request_id=request["request_id"], code=code, message="no")
     assert talk.changes.settled[0].outcome == Refused(code, "no", was_tried=False)
     assert [one["client_message_id"] for one in talk.said()] == ["id-2"]
+
+
+def test_largest_message_in_flight_is_refused_when_a_frame_is_too_large() -> None:
+    talk = Talk(at(0), at(0, chat_id="tee")).begin(Listed("tea", 0), Listed("tee", 0))
+    talk.protocol.offer([entry(1), replace(entry(2, "tee"), content="é" * 10), entry(3, "tee")], 0)
+    assert [one["client_message_id"] for one in talk.said()] == ["id-1", "id-2"]
+    talk.protocol.lost(CLOSED_TOO_LARGE)
+    (settled,) = talk.changes.settled
+    assert (settled.entry.client_message_id, settled.outcome.code) == ("id-2", "MESSAGE_TOO_LARGE")  # type: ignore[union-attr]
+    talk.begin(Listed("tea", 0), Listed("tee", 0))
+    assert [one["client_message_id"] for one in talk.said()] == ["id-1", "id-3"]
+    talk.protocol.lost(1001)
+    assert talk.changes.settled == []
+    Talk(at(0)).protocol.lost(CLOSED_TOO_LARGE)  # nothing is in flight
 
 
 def test_refusal_after_an_earlier_attempt_is_marked_as_tried() -> None:

@@ -127,7 +127,7 @@ class Link:
         finally:
             # First of all: what is sent while the socket is being closed waits for the next connection.
             self._closing_ms = protocol.closing_ms
-            protocol.lost()
+            protocol.lost(socket.close_code)
             self._outgoing.clear()
             self._drained.set()
             self._keeper.work()

@@ -36,6 +36,7 @@ from oncelog.client.chat.values import (
     Refused,
     Sent,
 )
+from oncelog.client.words import CLOSED_TOO_LARGE
 from oncelog.errors import LostError, ServerRefusedError
 
 logger: Final = logging.getLogger("oncelog.client.chat")
@@ -93,8 +94,13 @@ class Protocol:
         self._wall_ahead_ms = wall_ahead_ms
         self.outgoing.append(words.connect(token, self._device_id))
 
-    def lost(self) -> None:
-        """The connection is gone. What was under way is sent again over the next one, under the same ids."""
+    def lost(self, close_code: int | None = None) -> None:
+        """End the connection. Unanswered messages are sent again over the next one, under the same ids.
+
+        A message that is too large for the server is refused.
+        """
+        if close_code == CLOSED_TOO_LARGE:
+            self._sending.refuse_largest()
         self.phase = Phase.NONE
         self.wants_list = False
         self.closing_ms = 0

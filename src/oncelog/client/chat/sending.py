@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Final
 
 from oncelog.client.chat import words
@@ -80,6 +81,24 @@ class Sending:
         else:
             self._settle(chat, name, Refused(error.code, error.message, was_tried=chat.attempts[name] > 0))
         return chat
+
+    def refuse_largest(self) -> None:
+        """Refuse the largest message in flight: the server has closed the connection since a frame is too large.
+
+        The server does not name the frame. No other message in flight can be too large if the largest is not.
+        """
+        in_flight = [
+            (len(words.send(chat.entries[name], request_id)), name, chat)
+            for chat in set(self.requests.values())
+            for name, request_id in chat.in_flight.items()
+            if name in chat.entries
+        ]
+        if in_flight:
+            _, name, chat = max(in_flight, key=itemgetter(0))
+            del chat.in_flight[name]
+            chat.attempts[name] -= 1
+            reason = "the server takes no frame as large as this (limits.frame_bytes_max)"
+            self._settle(chat, name, Refused(words.TOO_LARGE, reason, was_tried=chat.attempts[name] > 0))
 
     def pause_ms(self, chat: Chat, least_ms: int) -> int:
         """Longer each time, not all alike, and not less than the server asks for."""

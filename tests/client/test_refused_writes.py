@@ -1,6 +1,6 @@
-"""Writes that the store of the server rejects, with every client library.
+"""Permanent errors of a real server, with every client library.
 
-Such a write gets its error alone. The writes before and behind it commit, also after a restart of the client.
+A refused write gets its error alone. The writes before and behind it commit, also after a restart of the client.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pytest
+from msgspec import Struct
 
 from client import clients
 from client.chat import chat_clients
@@ -27,7 +28,24 @@ from oncelog.errors import ServerRefusedError
 from waiting import soon
 
 CHAT: Final = "tea"
-HINT: Final = "sending it again does not help"
+LARGE: Final = "x" * 500
+"""The id of a row has at most 512 characters."""
+
+
+class Refusal(Struct, frozen=True):
+    """A permanent error of the server."""
+
+    text: str
+    """The write that gets it."""
+    message: str
+    """Text that all errors of the clients have in common, in lower case."""
+    settings: dict[str, Any] = {}
+
+
+REFUSALS: Final = {
+    "unstorable": Refusal(MARK, "sending it again does not help"),
+    "too large": Refusal(LARGE, "large", {"frame_bytes_max": len(LARGE)}),
+}
 
 Refusals = dict[str, str]
 """The texts of refused writes, with the messages of their errors."""
@@ -37,7 +55,7 @@ class Library(Protocol):
     """One client library, for writes that are texts."""
 
     def client_of(self, served: Serving | None, path: Path) -> AbstractAsyncContextManager[Any]:
-        """Return a client, not connected to any server if `served` is None."""
+        """Return a client of the server, or of no server."""
 
     async def store(self, client: Any, texts: Sequence[str]) -> None:
         """Put writes into the outbox of a client that is not connected."""
@@ -169,23 +187,26 @@ LIBRARIES: Final[dict[str, Library]] = {
 
 
 @BOTH_STORES
-@pytest.mark.rule("CO-34")
+@pytest.mark.rule("CO-30", "CO-34")
+@pytest.mark.parametrize("kind", REFUSALS)
 @pytest.mark.parametrize("name", LIBRARIES)
-async def test_write_that_the_store_rejects_gets_its_error_alone_and_blocks_no_other(tmp_path: Path, name: str) -> None:
-    library, path = LIBRARIES[name], tmp_path / "client.db"
+async def test_permanently_refused_write_gets_its_error_alone_and_blocks_no_other(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    library, refusal, path = LIBRARIES[name], REFUSALS[kind], tmp_path / "client.db"
     await reject_marked_bodies(log_at(tmp_path / "events.db"))
-    async with serving(tmp_path) as served:
+    async with serving(tmp_path, **refusal.settings) as served:
         if name == "chat":
             async with chat_clients.client_of(served.url) as ann:
                 await ann.create(CHAT)
         async with library.client_of(None, path) as client:
-            await library.store(client, ["a", "b", MARK, "c", "d"])
+            await library.store(client, ["a", "b", refusal.text, "c", "d"])
         async with library.client_of(served, path) as client:
-            refusals = await library.settle(client)
-            assert list(refusals) == [MARK]
-            assert HINT in refusals[MARK]
+            refused = await library.settle(client)
+            assert list(refused) == [refusal.text]
+            assert refusal.message in refused[refusal.text].lower()
             assert await library.write(client, "e") == ""
-            assert HINT in await library.write(client, MARK)
+            assert refusal.message in (await library.write(client, refusal.text)).lower()
             together = await asyncio.gather(*(library.write(client, text) for text in ("f", "g")))
             assert together == ["", ""]
         async with library.client_of(served, path) as client:
