@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
 from client.clients import LIMITS, NOWHERE, client_of, counted, live, take
@@ -15,8 +17,10 @@ from doors.commands import oncelog
 from doors.serving import Serving, item, serving
 from oncelog.client import Client, Committed, Event, HistoryChange, Outcome, State
 from oncelog.client import protocol as protocols
+from oncelog.client.wire import WebSocketTransport
 from oncelog.errors import (
     ClosedError,
+    ProtocolError,
     StoreInUseError,
 )
 from scripts import start_script
@@ -247,6 +251,26 @@ async def test_message_above_the_limit_of_the_client_rejects_no_submission(serve
         await client.submit(counted(1))
         assert await client.rejected() == []
         assert len(client.pending()) == 1
+
+
+async def test_message_of_exactly_the_limit_is_received() -> None:
+    async def send(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str("x" * 2000)
+        await socket.send_str("x" * 2001)
+        await socket.receive()
+        return socket
+
+    application = web.Application()
+    application.router.add_get("/v1/events", send)
+    async with TestServer(application) as server:
+        transport = WebSocketTransport(str(server.make_url("")), replace(LIMITS, message_bytes_max=2000))
+        socket = await transport.connect()
+        assert await soon(socket.receive()) == "x" * 2000
+        with pytest.raises(ProtocolError, match="message_bytes_max"):
+            await soon(socket.receive())
+        await transport.close()
 
 
 @pytest.mark.parametrize("kind", ["on_event", "on_status"])

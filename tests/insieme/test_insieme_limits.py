@@ -1,6 +1,9 @@
 """Limits and the npm package `insieme`, unmodified: no draft is lost or blocks the drafts behind it."""
 
+import json
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -8,12 +11,15 @@ from cli.served import reserve_port
 from databases import BOTH_STORES, log_at
 from doors.rejecting_store import MARK, reject_marked_bodies
 from doors.serving import serving
-from insieme.clients import card, in_node
+from insieme.clients import PROJECT, card, in_node
+from oncelog.doors.limits import INSIEME_FRAME_BYTES
 from oncelog.testing.clock import ManualClock
 from waiting import until
 
 pytestmark = pytest.mark.rule("EV-18")
 
+NOW_MS = 1_763_000_000_000
+"""Has as many digits as the time of the package."""
 BAD_IDS = ("b" + "x" * 300, "c\0", "d\ud800")
 
 
@@ -88,12 +94,64 @@ async def test_drafts_above_the_rate_limit_are_committed_later(tmp_path: Path) -
         assert await ada.do("drafts") == []
 
 
+@pytest.mark.rule("EV-8")
+async def test_drafts_above_the_limit_of_frames_are_committed_over_the_next_connection(tmp_path: Path) -> None:
+    """The package gets `server_error`, and reconnects by itself."""
+    async with (
+        serving(tmp_path, clock=ManualClock(), frames_per_second_max=4) as served,
+        in_node("ada", tmp_path) as ada,
+    ):
+        await ada.open(served.url)
+        await ada.do("start")
+        await ada.happened("synced")
+        for count in range(1, 10):
+            await ada.do("submit", events=[card(str(count), id=str(count))])
+            await ada.knows(count)
+        assert served.server.counts.requests["events", "websocket", "rate_limited"] >= 3
+        assert {one["code"] for one in ada.of("error")} == {"server_error"}
+        assert ada.known == {count: str(count) for count in range(1, 10)}
+        assert await ada.do("drafts") == []
+
+
+def frame_bytes(event: dict[str, Any], msg_id: str) -> int:
+    """Return the size of the frame in which the package sends an event."""
+    item = {**event, "projectId": PROJECT, "meta": {"clientId": "ada", "clientTs": NOW_MS}}
+    frame = {"type": "submit_events", "protocolVersion": "1.0", "timestamp": NOW_MS, "msgId": msg_id}
+    text = json.dumps({**frame, "payload": {"events": [item]}}, separators=(",", ":"), ensure_ascii=False)
+    return len(text.encode())
+
+
+@pytest.mark.rule("CO-30")
+async def test_largest_frame_of_the_package_is_accepted_at_the_lowest_limit_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        serving(tmp_path, frame_bytes_max=INSIEME_FRAME_BYTES) as served,
+        in_node("ada", tmp_path) as ada,
+    ):
+        await ada.open(served.url)
+        await ada.do("start")
+        largest = card("", id="a")
+        largest["payload"]["text"] = "x" * (64 * 1024 - frame_bytes(largest, "batch-preview"))
+        assert frame_bytes(largest, str(UUID(int=0))) == INSIEME_FRAME_BYTES
+        await ada.do("submit", events=[largest])
+        await ada.knows(1)
+        larger = {**largest, "id": "b", "payload": {**largest["payload"], "more": ""}}
+        with pytest.raises(AssertionError, match=r"exceeds submitBatch\.maxBytes"):
+            await ada.do("submit", events=[larger])
+        assert await ada.do("drafts") == []
+        assert "insieme" not in caplog.text
+
+
 @pytest.mark.rule("EV-8", "CO-30")
-async def test_drafts_above_the_frame_limit_stay_until_the_limit_is_raised(tmp_path: Path) -> None:
+async def test_drafts_above_the_frame_limit_stay_until_the_limit_is_raised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The package sends up to 64 KiB at a time. It notices no close while a batch is in flight (docs/events.md)."""
     with reserve_port() as port:
         async with in_node("ada", tmp_path) as ada:
             async with serving(tmp_path, port=port, frame_bytes_max=4000) as served:
+                assert "limits.frame_bytes_max is 4000: clients of the npm package insieme send up to" in caplog.text
                 await ada.open(served.url)
                 await ada.do("start")
                 await ada.happened("synced")

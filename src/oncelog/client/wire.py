@@ -126,7 +126,7 @@ async def opened_socket(
             socket = await session.ws_connect(
                 url + path,
                 heartbeat=limits.heartbeat_ms / 1000,
-                max_msg_size=limits.message_bytes_max,
+                max_msg_size=limits.message_bytes_max + 1,  # aiohttp refuses a message of exactly this size
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                 headers=headers,
                 ssl=True if tls is None else tls,

@@ -37,6 +37,9 @@ CONNECT_BYTES_MAX: Final = 32 * 1024
 """Of a WebSocket's frames before it has said who it is."""
 LONG_FRAME_BYTES: Final = 64 * 1024
 """What is longer is read in a thread of its own, beside what others send."""
+INSIEME_FRAME_BYTES: Final = 64 * 1024 - len("batch-preview") + 36
+"""Largest frame of the npm package `insieme` 2.1.0: it measures its batches, of at most 64 KiB, with "batch-preview" as
+their message id, and sends them with a UUID."""
 
 SETTINGS_FILE_BYTES_MAX: Final = 1024 * 1024
 SCHEMAS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -66,7 +69,7 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     connections_max: int = 10_000
     """Connections at a time, over all doors."""
     frame_bytes_max: int = 4 * _MIB
-    """Of one WebSocket frame, or of the body of one HTTP request."""
+    """Of one WebSocket frame, or of the body of one HTTP request. The npm package needs `INSIEME_FRAME_BYTES`."""
     request_events_max: int = 1000
     """Events that one request submits."""
     events_in_flight_max: int = 10_000

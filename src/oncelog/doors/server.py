@@ -44,6 +44,7 @@ from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
 from oncelog.doors.ledger.rpc import LedgerRpc
+from oncelog.doors.limits import INSIEME_FRAME_BYTES
 from oncelog.doors.metrics import Counts, Metrics
 from oncelog.doors.openapi import description
 from oncelog.doors.origins import (
@@ -256,6 +257,13 @@ class Server:
         logger.info("listening", extra={**where, "grpc": self.grpc_address} if self.rpc is not None else where)
         if self._authenticator.is_open:
             logger.warning("development mode: everybody on this machine may do everything, without a token")
+        if self.settings.door_limits.frame_bytes_max < INSIEME_FRAME_BYTES:
+            logger.warning(
+                "limits.frame_bytes_max is %d: clients of the npm package insieme send up to %d bytes, and wait "
+                "forever if a frame is too large; raise the limit, or lower submitBatch.maxBytes of these clients",
+                self.settings.door_limits.frame_bytes_max,
+                INSIEME_FRAME_BYTES,
+            )
 
     async def stop(self) -> None:
         """Takes no more connections, finishes what was accepted, tells everybody, exits."""

@@ -137,7 +137,7 @@ class Sockets(Generic[S]):
             # Frames are written by us, and the same bytes go to all: there is no state of a compression in them.
             compress=False,
             heartbeat=limits.heartbeat_ms / 1000,
-            max_msg_size=limits.frame_bytes_max,
+            max_msg_size=limits.frame_bytes_max + 1,  # aiohttp refuses a message of exactly this size
             decode_text=False,
         )
         await socket.prepare(request)

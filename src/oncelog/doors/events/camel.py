@@ -132,7 +132,10 @@ class Camel:
     def error(self, error: DoorError) -> DoorError:
         """As `Dialect` says."""
         details = {_camel_case(name): value for name, value in error.details.items()}
-        return DoorError(_CODE.get(error.code, error.code), error.message, **details)
+        code = _CODE.get(error.code, error.code)
+        if code == codes.RATE_LIMITED and self._project is not None:
+            code = codes.SERVER_ERROR  # before `connect` it is about credentials: sending them again does not help
+        return DoorError(code, error.message, **details)
 
     def results(self, ids: Sequence[str], results: Sequence[Result], now_ms: int) -> bytes:
         """As `Dialect` says."""
