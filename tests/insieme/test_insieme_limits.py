@@ -12,6 +12,7 @@ from databases import BOTH_STORES, log_at
 from doors.rejecting_store import MARK, reject_marked_bodies
 from doors.serving import serving
 from insieme.clients import PROJECT, card, in_node
+from oncelog.core.tenants import Tenant
 from oncelog.doors.limits import INSIEME_FRAME_BYTES
 from oncelog.testing.clock import ManualClock
 from waiting import until
@@ -90,6 +91,29 @@ async def test_drafts_above_the_rate_limit_are_committed_later(tmp_path: Path) -
             await ada.knows(count)
         await bob.knows(85)
         assert ada.known == bob.known
+        assert {one["code"] for one in ada.of("error")} == {"server_error"}
+        assert await ada.do("drafts") == []
+
+
+@pytest.mark.rule("EV-8")
+async def test_drafts_wait_while_the_server_accepts_no_new_events(tmp_path: Path) -> None:
+    """The package gets `server_error`, and sends the drafts again over the next connections."""
+    async with serving(tmp_path) as served, in_node("ada", tmp_path) as ada:
+        log, requests = served.server.log, served.server.counts.requests
+        await log.set_tenants([Tenant(f"project/{PROJECT}", records_max=1)])
+        await ada.open(served.url)
+        await ada.do("start")
+        await ada.do("submit", events=[card("a", id="a")])
+        await ada.knows(1)
+        await ada.do("submit", events=[card(name, id=name) for name in "bc"])
+        await until(lambda: requests["events", "websocket", "quota_exceeded"] >= 2)
+        log.set_read_only()
+        await until(lambda: requests["events", "websocket", "read_only"] >= 2)
+        assert [one["id"] for one in await ada.do("drafts")] == ["b", "c"]
+        await log.set_tenants([])
+        log.set_read_only(False)
+        await ada.knows(3)
+        assert ada.known == {1: "a", 2: "b", 3: "c"}
         assert {one["code"] for one in ada.of("error")} == {"server_error"}
         assert await ada.do("drafts") == []
 
