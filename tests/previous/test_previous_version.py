@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -11,6 +12,7 @@ from cli.served import oncelog, serving
 from databases import BOTH_STORES, log_at
 from doors.rejecting_store import MARK, reject_marked_bodies
 from oncelog import open_blocking as opened_blocking
+from oncelog.client.deltas import BlockingDeltasClient
 from previous.previous_version import DIRECTORY, PreviousVersion
 from scripts import start_script
 from waiting import WAIT_S
@@ -153,3 +155,37 @@ async def test_clients_of_the_previous_version_commit_all_writes_but_the_one_tha
     assert json.loads(said) == {client: [MARK] for client in ("events", "chat", "deltas", "ledger")}
     verified = oncelog("verify", str(tmp_path / "log.db"), "--json")
     assert json.loads(verified.stdout)["records"] == 4 * (len(texts) - 1)
+
+
+@pytest.mark.rule("EV-8")
+def test_clients_of_the_previous_version_commit_all_writes_above_a_rate(
+    previous: PreviousVersion, tmp_path: Path
+) -> None:
+    texts = [str(number) for number in range(60)]
+    options = ("--development", "--quiet", "--set", "limits.new_events_per_second_max=40")
+    with serving(tmp_path, *options, grpc=True) as server:
+        said = previous.run_script("write_refused.py", server.url, server.rpc_address, tmp_path, *texts)
+        metrics = urlopen(f"{server.url}/metrics").read().decode()  # noqa: S310
+        assert server.stop() == 0
+    assert 'outcome="rate_limited"' in metrics
+    assert not any(json.loads(said).values())
+    verified = oncelog("verify", str(tmp_path / "log.db"), "--json")
+    assert json.loads(verified.stdout)["records"] == 4 * len(texts)
+
+
+@pytest.mark.rule("DE-13")
+def test_deltas_client_of_the_previous_version_syncs_after_deleted_rows_were_dropped(
+    previous: PreviousVersion, tmp_path: Path
+) -> None:
+    file = tmp_path / "ann.db"
+    with serving(tmp_path) as server:
+        assert json.loads(previous.run_script("sync_rows.py", server.url, file, "gone", "kept")) == ["gone", "kept"]
+        with BlockingDeltasClient(server.url, "shop", path=":memory:", client_id="bob") as bob:
+            bob.synced(WAIT_S)
+            bob.delete("products", "gone")
+            bob.synced(WAIT_S)
+        body = json.dumps({"keep": 0, "tombstoneAgeMs": 0}).encode()
+        compact = Request(f"{server.url}/v1/sync/shop/compact", body, {"Content-Type": "application/json"})  # noqa: S310
+        assert json.loads(urlopen(compact).read())["droppedRows"] == 1  # noqa: S310
+        assert json.loads(previous.run_script("sync_rows.py", server.url, file, "new")) == ["kept", "new"]
+        assert server.stop() == 0
