@@ -63,6 +63,24 @@ def test_threads_that_submit_the_same_writes_commit_each_once() -> None:
     assert sum(isinstance(answer, Committed) for answer in answers) == 200
 
 
+async def test_reads_of_unknown_names_store_nothing() -> None:
+    store = MemoryStore()
+    await store.open()
+    await store.commit([Request((event(1), transaction(1, 1)))])
+    where = store._where
+    orders = (where.lanes, where.streams, where.partitions, where.heights)
+    before = [len(one) for one in orders]
+    for number in range(10):
+        name = f"unknown {number}"
+        await store.read(Query(stream=name))
+        await store.read(Query(partitions=(name,)))
+        assert await store.sequence_before(name, 9, 1) == 0
+        assert await store.sequence_after(name, 0, 1) == 0
+        assert await store.blocks(100 + number, 0, 10, "") == []
+        assert await store.erase(100 + number, [1]) == 0
+    assert [len(one) for one in orders] == before
+
+
 class CountingList(list[Record]):
     """Counts accesses to its records."""
 

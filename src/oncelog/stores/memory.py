@@ -2,12 +2,11 @@
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
 from operator import itemgetter
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -63,6 +62,7 @@ from oncelog.stores.protocol import (
 from oncelog.stores.side_state import TABLES, changed_members
 from oncelog.stores.tenants import Count, SizeRow, given_back, list_of, tenants_of, text_of
 
+_Name = TypeVar("_Name")
 _CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name not in ("records", "leap"))
 
 
@@ -226,7 +226,7 @@ class MemoryStore:
             record = self._record(lane, remembered.receipt.position)
             positions = tuple(
                 one.position
-                for one in (self._log.records[index] for index in self._where.lanes[lane].indexes)
+                for one in (self._log.records[index] for index in self._where.lane(lane).indexes)
                 if one.identity == identity
             )
         head = snapshot.heads.get(lane) or LaneHead()
@@ -265,14 +265,14 @@ class MemoryStore:
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """As `Store` says."""
         self._demand_open()
-        numbers = self._where.streams[stream].numbers
+        numbers = self._where.stream(stream).numbers
         place = bisect_right(numbers, upto) - count
         return numbers[place] if place >= 0 else 0
 
     async def sequence_after(self, stream: str, after: int, count: int) -> int:
         """As `Store` says."""
         self._demand_open()
-        numbers = self._where.streams[stream].numbers
+        numbers = self._where.stream(stream).numbers
         place = min(bisect_right(numbers, after) + count, len(numbers)) - 1
         return max(after, numbers[place]) if place >= 0 else after
 
@@ -292,7 +292,7 @@ class MemoryStore:
         """As `Store` says."""
         self._demand_open()
         found = []
-        heights = self._where.heights[lane]
+        heights = self._where.heights.get(lane, [])
         first = bisect_right(heights, after)
         for height in heights[first : first + limit]:
             block = self._where.blocks[lane, height]
@@ -484,7 +484,7 @@ class MemoryStore:
     def _records(self, query: Query, upto: int) -> Iterator[tuple[int, Record]]:
         """What is asked for in order, each with its number in that order."""
         if query.stream is not None:
-            for sequence, index in self._where.streams[query.stream].between(query.after, upto):
+            for sequence, index in self._where.stream(query.stream).between(query.after, upto):
                 yield sequence, self._log.records[index]
             return
         for position in self._positions(query, upto):
@@ -492,10 +492,10 @@ class MemoryStore:
 
     def _positions(self, query: Query, upto: int) -> Iterator[int]:
         if not query.partitions:
-            yield from (position for position, _ in self._where.lanes[query.lane].between(query.after, upto))
+            yield from (position for position, _ in self._where.lane(query.lane).between(query.after, upto))
             return
         orders = [
-            [number for number, _ in self._where.partitions[query.lane, name].between(query.after, upto)]
+            [number for number, _ in self._where.partition(query.lane, name).between(query.after, upto)]
             for name in query.partitions
         ]
         last = 0
@@ -534,19 +534,22 @@ class _Order:
         return ((self.numbers[place], self.indexes[place]) for place in places)
 
 
+_NO_RECORDS: Final = _Order()
+
+
 class _Where:
     """Where in a log's list of records those of each order are, so that no reader looks through all of them."""
 
     def __init__(self) -> None:
-        self.lanes: dict[int, _Order] = defaultdict(_Order)
+        self.lanes: dict[int, _Order] = {}
         """Of each lane, by position."""
-        self.streams: dict[str, _Order] = defaultdict(_Order)
+        self.streams: dict[str, _Order] = {}
         """Of each stream, by sequence."""
-        self.partitions: dict[tuple[int, str], _Order] = defaultdict(_Order)
+        self.partitions: dict[tuple[int, str], _Order] = {}
         """The positions in each partition of a lane."""
         self.blocks: dict[tuple[int, int], Block] = {}
         """By lane and height."""
-        self.heights: dict[int, list[int]] = defaultdict(list)
+        self.heights: dict[int, list[int]] = {}
         """Of each lane, in order."""
         self.member_changes: dict[tuple[int, str, str, int], int] = {}
         """The revision of the newest change, by lane, scope, member and kind."""
@@ -557,18 +560,30 @@ class _Where:
             self.member_changes[lane, scope, member, kind] = revision
         for block in decided.sealed.blocks:
             self.blocks[block.lane, block.height] = block
-            self.heights[block.lane].append(block.height)
+            self.heights.setdefault(block.lane, []).append(block.height)
         for record in decided.changes.records:
-            self.lanes[record.lane].add(record.position, index)
+            _order_in(self.lanes, record.lane).add(record.position, index)
             if record.sequence:
-                self.streams[record.scope].add(record.sequence, index)
+                _order_in(self.streams, record.scope).add(record.sequence, index)
             for partition in dict.fromkeys(record.partitions):
-                self.partitions[record.lane, partition].add(record.position, index)
+                _order_in(self.partitions, (record.lane, partition)).add(record.position, index)
             index += 1
+
+    def lane(self, lane: int) -> _Order:
+        """Return the records of a lane. A look-up of an unknown name stores nothing; the same holds below."""
+        return self.lanes.get(lane, _NO_RECORDS)
+
+    def stream(self, stream: str) -> _Order:
+        """Return the records of a stream."""
+        return self.streams.get(stream, _NO_RECORDS)
+
+    def partition(self, lane: int, partition: str) -> _Order:
+        """Return the records of a partition."""
+        return self.partitions.get((lane, partition), _NO_RECORDS)
 
     def index(self, lane: int, position: int) -> int | None:
         """Of the record at a position; None if there is none."""
-        return self.lanes[lane].find(position)
+        return self.lane(lane).find(position)
 
     def index_at(self, lane: int, position: int) -> int:
         """The same of a record that must be there."""
@@ -579,8 +594,16 @@ class _Where:
 
     def count_after(self, stream: str, cursor: int) -> int:
         """Count the records of a stream, or of lane 0 where none is named, after a cursor."""
-        numbers = (self.streams[stream] if stream else self.lanes[0]).numbers
+        numbers = (self.stream(stream) if stream else self.lane(0)).numbers
         return len(numbers) - bisect_right(numbers, cursor)
+
+
+def _order_in(orders: dict[_Name, _Order], name: _Name) -> _Order:
+    """Return the order of a name, and create it for its first record."""
+    order = orders.get(name)
+    if order is None:
+        order = orders[name] = _Order()
+    return order
 
 
 def _size(record: Record) -> SizeRow:
