@@ -6,12 +6,15 @@ import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import oncelog
+from core.writes import delta
 from databases import BOTH_STORES, log_at
 from oncelog import ClosedError, CorruptError, Cursor, OncelogError, StoreUnavailableError
+from oncelog.core.merge import Op
 from oncelog.engine import log as log_module
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailer
@@ -38,6 +41,19 @@ def test_blocking_log_is_closed_in_a_forked_child(tmp_path: Path) -> None:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert committed(log.submit(event(2))).position == 2
+
+
+@BOTH_STORES
+@pytest.mark.rule("DE-13")
+@pytest.mark.parametrize("age_ms", [-1, 2**63, 1.5, True, "1"])
+def test_tombstone_age_out_of_range_is_refused_before_anything_is_compacted(tmp_path: Path, age_ms: Any) -> None:
+    with oncelog.open_blocking(log_at(tmp_path / "log.db")) as log:
+        committed(log.submit(delta(1, op=Op.DELETE, scope="gateway/1")))
+        with pytest.raises(ValueError, match=rf"tombstone_age_ms must be .* from 0 to {2**63 - 1}, not {age_ms!r}"):
+            log.compact("gateway/1", keep=0, tombstone_age_ms=age_ms)
+        (record,) = log.read(stream="gateway/1").records
+        assert not record.erased
+        assert log.compact("gateway/1", keep=0, tombstone_age_ms=0).dropped == 1
 
 
 @pytest.mark.rule("CO-11", "CO-16")

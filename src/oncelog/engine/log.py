@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of, normal_partitions, text_field
-from oncelog.core.limits import PARTITIONS_MAX
+from oncelog.core.limits import PARTITIONS_MAX, STORED_INTEGER_MAX
 from oncelog.core.plan import Validate
 from oncelog.core.policy import BUILT_IN, DELTAS, EVENTS, LEDGER, Policy
 from oncelog.core.proof import leaf_hash, prove, record_header
@@ -352,6 +352,9 @@ class Log:
         self._demand_open()
         if (upto is None) == (keep is None):
             raise ValueError("compact takes one of upto and keep")
+        age_ms = self._limits.tombstone_age_ms if tombstone_age_ms is None else tombstone_age_ms
+        if type(age_ms) is not int or not 0 <= age_ms <= STORED_INTEGER_MAX:
+            raise ValueError(f"tombstone_age_ms must be a whole number from 0 to {STORED_INTEGER_MAX}, not {age_ms!r}")
         identity = (scope, COMPACTION)
         needs = Footprint(lanes={lane_of(scope, self.settings.lanes)}, streams={scope}, consumers={identity})
         known = (await self._store.side_state(needs)).snapshot
@@ -360,9 +363,6 @@ class Log:
             wanted = await self._store.sequence_before(scope, newest, max(0, _whole(keep, "keep")) + 1)
         else:
             wanted = min(newest, _whole(upto, "upto"))
-        age_ms = (
-            self._limits.tombstone_age_ms if tombstone_age_ms is None else _whole(tombstone_age_ms, "tombstone_age_ms")
-        )
         bound = min(wanted, await self._store.sequence_after(scope, after, max(0, _whole(limit, "limit"))))
         erased = 0
         if bound > after:
