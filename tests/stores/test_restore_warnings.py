@@ -7,8 +7,12 @@ import pytest
 
 import oncelog
 from core.writes import event
-from databases import BOTH_STORES, POSTGRES, log_at, query
+from databases import BOTH_STORES, POSTGRES, is_postgres, log_at, query
+from oncelog.core.values import Request
 from oncelog.errors import HistoryChangedError
+from oncelog.stores.postgres.store import PostgresStore
+from oncelog.stores.sqlite.store import SqliteStore
+from oncelog.testing.clock import ManualClock
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
@@ -28,6 +32,33 @@ def test_reader_ahead_of_the_log_is_logged_once(tmp_path: Path, caplog: pytest.L
     (warning,) = warnings_of(caplog, "a reader of")
     assert warning.startswith("a reader of lane 0 is at 19, ahead of the newest record, 1.")
     assert "oncelog epoch LOG --renew" in warning
+
+
+@pytest.mark.rule("CO-12")
+@BOTH_STORES
+@pytest.mark.parametrize(("behind_ms", "above"), [(10_000, None), (10_001, None), (86_400_000, 5_000_000)])
+async def test_leap_with_a_clock_behind_the_log_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, behind_ms: int, above: int | None
+) -> None:
+    clock = ManualClock()
+    store = (PostgresStore if is_postgres() else SqliteStore)(log_at(tmp_path / "log.db"), clock=clock)
+    await store.open()
+    try:
+        await store.commit([Request((event(1),))])
+        clock.restart()
+        clock.jump(-behind_ms)
+        renewed = await store.renew(above)
+    finally:
+        await store.close()
+    warnings = warnings_of(caplog, "behind the log's last commit")
+    if above is None and behind_ms > 10_000:
+        assert renewed.above == 1_000_001
+        (warning,) = warnings
+        assert "10001 ms behind" in warning
+        assert "only 1000000 above the highest one" in warning
+        assert "oncelog epoch LOG --renew --above N" in warning
+    else:
+        assert warnings == []
 
 
 @pytest.mark.rule("CO-12")

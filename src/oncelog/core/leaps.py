@@ -16,17 +16,20 @@ from oncelog.core.values import Applied, LaneHead, Leap, Reason, Record, Refused
 LEAP_MIN: Final = 1_000_000
 LEAP_PER_SECOND: Final = 100_000
 """More new records in a second than a log commits."""
+CLOCK_BEHIND_MS_MAX: Final = 1000 * LEAP_MIN // LEAP_PER_SECOND
+"""A clock that is behind by less shortens a leap by less than `LEAP_MIN`."""
 
 
 def default_above(heads: Iterable[LaneHead], made_ms: int, now_ms: int) -> int:
-    """Return a number that the lost history has not reached, by the time since the newest commit that is left.
-
-    `made_ms` is when the log was made: the time of a log without a record.
-    """
+    """Return a number that the lost history has not reached, by the time since the newest commit that is left."""
     known = list(heads)
-    last_ms = max((head.log_time_ms for head in known), default=0) or made_ms
-    seconds = max(0, -(-(now_ms - last_ms) // 1000))
+    seconds = max(0, -(-(now_ms - last_time_ms(known, made_ms)) // 1000))
     return highest_number(known) + LEAP_MIN + LEAP_PER_SECOND * seconds
+
+
+def last_time_ms(heads: Iterable[LaneHead], made_ms: int) -> int:
+    """Return the time of the newest commit. `made_ms` is when the log was made: the time of a log without a record."""
+    return max((head.log_time_ms for head in heads), default=0) or made_ms
 
 
 def highest_number(heads: Iterable[LaneHead]) -> int:

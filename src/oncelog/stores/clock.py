@@ -79,6 +79,14 @@ class ClockMark(Struct, frozen=True):
         except ClockJumpedError as jumped:
             return replace(self, time_ms=self.expected_ms(clock)), jumped
 
+    def latest_ms(self, clock: Clock) -> int:
+        """Return the later of the wall clock and what it must show by the steady one.
+
+        After a restart of the machine only the wall clock is known.
+        """
+        wall_ms = clock.wall_ms()
+        return max(wall_ms, self.expected_ms(clock)) if self.boot == clock.boot() else wall_ms
+
     def expected_ms(self, clock: Clock) -> int:
         """What the wall clock must show by the steady one, if the machine has not been restarted since."""
         passed_ms = clock.elapsed_ms() - self.elapsed_ms if clock.boot() == self.boot else 0

@@ -3,6 +3,7 @@
 The text is in the row that every transaction reads anyway, so a log that was never restored pays nothing for it.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -12,11 +13,13 @@ import orjson
 from msgspec import Struct
 
 from oncelog.core.gaps import Gap, missing_numbers
-from oncelog.core.leaps import default_above, highest_number
+from oncelog.core.leaps import CLOCK_BEHIND_MS_MAX, default_above, highest_number, last_time_ms
 from oncelog.core.limits import LEAP_ABOVE_MAX
 from oncelog.core.values import LaneHead, Leap, Request
 from oncelog.errors import CorruptError, SettingsError
 from oncelog.stores.about import About
+
+logger: Final = logging.getLogger("oncelog.stores")
 
 _LEAPS: Final = msgspec.json.Decoder(tuple[int, ...])
 
@@ -56,6 +59,15 @@ def leap_request(
     chosen = above
     if chosen is None:
         chosen = max(default_above(heads.values(), about.created_ms, now_ms), highest)
+        behind_ms = last_time_ms(heads.values(), about.created_ms) - now_ms
+        if behind_ms > CLOCK_BEHIND_MS_MAX:
+            logger.warning(
+                "the clock is %d ms behind the log's last commit, so that the time since then is not known, and the "
+                "numbers continue only %d above the highest one. If the lost history may have given out more, run "
+                "`oncelog epoch LOG --renew --above N` before the log is used",
+                behind_ms,
+                chosen - highest,
+            )
     if chosen < highest:
         raise SettingsError(
             f"above must be at least {highest}, the highest number that the log has given out, not {chosen}"

@@ -456,7 +456,7 @@ class MemoryStore:
         """As `Store` says."""
         log = self._demand_open()
         about = About(0, self._epoch, self.settings, b"", self._made_ms)
-        now_ms = self._clock.wall_ms()
+        now_ms = self._mark.latest_ms(self._clock)
         request, renewed = leap_request(log.snapshot.heads, about, above, now_ms, new_epoch())
         await self.commit([request])
         self._epoch = renewed.new_epoch

@@ -320,7 +320,7 @@ class PostgresStore:
         async def work(connection: Connection) -> Decided:
             nonlocal renewed
             state = await writing.state(connection, lanes)
-            now_ms = self._time.now_ms(state.database_ms)
+            now_ms = self._time.latest_ms(state.database_ms, state.confirmations, state.clock)
             request, renewed = leap_request(state.heads, self._about, above, now_ms, epoch)
             decided = await writing.commit(connection, [request], writing.footprint([request]), None)
             await connection.execute(SQL["set_epoch"], epoch)

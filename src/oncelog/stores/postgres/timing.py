@@ -56,13 +56,22 @@ class DatabaseTime:
         self, database_ms: int, confirmations: int, kept: tuple[int | None, int | None]
     ) -> tuple[ClockMark, Exception | None]:
         """The mark of a commit made now, and what stands in its way. `kept` is what was written down on this boot."""
+        mark = self._newest_mark(confirmations, kept)
+        return mark.proposed(ShownClock(self.now_ms(database_ms), self._clock), self._jump_ms_max)
+
+    def latest_ms(self, database_ms: int, confirmations: int, kept: tuple[int | None, int | None]) -> int:
+        """As `ClockMark.latest_ms`, with the database's clock."""
+        mark = self._newest_mark(confirmations, kept)
+        return mark.latest_ms(ShownClock(self.now_ms(database_ms), self._clock))
+
+    def _newest_mark(self, confirmations: int, kept: tuple[int | None, int | None]) -> ClockMark:
         if confirmations != self._confirmations:
             self._confirmations, self._mark = confirmations, None
         elapsed_ms, time_ms = kept
         mark = ClockMark() if elapsed_ms is None or time_ms is None else ClockMark(self.boot, elapsed_ms, time_ms)
         if self._mark is not None and self._mark.boot == self.boot and self._mark.elapsed_ms > mark.elapsed_ms:
             mark = self._mark
-        return mark.proposed(ShownClock(self.now_ms(database_ms), self._clock), self._jump_ms_max)
+        return mark
 
     def is_to_be_kept(self, mark: ClockMark, kept: tuple[int | None, int | None]) -> bool:
         """Whether it is time to write the mark down."""

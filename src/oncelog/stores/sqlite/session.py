@@ -277,8 +277,9 @@ class Session:
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
-                heads = self.writing.state(connection).heads
-                request, renewed = leap_request(heads, self.file, above, self._clock.wall_ms(), new_epoch(), given_out)
+                state = self.writing.state(connection)
+                now_ms = state.clock.latest_ms(self._clock)
+                request, renewed = leap_request(state.heads, self.file, above, now_ms, new_epoch(), given_out)
                 self._committed(connection, [request], None)
                 connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
             self.writing.confirm()

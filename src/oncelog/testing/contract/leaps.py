@@ -179,6 +179,14 @@ class LeapContract(Contract):
             log.clock.advance(90_000)
             assert log.run(log.store.renew()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
 
+    def test_the_default_counts_time_by_the_steady_clock_if_the_wall_clock_is_behind(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, TWO_LANES) as log:
+            _fill(log)
+            highest = max(max(head.position, head.fence, head.revision) for head in log.heads().values())
+            log.clock.advance(90_000)
+            log.clock.jump(-DAY_MS)
+            assert log.run(log.store.renew()).above == highest + LEAP_MIN + 90 * LEAP_PER_SECOND
+
     def test_a_clock_in_doubt_does_not_stop_a_leap(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, TWO_LANES) as log:
             _fill(log)
