@@ -24,6 +24,7 @@ from oncelog.core.values import (
     Request,
     SetCursor,
     Settings,
+    Submission,
     Tombstone,
     Verdict,
 )
@@ -178,6 +179,25 @@ def test_malformed_drop_is_refused(gateway: Gateway, item: DropTombstones, field
 
 
 # --- what becomes of deltas that come late --------------------------------------------------------------
+
+
+@pytest.mark.rule("DE-13", "CO-18")
+def test_validation_gets_the_delta_of_the_client_that_loses_to_the_horizon(gateway: Gateway) -> None:
+    gateway.push(delete(5))
+    gateway.drop()
+    late = delta(GATEWAY, change(4, a=1))
+    seen: list[bytes] = []
+
+    def refuse(submission: Submission) -> str | None:
+        seen.append(submission.body)
+        return "a must not be 1" if b'"a"' in submission.body else None
+
+    ((verdict,),) = gateway.log.submit([Request((late,))], gateway.now_ms, refuse)
+    assert isinstance(verdict, Refused)
+    assert (verdict.reason, verdict.message) == (Reason.INVALID, "a must not be 1")
+    assert seen == [late.body]
+    assert isinstance(gateway(late), Committed)
+    assert gateway.delivered[-1] == horizon_delete(6, "t", "r"), "stored as before"
 
 
 @pytest.mark.rule("DE-13", "DE-7", "DE-4")

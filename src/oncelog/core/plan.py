@@ -227,7 +227,7 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
     sequence = _next_sequence(submission.scope, last, desk) if lane.number else 0
     if policy.entities or policy.rows:
         return _decide_effects(submission, identity, sequence, lane, desk, validate)
-    refused = _unacceptable(submission, lane, desk, validate)
+    refused = _check_content(submission, lane, validate) or _check_limits(submission, lane, desk)
     return refused or _commit(submission, identity, sequence, lane, desk)
 
 
@@ -242,13 +242,13 @@ def _decide_effects(
     effects = effects_of(submission, sequence, lane.log_time_ms, desk)
     if isinstance(effects, Refused):
         return effects
-    if effects.body is not None:
-        submission = replace(submission, body=effects.body)
-    refused = _unacceptable(submission, lane, desk, validate)
+    # The application validates what the client sent; limits count what is stored.
+    stored = submission if effects.body is None else replace(submission, body=effects.body)
+    refused = _check_content(submission, lane, validate) or _check_limits(stored, lane, desk)
     if refused is not None:
         return refused
     effects.apply(desk)
-    return _commit(submission, identity, sequence, lane, desk)
+    return _commit(stored, identity, sequence, lane, desk)
 
 
 def _next_sequence(scope: str, last: int, desk: Desk) -> int:
@@ -296,12 +296,15 @@ def _unexpected(field: str, expected: int, current: int) -> Refused:
     )
 
 
-def _unacceptable(submission: Submission, lane: LaneDesk, desk: Desk, validate: Validate | None) -> Refused | None:
-    """Clock drift, the application's validation, the limits of new writes."""
+def _check_content(submission: Submission, lane: LaneDesk, validate: Validate | None) -> Refused | None:
+    """Check the clock drift, then ask the application's validation."""
     if submission.delta is not None and (refused := _drifted(submission.delta, lane)) is not None:
         return refused
-    if validate is not None and (refused := _objected(submission, validate)) is not None:
-        return refused
+    return None if validate is None else _objected(submission, validate)
+
+
+def _check_limits(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused | None:
+    """Check the limits of new writes."""
     if submission.retry_after_ms > 0 and (refused := held_back(submission)) is not None:
         return refused
     if desk.tenants is not None and (refused := beyond_quota(submission, desk)) is not None:
