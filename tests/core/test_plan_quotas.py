@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.writes import Log, committed, event, message, refused, replayed
-from oncelog.core.limits import NAME_CHARACTERS_MAX, QUOTA_RETRY_AFTER_MS, RATE_MAX, TENANTS_MAX
+from oncelog.core.limits import (
+    NAME_CHARACTERS_MAX,
+    QUOTA_RETRY_AFTER_MS,
+    RATE_MAX,
+    TENANTS_MAX,
+    WHOLE_REQUEST_ITEMS_MAX,
+)
 from oncelog.core.quotas import needed_usage
 from oncelog.core.tenants import Tenant, Tenants, Usage, demand_tenants
 from oncelog.core.values import Committed, Rate, Reason, Request, SetMember
@@ -128,11 +134,38 @@ def test_tenant_rate_refills_evenly() -> None:
     committed(log(event(4, partitions=("t",))))
 
 
+@pytest.mark.rule("EV-8")
+@pytest.mark.parametrize("items", [1001, 1061, 1500, WHOLE_REQUEST_ITEMS_MAX])
+def test_request_larger_than_the_burst_is_paid_back_in_full(items: int) -> None:
+    log = log_with(Tenant("p", new_writes_per_second_max=1))
+    many = [event(number, partitions=("p",)) for number in range(items)]
+    committed(log.together(*many, is_admitted_whole=True)[-1])
+    late = event(items, partitions=("p",))
+    assert refused(log(late), Reason.RATE_LIMITED).retry_after_ms == items * 1000
+    log.now_ms += items * 1000 - 1
+    assert refused(log(late), Reason.RATE_LIMITED).retry_after_ms == 1
+    log.now_ms += 1
+    committed(log(late))
+
+
+@pytest.mark.rule("EV-8", "CO-30")
+def test_request_that_no_bucket_can_owe_is_refused() -> None:
+    log = log_with(Tenant("p", new_writes_per_second_max=1))
+    many = [event(number, partitions=("p",)) for number in range(WHOLE_REQUEST_ITEMS_MAX + 1)]
+    verdicts = log.together(*many, is_admitted_whole=True)
+    assert {refused(one, Reason.MALFORMED).message for one in verdicts} == {
+        "items must be at most 10000 in a request that is admitted as a whole, not 10001"
+    }
+    assert log.snapshot.usage == {}
+    without = [event(number) for number in range(WHOLE_REQUEST_ITEMS_MAX + 1)]
+    committed(log.together(*without)[-1])
+
+
 def test_clock_set_back_does_not_block_a_tenant() -> None:
     log = log_with(Tenant("t", new_writes_per_second_max=1))
     committed(log(event(1, partitions=("t",))))
     refused(log(event(2, partitions=("t",))), Reason.RATE_LIMITED)
-    log.now_ms -= 3_600_000
+    log.now_ms -= 24 * 3_600_000
     committed(log(event(2, partitions=("t",))))
     refused(log(event(3, partitions=("t",))), Reason.RATE_LIMITED)
     log.now_ms += 1000

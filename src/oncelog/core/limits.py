@@ -40,6 +40,8 @@ RATE_MAX: Final = 1_000_000
 """New writes that a rate can allow, a second and at once: each costs a whole number of microseconds."""
 TENANTS_MAX: Final = 10_000
 """Tenants with a quota, of one log."""
+WHOLE_REQUEST_ITEMS_MAX: Final = 10_000
+"""Items of a request that is admitted as a whole, and so the tokens that it can owe a bucket."""
 QUOTA_RETRY_AFTER_MS: Final = 60_000
 """When a write that does not fit may be sent again: somebody has to make room first, or to allow more."""
 LEAP_ABOVE_MAX: Final = 2**47

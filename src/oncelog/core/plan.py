@@ -102,7 +102,7 @@ def plan(
 
 
 def _decide_request(request: Request, desk: Desk, validate: Validate | None) -> list[Verdict]:
-    if request.mode is not _EACH:
+    if request.mode is not _EACH or request.is_admitted_whole:
         refused = malformed_request(request)
         if refused is not None:
             return [refused] * len(request.items)

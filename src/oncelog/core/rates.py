@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oncelog.core.desk import Desk, LaneDesk
-from oncelog.core.limits import RATE_MAX
+from oncelog.core.limits import RATE_MAX, WHOLE_REQUEST_ITEMS_MAX
 from oncelog.core.values import (
     Bucket,
     Rate,
@@ -25,8 +25,6 @@ _SECOND_US: Final = 1_000_000
 _MILLISECOND_US: Final = 1000
 BACK_US_MAX: Final = 60 * _SECOND_US
 """A time that is behind another by less is that of a process that was slower, or whose clock is not quite the same."""
-OVERDRAFT_ITEMS: Final = 1000
-"""Tokens that a request larger than the burst may owe a tenant's bucket: the default of `limits.request_events_max`."""
 FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 """How far a bucket can be from being full: by the slowest rate with the largest burst."""
 
@@ -78,11 +76,11 @@ def after_one(
     """Return when a bucket is full, when it is after one more token, and how long that token takes to come.
 
     The wait is 0 or less if the token is there. With `is_bounded` a bucket that seems much further from full than it
-    can be counts as full, for times that may go back.
+    can be, by its burst or by the debt of one request, counts as full, for times that may go back.
     """
     token_us = -(-_SECOND_US // per_second)
     before_us = max(full_at_us, now_us)
-    if is_bounded and before_us - now_us > max(burst, OVERDRAFT_ITEMS) * token_us + BACK_US_MAX:
+    if is_bounded and before_us - now_us > max(burst, WHOLE_REQUEST_ITEMS_MAX) * token_us + BACK_US_MAX:
         before_us = now_us
     after_us = before_us + token_us
     return before_us, after_us, after_us - now_us - burst * token_us

@@ -23,6 +23,7 @@ from oncelog.core.limits import (
     SEQUENCE_MAX,
     STORED_INTEGER_MAX,
     TOMBSTONES_MAX,
+    WHOLE_REQUEST_ITEMS_MAX,
 )
 from oncelog.core.merge import Op, RowDelta
 from oncelog.core.operations import Must, Operation, Relate, SetEntity, Unrelate
@@ -84,9 +85,14 @@ def _malformed_setting_of_member(item: SetMember) -> Refused | None:
 
 
 def malformed_request(request: Request) -> Refused | None:
-    """A text in place of a Mode must not mean one of them by chance."""
+    """Check the mode, and the size of a request that is admitted as a whole."""
     mode: object = request.mode
-    return None if isinstance(mode, Mode) else _refused("mode", f"must be a Mode, not {mode!r}")
+    if not isinstance(mode, Mode):  # a text in place of a Mode must not mean one of them by chance
+        return _refused("mode", f"must be a Mode, not {mode!r}")
+    if request.is_admitted_whole and len(request.items) > WHOLE_REQUEST_ITEMS_MAX:
+        limit = f"must be at most {WHOLE_REQUEST_ITEMS_MAX} in a request that is admitted as a whole"
+        return _refused("items", f"{limit}, not {len(request.items)}")
+    return None
 
 
 def _malformed_submission(submission: Submission) -> Refused | None:

@@ -204,7 +204,8 @@ class Request(Struct, frozen=True, gc=False):
     is_admitted_whole: bool = False
     """Where a rate or quota refuses one new item, nothing of the request happens, whatever the mode.
 
-    A request with more new items than the burst of a rate is admitted when its bucket is full.
+    A request with more new items than the burst of a rate is admitted when its bucket is full. It has at most
+    `core.limits.WHOLE_REQUEST_ITEMS_MAX` items.
     """
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.limits import RATE_MAX
+from oncelog.core.limits import RATE_MAX, WHOLE_REQUEST_ITEMS_MAX
 from oncelog.errors import SettingsError
 
 GRANTS_MAX: Final = 1000
@@ -123,6 +123,9 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
             lowest = 0 if name in _ZERO_MEANS_NO_LIMIT else 1
             if type(value) is not int or not lowest <= value <= SETTING_NUMBER_MAX:
                 raise SettingsError(f"{name} must be a whole number from {lowest} on, not {value!r}")
+        if self.request_events_max > WHOLE_REQUEST_ITEMS_MAX:
+            limit = f"request_events_max must be at most {WHOLE_REQUEST_ITEMS_MAX}"
+            raise SettingsError(f"{limit}, not {self.request_events_max}")
         for name in _RATES:
             given = getattr(self, name)
             if given > RATE_MAX:
