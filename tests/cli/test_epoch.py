@@ -11,9 +11,11 @@ import pytest
 import oncelog
 from cli import sample
 from cli.runner import COMMAND, RUNNER
+from core.writes import committed, event
 from databases import address_of, query, server_address
-from oncelog.errors import HistoryChangedError
+from oncelog.errors import HistoryChangedError, StoreUnavailableError
 from oncelog.stores.verifying.findings import exported_head
+from waiting import wait_until
 
 
 @pytest.fixture(params=["file", "database"])
@@ -88,6 +90,45 @@ def program(name: str, *arguments: str) -> None:
     assert spec.origin is not None
     where = Path(spec.origin).parent / "pginstall" / "bin" / name
     subprocess.run([where, *arguments], check=True)  # noqa: S603
+
+
+@pytest.mark.rule("CO-12", "CO-40")
+def test_open_log_in_a_database_does_not_write_under_the_old_epoch(database: str) -> None:
+    with oncelog.open_blocking(database) as log, oncelog.open_blocking(database) as idle:
+        committed(log.submit(event(1)))
+        committed(idle.submit(event(2)))
+        run(database, "--renew")
+        records = query(database, "SELECT count(*) FROM oncelog_records")
+        with pytest.raises(StoreUnavailableError, match=r"new epoch.*start this process again"):
+            log.submit(event(3))
+        with pytest.raises(StoreUnavailableError, match="start this process again"):
+            log.read(after=0)
+        with pytest.raises(StoreUnavailableError, match="start this process again"):
+            log.submit(event(3))
+        with pytest.raises(StoreUnavailableError, match="start this process again"):
+            idle.submit(event(4))
+        assert query(database, "SELECT count(*) FROM oncelog_records") == records
+    with oncelog.open_blocking(database) as log:
+        assert committed(log.submit(event(3))).position > 1_000_000
+    assert RUNNER.invoke(COMMAND, ["verify", database]).exit_code == 0
+
+
+@pytest.mark.rule("CO-40")
+def test_reader_of_an_open_log_notices_the_new_epoch(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncelog.stores.postgres.news.LOOK_MS", 20)
+    with oncelog.open_blocking(database) as log:
+        log.submit(event(1))
+        log.read(after=0)  # its session stays open
+        run(database, "--renew")
+
+        def is_noticed() -> bool:
+            try:
+                log.read(after=0)
+            except StoreUnavailableError as error:
+                return "start this process again" in str(error)
+            return False
+
+        wait_until(is_noticed)
 
 
 def test_epoch_of_an_open_file_is_not_renewed(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Clients of a server whose log has leapt: chats page over the gap, and the ledger's chain of blocks continues."""
 
+import json
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 from uuid import UUID
 
 import pytest
 
 from cli.served import oncelog, serving
-from databases import BOTH_STORES, log_at
+from databases import BOTH_STORES, POSTGRES, log_at, query
 from doors.chat.chat_doors import opened, sequences
 from doors.commands import oncelog as run_command
 from oncelog.client.ledger import BlockingLedgerClient, LedgerBlock, UnverifiedError, Written, set_entity
@@ -70,6 +73,29 @@ def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
     assert (first.sequence, second.sequence) == (1, 2)
     assert (first.version, second.version) == (1, ABOVE + 1)
     assert heights == [[1], [1, ABOVE + 1, ABOVE + 2]]
+
+
+@pytest.mark.stores(POSTGRES)
+@pytest.mark.rule("CO-12", "CO-40")
+def test_running_server_takes_no_writes_after_its_epoch_was_renewed(tmp_path: Path) -> None:
+    def submit(number: int) -> None:
+        item = {"id": str(UUID(int=number)), "partitions": ["p"], "event": {"type": "t"}}
+        headers = {"Content-Type": "application/json"}
+        request = Request(f"{server.url}/v1/events", json.dumps({"events": [item]}).encode(), headers)  # noqa: S310
+        with urlopen(request) as answer:  # noqa: S310
+            assert json.load(answer)["results"][0]["status"] == "committed"
+
+    with serving(tmp_path) as server:
+        submit(1)
+        assert oncelog("epoch", server.store, "--renew", f"--above={ABOVE}").returncode == 0
+        with pytest.raises(HTTPError, match="500"):
+            submit(2)
+        assert server.stop() == 0
+        assert any("start this process again" in line for line in server.said)
+    assert query(server.store, "SELECT max(position) FROM oncelog_records") == [(ABOVE + 1,)]
+    with serving(tmp_path) as server:
+        submit(2)
+    assert query(server.store, "SELECT max(position) FROM oncelog_records") == [(ABOVE + 2,)]
 
 
 @pytest.mark.rule("LG-18")

@@ -172,7 +172,7 @@ class DatabaseInspector:
             asyncio.run(confirmed())
 
     def renew_epoch(self, above: int | None = None) -> Renewed:
-        """As `Inspector` says. Servers that are open notice it with their next session, and must be started again."""
+        """As `Inspector` says. Open servers notice it with their next commit or look, and must be started again."""
         with session_at(self._address) as session:  # a store would create a missing log, and migrates an older one
             session.call(demand_database, shown(self._address))
             session.call(look, shown(self._address))

@@ -107,8 +107,6 @@ class PostgresStore:
         """Up to which position each lane is known to be as durable as the server makes its commits."""
         self._erasing = ""
         """The transaction behind which VACUUM is to come."""
-        self._next_epoch = ""
-        """That of a new history which may have been committed."""
         self._pool: Any = None
         self._wakes_others = True
         self._news: News | None = None
@@ -148,7 +146,7 @@ class PostgresStore:
             connect=self._reader_connected, min_size=0, max_size=READERS, reset=_left_as_it_is
         )
         if self._wakes_others:
-            self._news = News(self._sessions.new, self._sessions.look, f"oncelog_{about.epoch}")
+            self._news = News(self._sessions.new, self._look, f"oncelog_{about.epoch}")
 
     async def _opened(self) -> Writing:
         connection = await connect(self._address, self._timeouts)
@@ -198,8 +196,11 @@ class PostgresStore:
 
     async def _demand_this_log(self, connection: Connection) -> None:
         about = await look(connection, self._name)
-        if about.epoch not in (self._about.epoch, self._next_epoch):
-            raise StoreUnavailableError(f"{self._name} has another log than the one that was opened; open it anew")
+        writing = self._writing
+        if writing is None or about.epoch not in (writing.about.epoch, writing.next_epoch):
+            raise StoreUnavailableError(
+                f"{self._name} has another log than the one that was opened, or a new epoch: start this process again"
+            )
 
     # --- writing
 
@@ -313,7 +314,7 @@ class PostgresStore:
     async def renew(self, above: int | None = None) -> Renewed:
         """As `Store` says. All lanes are locked."""
         writing = self._demand_open()
-        epoch = self._next_epoch = new_epoch()
+        epoch = writing.next_epoch = new_epoch()
         lanes = range(self.settings.lanes + 1)
         renewed: Renewed | None = None
 
@@ -422,7 +423,13 @@ class PostgresStore:
     def _demand_open(self) -> Writing:
         if self._pool is None or self._writing is None:
             raise ClosedError(f"the log {self._name} is closed")
+        self._writing.check_renewed()
         return self._writing
+
+    async def _look(self, connection: Connection) -> None:
+        """Check now and then, for a process that only reads, that server and epoch are still the same."""
+        await self._sessions.look(connection)
+        self._demand_open().check_epoch(await connection.fetchval(SQL["epoch"]))
 
     async def _standing(self, connection: Connection, identity: KeyIdentity) -> Standing:
         writing = self._demand_open()

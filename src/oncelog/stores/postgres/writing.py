@@ -37,7 +37,7 @@ from oncelog.stores.protocol import Decided, Draw, decide, newly_declared, parti
 from oncelog.stores.tenants import tenants_of
 
 _POLICY: Final = msgspec.json.Decoder(Policy)
-_LANE: Final = 7
+_LANE: Final = 8
 """In a row of the statement `state`: here the columns of the lane begin."""
 
 
@@ -77,6 +77,25 @@ class Writing:
         self._draw = draw
         self._sweep = Sweep()
         self._mark: ClockMark | None = None
+        self.next_epoch = ""
+        """That of a new history which may have been committed here."""
+        self.renewed_epoch = ""
+        """That of a new history which another process has begun."""
+
+    def check_epoch(self, epoch: str) -> None:
+        """Raise StoreUnavailableError if another process has renewed the epoch of the log: `oncelog epoch --renew`."""
+        if epoch in (self.about.epoch, self.next_epoch):
+            return
+        self.renewed_epoch = epoch
+        self.check_renewed()
+
+    def check_renewed(self) -> None:
+        """Raise StoreUnavailableError if it is known that another process has renewed the epoch."""
+        if self.renewed_epoch:
+            raise StoreUnavailableError(
+                f"the log has a new epoch, {self.renewed_epoch}, and was opened with {self.about.epoch}: start this "
+                "process again"
+            )
 
     def footprint(self, batch: Sequence[Request]) -> Footprint:
         """What a batch needs; its lanes are to be locked."""
@@ -130,13 +149,14 @@ class Writing:
         return known | declared
 
     async def state(self, connection: Any, lanes: Iterable[int]) -> State:
-        """What the log says by now."""
+        """What the log says by now. Raises StoreUnavailableError if it has another epoch than when it was opened."""
         wanted = sorted(lanes)
         rows = await connection.fetch(SQL["state"], wanted, self.time.boot)
         if len(rows) != len(wanted):
             raise StoreUnavailableError("the log's lanes are not all there; it is not the log that was opened")
         heads = {row[_LANE]: LaneHead(*tuple(row)[_LANE + 1 :]) for row in rows}
-        database_ms, erasures, confirmations, elapsed_ms, time_ms, tenants, leaps = tuple(rows[0])[:_LANE]
+        database_ms, erasures, confirmations, elapsed_ms, time_ms, tenants, leaps, epoch = tuple(rows[0])[:_LANE]
+        self.check_epoch(epoch)
         clock = (elapsed_ms, time_ms)
         return State(database_ms, erasures, confirmations, clock, heads, tenants_of(tenants), leaps_of(leaps))
 

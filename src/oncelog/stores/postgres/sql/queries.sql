@@ -29,6 +29,9 @@ SELECT lane, 0, 0, 0, 0, 0, 0, $2 FROM generate_series(0, $1::integer) AS lane;
 -- name: set_schema_version
 UPDATE oncelog_log SET schema_version = $1;
 
+-- name: epoch
+SELECT epoch FROM oncelog_log;
+
 -- name: set_epoch
 UPDATE oncelog_log SET epoch = $1;
 
@@ -62,8 +65,9 @@ SELECT lane, position FROM oncelog_lanes;
 -- What is to be known once the lanes are locked. It has a snapshot of its own, so it sees all that others committed
 -- before they let go of them; and the clock is read when there is nobody left to wait for.
 SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, s.erasures, s.confirmations, c.elapsed_ms, c.time_ms,
-    s.tenants, s.leaps, l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
-FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s LEFT JOIN oncelog_clocks AS c ON c.boot = $2
+    s.tenants, s.leaps, g.epoch,
+    l.lane, l.position, l.log_time_ms, l.eviction_time_ms, l.fence, l.revision, l.height, l.block_hash
+FROM oncelog_lanes AS l CROSS JOIN oncelog_state AS s CROSS JOIN oncelog_log AS g LEFT JOIN oncelog_clocks AS c ON c.boot = $2
 WHERE l.lane = ANY($1::integer[]);
 
 -- name: look_at_state
