@@ -1,6 +1,7 @@
 """Clients of a server whose log has leapt: chats page over the gap, and the ledger's chain of blocks continues."""
 
 import json
+import re
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -75,6 +76,36 @@ def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
     assert heights == [[1], [1, ABOVE + 1, ABOVE + 2]]
 
 
+@pytest.mark.rule("CO-12", "CO-40", "LG-18")
+@pytest.mark.parametrize("above", [2, ABOVE])
+def test_watcher_of_lost_blocks_gets_an_error_that_names_the_restore(tmp_path: Path, above: int) -> None:
+    options = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
+    backup = str(tmp_path / "backup.db")
+    with serving(tmp_path, grpc=True) as server, BlockingLedgerClient(server.rpc_address, **options) as ledger:
+        ledger.write(set_entity("k", b"1"), key=UUID(int=1), timeout_s=60)
+        assert oncelog("backup", server.store, backup).returncode == 0
+        ledger.write(set_entity("k", b"2"), key=UUID(int=2), timeout_s=60)
+        watching = ledger.watch_blocks()
+        first, second = next(watching), next(watching)
+        assert (first.block.height, second.block.height) == (1, 2)
+        assert server.stop() == 0
+        restored = oncelog("restore", backup, server.store, "--force", f"--above={above}")
+        assert restored.returncode == 0, restored.stderr
+        server.start()
+        with pytest.raises(UnverifiedError) as caught:
+            next(watching)
+        (new,) = re.findall(r"new epoch: (\w+)", restored.stdout)
+        assert f"block {above + 1} does not follow block 2: the log was restored" in str(caught.value)
+        assert f"(epoch {new}, was {second.epoch})" in str(caught.value)
+        assert "watch again from there" in str(caught.value)
+        found = ledger.get_block(first.block.height)
+        assert found is not None
+        assert found.hash == first.hash
+        assert ledger.get_block(second.block.height) is None
+        again = ledger.watch_blocks(first.block.height, previous_hash=first.hash)
+        assert next(again).block.height == above + 1
+
+
 @pytest.mark.stores(POSTGRES)
 @pytest.mark.rule("CO-12", "CO-40")
 def test_running_server_takes_no_writes_after_its_epoch_was_renewed(tmp_path: Path) -> None:
@@ -107,8 +138,10 @@ def test_gap_before_an_ordinary_block_is_not_accepted() -> None:
             _demand_next(_found(block), 3, previous)
     leap = Block(1, 9, 9, 1, 0, previous, bytes(32))
     _demand_next(_found(leap), 3, previous)
-    with pytest.raises(UnverifiedError, match="does not follow"):
+    with pytest.raises(UnverifiedError, match="block 9 does not follow block 3: the log was restored"):
         _demand_next(_found(leap), 3, bytes([1]) * 32)
+    with pytest.raises(UnverifiedError, match=r"block 9 does not follow the block before it$"):
+        _demand_next(_found(leap), 8, bytes([1]) * 32)
     with pytest.raises(UnverifiedError, match="behind block 9"):
         _demand_next(_found(leap), 9, previous)
 

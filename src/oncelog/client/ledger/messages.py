@@ -104,7 +104,7 @@ def header(given: pb.BlockHeader) -> Block:
 
 def block(given: pb.Block) -> LedgerBlock:
     """A block with the scope's own transactions."""
-    return LedgerBlock(header(given.header), given.header.hash, tuple(given.tx_ids))
+    return LedgerBlock(header(given.header), given.header.hash, tuple(given.tx_ids), given.epoch)
 
 
 def written_proof(

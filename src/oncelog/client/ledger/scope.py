@@ -178,9 +178,10 @@ class LedgerScope:
         """Every block of the scope's lane after a height, and those to come, each once and in order.
 
         Goes on by itself after a lost connection. `check_chain` raises UnverifiedError for a block that does not
-        follow the one before; give its hash as `previous_hash` to have the first one looked at, too.
+        follow the one before; give its hash as `previous_hash` to have the first one looked at, too. After a restore
+        that lost the block before, its message names the restore and the block to go back to.
         """
-        shared, height = self._shared, after_height
+        shared, height, epoch = self._shared, after_height, ""
         previous = NO_HASH if after_height == 0 else previous_hash
         limits = shared.limits
         pauses = pauses_s(limits.pause_ms_min, limits.pause_ms_max, shared.chance)
@@ -192,10 +193,10 @@ class LedgerScope:
                     async for message in several:
                         found = self._messages.block(message)
                         if check_chain:
-                            _demand_next(found, height, previous)
+                            _demand_next(found, height, previous, epoch)
                         elif found.block.height <= height:
                             continue
-                        height, previous, has_come = found.block.height, found.hash, True
+                        height, previous, epoch, has_come = found.block.height, found.hash, found.epoch, True
                         yield found
             except LostError:
                 pass
@@ -233,14 +234,23 @@ class LedgerScope:
             raise
 
 
-def _demand_next(found: LedgerBlock, height: int, previous: bytes | None) -> None:
+def _demand_next(found: LedgerBlock, height: int, previous: bytes | None, epoch: str = "") -> None:
+    """Raise UnverifiedError for a block that does not follow the last one, whose epoch is given if it is known."""
     block = found.block
     if block.height != height + 1 and not (block.may_follow_gap and block.height > height):
         raise UnverifiedError(f"behind block {height} the server has sent block {block.height}")
     if block.hash != found.hash:
         raise UnverifiedError(f"the hash of block {block.height} is not the one that its header has")
-    if previous is not None and block.previous != previous:
-        raise UnverifiedError(f"block {block.height} does not follow the block before it")
+    if previous is None or block.previous == previous:
+        return
+    if epoch not in ("", found.epoch) or block.height != height + 1:
+        history = f" (epoch {found.epoch}, was {epoch})" if epoch and epoch != found.epoch else ""
+        raise UnverifiedError(
+            f"block {block.height} does not follow block {height}: the log was restored from a backup that does not "
+            f"have it, and has a new history{history}. Drop what was read after the last block that get_block still "
+            "returns with the same hash, and watch again from there"
+        )
+    raise UnverifiedError(f"block {block.height} does not follow the block before it")
 
 
 def _key_bytes(key: UUID | bytes | None) -> bytes:

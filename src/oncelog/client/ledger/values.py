@@ -183,6 +183,8 @@ class LedgerBlock(Struct, frozen=True):
     hash: bytes
     """As the server says it; `block.hash` is what it must be."""
     tx_ids: tuple[str, ...]
+    epoch: str = ""
+    """Epoch of the log when the server sent the block."""
 
 
 class TransactionProof(Struct, frozen=True):
