@@ -4,16 +4,19 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from core.writes import committed, refused
+from core.writes import committed, refused, replayed
 from databases import BOTH_STORES, log_at
 from doors.deltas.delta_doors import Gateway, change
 from doors.ledger.ledger_doors import key, opened
 from doors.ledger.wires import WIRES, CallError
 from doors.rejecting_store import MARK, reject_marked_bodies
 from doors.serving import item, serving
-from oncelog.core.values import Mode, Reason, Submission
+from oncelog.core.values import Mode, Rate, Reason, Submission
 from oncelog.engine.log import open_log
+from oncelog.errors import StoreUnavailableError
+from oncelog.testing.clock import ManualClock
 from oncelog.testing.contract.writes import event
 
 
@@ -55,6 +58,31 @@ async def test_item_that_the_store_rejects_is_refused_as_the_mode_of_its_request
         for one in together:
             refused(one, Reason.UNSTORABLE)
         assert len((await log.read()).records) == 5
+
+
+@BOTH_STORES
+@pytest.mark.rule("CO-34", "EV-8")
+async def test_divided_request_that_meets_a_limit_is_answered_as_retryable_and_its_retry_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    place, clock = log_at(tmp_path / "log.db"), ManualClock()
+    await reject_marked_bodies(place)
+    rate = Rate(per_second=1, burst=3)
+    writes = [replace(one, actor="user:ann", rate=rate) for one in (event(1), event(2), bad(3), event(4))]
+    async with open_log(place, clock=clock) as log:
+        with pytest.raises(StoreUnavailableError, match=r"a limit was met .*; submit it again"):
+            await log.submit_many(writes, is_admitted_whole=True)
+        assert len((await log.read()).records) == 2, "the first half, before the second met the rate"
+        for one in await log.submit_many(writes[:2], is_admitted_whole=True):
+            replayed(one)
+        late = await log.submit_many(writes[2:], is_admitted_whole=True)
+        refused(late[0], Reason.NOT_PROCESSED)
+        refused(late[1], Reason.RATE_LIMITED)
+        clock.advance(2000)
+        first, second, third, fourth = await log.submit_many(writes, is_admitted_whole=True)
+        assert [replayed(one).receipt is not None for one in (first, second)] == [True, True]
+        refused(third, Reason.UNSTORABLE)
+        committed(fourth)
 
 
 @BOTH_STORES
