@@ -242,7 +242,7 @@ def _decide_effects(
     effects = effects_of(submission, sequence, lane.log_time_ms, desk)
     if isinstance(effects, Refused):
         return effects
-    # The application validates what the client sent; limits count what is stored.
+    # The application validates the delta of the client; limits count the body that is stored.
     stored = submission if effects.body is None else replace(submission, body=effects.body)
     refused = _check_content(submission, lane, validate) or _check_limits(stored, lane, desk)
     if refused is not None:

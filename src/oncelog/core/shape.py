@@ -87,7 +87,7 @@ def _malformed_setting_of_member(item: SetMember) -> Refused | None:
 def malformed_request(request: Request) -> Refused | None:
     """Check the mode, and the size of a request that is admitted as a whole."""
     mode: object = request.mode
-    if not isinstance(mode, Mode):  # a text in place of a Mode must not mean one of them by chance
+    if not isinstance(mode, Mode):  # a str must not equal a Mode by chance
         return _refused("mode", f"must be a Mode, not {mode!r}")
     if request.is_admitted_whole and len(request.items) > WHOLE_REQUEST_ITEMS_MAX:
         limit = f"must be at most {WHOLE_REQUEST_ITEMS_MAX} in a request that is admitted as a whole"

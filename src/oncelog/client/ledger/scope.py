@@ -247,7 +247,7 @@ def _demand_next(found: LedgerBlock, height: int, previous: bytes | None, epoch:
         history = f" (epoch {found.epoch}, was {epoch})" if epoch and epoch != found.epoch else ""
         raise UnverifiedError(
             f"block {block.height} does not follow block {height}: the log was restored from a backup that does not "
-            f"have it, and has a new history{history}. Drop what was read after the last block that get_block still "
+            f"have it, and has a new history{history}. Drop all blocks after the last one that get_block still "
             "returns with the same hash, and watch again from there"
         )
     raise UnverifiedError(f"block {block.height} does not follow the block before it")
