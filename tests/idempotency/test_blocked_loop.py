@@ -121,8 +121,9 @@ class BlockedLoop:
         assert self._renewed.wait(WAIT_S)
 
 
-def watchdogs() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "oncelog-leases"]
+def has_watchdog(log: oncelog.Log) -> bool:
+    thread = log._works._watchdog._thread
+    return thread is not None and thread.is_alive()
 
 
 @BOTH_STORES
@@ -141,7 +142,7 @@ async def test_watchdog_retries_a_failed_renewal_and_ends_with_the_last_lease(
     with caplog.at_level(logging.INFO, "oncelog.work"):
         async with log:
             assert await work() == 1
-            await until(lambda: not watchdogs())
+            await until(lambda: not has_watchdog(log))
     assert loop.attempts >= 3
     assert caplog.text.count("the event loop is blocked, and its leases are not renewed: no connection") == 1
     assert "a thread renewed 1 leases" in caplog.text
@@ -159,11 +160,30 @@ async def test_closing_the_log_ends_the_watchdog_while_work_goes_on(tmp_path: Pa
     async with log:
         call = asyncio.create_task(work())
         await gate.reached.wait()
-        assert watchdogs()
-    assert not watchdogs()
+        assert has_watchdog(log)
+    assert not has_watchdog(log)
     gate.open()
     with pytest.raises(oncelog.ClosedError):
         await call
+
+
+@pytest.mark.rule("RU-14")
+def test_watchdog_ends_with_an_event_loop_whose_log_was_not_closed(tmp_path: Path) -> None:
+    log = oncelog.open(tmp_path / "app.db")
+
+    @once(log, name="work", lease_s=SHORT_S)
+    async def work() -> None:
+        pass
+
+    async def open_and_work() -> None:
+        await log.__aenter__()
+        await work()
+
+    asyncio.run(open_and_work())
+    thread = log._works._watchdog._thread
+    assert thread is not None
+    thread.join(WAIT_S)
+    assert not has_watchdog(log)
 
 
 @pytest.mark.rule("RU-14", "RU-7")

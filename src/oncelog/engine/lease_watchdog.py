@@ -2,7 +2,8 @@
 
 The event loop renews leases in rounds (`engine.working`). A function that blocks the loop stops the rounds as well. The
 watchdog is a thread that notices a missing round and renews the leases by itself, through a second store on the same
-log. It runs only while leases are held, and opens the second store only while the loop is blocked.
+log. It runs only while leases are held, and opens the second store only while the loop is blocked. It ends when the
+loop is closed, because work of a closed loop never completes.
 """
 
 import asyncio
@@ -123,6 +124,8 @@ class LeaseWatchdog:
         self._store = store
         self._let_go = let_go
         self._groups: list[LeaseGroup] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That renews the leases, as long as it is not blocked."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         """The last one that was started."""
@@ -136,9 +139,10 @@ class LeaseWatchdog:
         """The level of the next failure: WARNING for the first one in a row."""
 
     def watch(self, group: LeaseGroup) -> None:
-        """Watch the rounds of a group until `forget`."""
+        """Watch the rounds of a group until `forget`. Called on the event loop."""
         if self._store.sibling() is None:
             return  # no other process or thread can take over
+        self._loop = asyncio.get_running_loop()
         with self._changed:
             self._groups.append(group)
             if not self._is_running and not self._is_closed:
@@ -177,7 +181,7 @@ class LeaseWatchdog:
                 if self._groups and not self._is_closed:
                     due_s = max(self._retry_s, min(group.late_s for group in self._groups))
                     self._changed.wait(max(0.0, due_s - time.monotonic()) + PAUSE_S_MIN)
-                if self._is_closed or not self._groups:
+                if self._is_closed or not self._groups or (self._loop is not None and self._loop.is_closed()):
                     self._is_running = False
                     break
                 groups = list(self._groups)
