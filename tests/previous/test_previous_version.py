@@ -1,7 +1,9 @@
 """The previous version as a client, as a server and as the writer of a file or a database."""
 
+import asyncio
 import json
 from pathlib import Path
+from time import time_ns
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -11,11 +13,14 @@ from cli.sample import make_log
 from cli.served import oncelog, serving
 from databases import BOTH_STORES, log_at
 from doors.rejecting_store import MARK, reject_marked_bodies
+from doors.serving import Serving, item
+from doors.serving import serving as serving_here
 from oncelog import open_blocking as opened_blocking
 from oncelog.client.deltas import BlockingDeltasClient
+from oncelog.testing.clock import ManualClock
 from previous.previous_version import DIRECTORY, PreviousVersion
 from scripts import start_script
-from waiting import WAIT_S
+from waiting import WAIT_S, until
 
 
 def use_current_clients(*arguments: object) -> Any:
@@ -158,19 +163,29 @@ async def test_clients_of_the_previous_version_commit_all_writes_but_the_one_tha
 
 
 @pytest.mark.rule("EV-8")
-def test_clients_of_the_previous_version_commit_all_writes_above_a_rate(
+async def test_clients_of_the_previous_version_commit_all_writes_above_a_rate(
     previous: PreviousVersion, tmp_path: Path
 ) -> None:
-    texts = [str(number) for number in range(60)]
-    options = ("--development", "--quiet", "--set", "limits.new_events_per_second_max=40")
-    with serving(tmp_path, *options, grpc=True) as server:
-        said = previous.run_script("write_refused.py", server.url, server.rpc_address, tmp_path, *texts)
-        metrics = urlopen(f"{server.url}/metrics").read().decode()  # noqa: S310
-        assert server.stop() == 0
-    assert 'outcome="rate_limited"' in metrics
-    assert not any(json.loads(said).values())
-    verified = oncelog("verify", str(tmp_path / "log.db"), "--json")
-    assert json.loads(verified.stdout)["records"] == 4 * len(texts)
+    texts = [str(number) for number in range(10)]
+    clock = ManualClock(time_ns() // 1_000_000)
+    async with serving_here(tmp_path, clock=clock, new_events_per_second_max=1) as served:
+        rpc = served.server.rpc
+        assert rpc is not None
+        await served.submit(item(1))  # uses up the rate, until the clock advances
+        address = (served.url, f"127.0.0.1:{rpc.port}", tmp_path)
+        script = asyncio.create_task(asyncio.to_thread(previous.run_script, "write_refused.py", *address, *texts))
+        await until(lambda: script.done() or is_rate_limited(served))
+        assert not script.done()
+        while not script.done():
+            clock.advance(1000)
+            await asyncio.wait([script], timeout=0.05)
+    assert not any(json.loads(await script).values())
+    verified = oncelog("verify", str(tmp_path / "events.db"), "--json")
+    assert json.loads(verified.stdout)["records"] == 1 + 4 * len(texts)
+
+
+def is_rate_limited(served: Serving) -> bool:
+    return any(outcome == "rate_limited" for _, _, outcome in served.server.counts.requests)
 
 
 @pytest.mark.rule("DE-13")
