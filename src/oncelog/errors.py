@@ -30,7 +30,8 @@ OncelogError
 │   └── TransactionError          the transaction that is shared is not as it must be
 └── StoreError
     ├── StoreUnavailableError     I/O error, locked, not reached: try again under the same identity
-    │   └── DiskFullError             there is no room for it
+    │   ├── DiskFullError             there is no room for it
+    │   └── LogReplacedError          another log or history is at the address: start the process again
     ├── NotALogError              a file that is not Oncelog's
     ├── NewerSchemaError          a log of a newer version of Oncelog
     ├── MovedError                a log that has been moved into a database: open it there
@@ -141,6 +142,13 @@ class StoreUnavailableError(StoreError):
 
 class DiskFullError(StoreUnavailableError):
     """There is no room for what was to be written. Make room, and submit it again under the same identity."""
+
+
+class LogReplacedError(StoreUnavailableError):
+    """The file or database has another log, or another epoch of it, than when it was opened.
+
+    Memory has answers and cursors of the old history, so the log must be opened again, in a new process for a server.
+    """
 
 
 class NotALogError(StoreError):

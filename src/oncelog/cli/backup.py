@@ -13,7 +13,7 @@ Above = Annotated[
     int | None,
     typer.Option(
         "--above",
-        help="Continue all numbers above this one: at least the highest that was given out.",
+        help="Continue all numbers above this one: at least the highest that was given out, at most 2^46.",
         metavar="N",
         min=1,
         show_default=False,

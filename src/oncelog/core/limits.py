@@ -46,5 +46,7 @@ QUOTA_RETRY_AFTER_MS: Final = 60_000
 """When a write that does not fit may be sent again: somebody has to make room first, or to allow more."""
 LEAP_ABOVE_MAX: Final = 2**47
 """Positions have 48 bits in a file: as many as a leap can pass over remain after it."""
+GIVEN_ABOVE_MAX: Final = 2**46
+"""The highest number that an operator can give for a leap: later restores must find higher ones."""
 STORED_INTEGER_MAX: Final = 2**63 - 1
 """What every database can hold in a column of whole numbers."""

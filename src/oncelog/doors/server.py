@@ -348,11 +348,13 @@ class Server:
             self._telling = asyncio.get_running_loop().create_task(self.rpc.set_ready(is_ready=is_ready))
 
     async def _listen_again(self) -> None:
+        level = logging.WARNING
         while True:
             try:
                 self.hub.start(await self.log.listen(self.hub))
             except OncelogError as error:
-                logger.warning("the log still cannot be read: %s", error)
+                logger.log(level, "the log still cannot be read: %s", error)
+                level = logging.DEBUG  # logged once in an outage
                 await asyncio.sleep(RENEW_S)
             else:
                 self._set_ready(is_ready=True)

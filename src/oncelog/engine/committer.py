@@ -41,7 +41,14 @@ from oncelog.engine.gathering import ENOUGH_ITEMS, Gathering
 from oncelog.engine.limits import Limits
 from oncelog.engine.room import RETRY_AFTER_MS as RETRY_AFTER_READ_ONLY_MS
 from oncelog.engine.room import Guard
-from oncelog.errors import ClockJumpedError, ClosedError, StoreError, StoreUnavailableError, UnstorableError
+from oncelog.errors import (
+    ClockJumpedError,
+    ClosedError,
+    LogReplacedError,
+    StoreError,
+    StoreUnavailableError,
+    UnstorableError,
+)
 from oncelog.stores.clock import Clock
 from oncelog.stores.protocol import Decided, Store
 
@@ -410,6 +417,15 @@ class Committer:
             batch.append(queue.popleft())
         return batch
 
+    def _fail_at_the_store(self, batch: Sequence[_Waiting], error: StoreError | ClosedError) -> None:
+        level = logging.DEBUG if self._failed_batches else logging.WARNING
+        logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
+        self._failed_batches += 1
+        self._guard.failed(error)
+        if isinstance(error, LogReplacedError):
+            self._cache.clear()  # answers of a history that is gone
+        self._fail(batch, error)
+
     async def _commit(self, batch: Sequence[_Waiting]) -> None:
         held_back = self._guard.holds_back()
         asked = [waiting.asked for waiting in batch]
@@ -418,11 +434,7 @@ class Committer:
         try:
             decided = await self._store.commit(_requests_of(asked), self._validate)
         except (StoreError, ClosedError) as error:
-            level = logging.DEBUG if self._failed_batches else logging.WARNING
-            logger.log(level, "a batch of %d requests was not committed: %s", len(batch), error)
-            self._failed_batches += 1
-            self._guard.failed(error)
-            self._fail(batch, error)
+            self._fail_at_the_store(batch, error)
         except ClockJumpedError as error:
             await self._commit_known(batch, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the others anything

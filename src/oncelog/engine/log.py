@@ -54,7 +54,14 @@ from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import Listener, Tailers
 from oncelog.engine.tombstones import COMPACTION, sweep_tombstones
 from oncelog.engine.working import Works
-from oncelog.errors import ClosedError, HistoryChangedError, PolicyError, SettingsError, StoreUnavailableError
+from oncelog.errors import (
+    ClosedError,
+    HistoryChangedError,
+    LogReplacedError,
+    PolicyError,
+    SettingsError,
+    StoreUnavailableError,
+)
 from oncelog.stores.address import POSTGRES_TIMEOUTS, is_address, postgres_store
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
@@ -735,6 +742,11 @@ class Log:
             try:
                 erasures = await self._store.erasures()
                 heads = await self._store.heads()
+            except LogReplacedError as error:
+                logger.log(level, "answers in memory are dropped: %s", error)
+                level = logging.DEBUG  # logged once
+                self._forget_answers()
+                continue
             except Exception:  # those who submit are told; here the next look will do
                 logger.log(level, "the log could not be looked at for erasures", exc_info=True)
                 level = logging.DEBUG  # said once an outage

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from oncelog.core.gaps import Gap, missing_numbers
 from oncelog.core.leaps import CLOCK_BEHIND_MS_MAX, default_above, highest_number, last_time_ms
-from oncelog.core.limits import LEAP_ABOVE_MAX
+from oncelog.core.limits import GIVEN_ABOVE_MAX, LEAP_ABOVE_MAX
 from oncelog.core.values import LaneHead, Leap, Request
 from oncelog.errors import CorruptError, SettingsError
 from oncelog.stores.about import About
@@ -72,9 +72,10 @@ def leap_request(
         raise SettingsError(
             f"above must be at least {highest}, the highest number that the log has given out, not {chosen}"
         )
-    if chosen > LEAP_ABOVE_MAX:
-        hint = "" if above is not None else "; the log's last time is long ago: give the number, with --above"
-        raise SettingsError(f"above must be at most {LEAP_ABOVE_MAX}, not {chosen}{hint}")
+    most = GIVEN_ABOVE_MAX if above is not None and highest < GIVEN_ABOVE_MAX else LEAP_ABOVE_MAX
+    if chosen > most:
+        hint = ", so that later restores find higher numbers" if above is not None else ": give a number, with --above"
+        raise SettingsError(f"above must be at most {most}, not {chosen}{hint}")
     body = orjson.dumps({"above": chosen, "epoch": new_epoch, "previous_epoch": about.epoch, "type": "restore"})
     return Request((Leap(chosen, body),)), Renewed(about.epoch, new_epoch, chosen)
 

@@ -18,7 +18,7 @@ from oncelog.core.policy import Policy
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot, WantedSettings
-from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
+from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
@@ -198,7 +198,7 @@ class PostgresStore:
         about = await look(connection, self._name)
         writing = self._writing
         if writing is None or about.epoch not in (writing.about.epoch, writing.next_epoch):
-            raise StoreUnavailableError(
+            raise LogReplacedError(
                 f"{self._name} has another log than the one that was opened, or a new epoch: start this process again"
             )
 

@@ -24,7 +24,7 @@ from oncelog.core.values import (
     SequenceIdentity,
     Snapshot,
 )
-from oncelog.errors import StoreUnavailableError
+from oncelog.errors import LogReplacedError, StoreUnavailableError
 from oncelog.stores.about import About
 from oncelog.stores.clock import ClockMark
 from oncelog.stores.key_hash import hash_of
@@ -83,16 +83,16 @@ class Writing:
         """That of a new history which another process has begun."""
 
     def check_epoch(self, epoch: str) -> None:
-        """Raise StoreUnavailableError if another process has renewed the epoch of the log: `oncelog epoch --renew`."""
+        """Raise LogReplacedError if another process has renewed the epoch of the log: `oncelog epoch --renew`."""
         if epoch in (self.about.epoch, self.next_epoch):
             return
         self.renewed_epoch = epoch
         self.check_renewed()
 
     def check_renewed(self) -> None:
-        """Raise StoreUnavailableError if it is known that another process has renewed the epoch."""
+        """Raise LogReplacedError if it is known that another process has renewed the epoch."""
         if self.renewed_epoch:
-            raise StoreUnavailableError(
+            raise LogReplacedError(
                 f"the log has a new epoch, {self.renewed_epoch}, and was opened with {self.about.epoch}: start this "
                 "process again"
             )
@@ -149,7 +149,7 @@ class Writing:
         return known | declared
 
     async def state(self, connection: Any, lanes: Iterable[int]) -> State:
-        """What the log says by now. Raises StoreUnavailableError if it has another epoch than when it was opened."""
+        """What the log says by now. Raises LogReplacedError if it has another epoch than when it was opened."""
         wanted = sorted(lanes)
         rows = await connection.fetch(SQL["state"], wanted, self.time.boot)
         if len(rows) != len(wanted):

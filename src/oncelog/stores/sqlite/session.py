@@ -17,7 +17,7 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import body_hash
 from oncelog.core.values import KeyIdentity, Remembered, Request, Settings, WantedSettings
-from oncelog.errors import ClosedError, CorruptError, StoreUnavailableError
+from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.leaps import Renewed, leap_request
@@ -74,8 +74,7 @@ class Session:
     def open(self, settings: Settings | WantedSettings | None) -> About:
         """Makes or opens the file, and gets the key index ready."""
         self._settings = settings
-        if self._mark is not None and self._driver.mark(self._path) != self._mark:
-            raise self._replaced()
+        self.check_file()
         self._driver.check(self._path)
         with self._translating():
             connection = self._connected()
@@ -341,15 +340,20 @@ class Session:
             self._connection, self._is_patient = connection, True
         return self._connection
 
-    def _replaced(self) -> StoreUnavailableError:
-        return StoreUnavailableError(f"{self._path} has been removed or replaced since it was opened")
+    def check_file(self) -> None:
+        """Raise LogReplacedError if the file is not the one that was opened: readers of the old file do not notice."""
+        if self._mark is not None and self._driver.mark(self._path) != self._mark:
+            raise self._replaced()
+
+    def _replaced(self) -> LogReplacedError:
+        return LogReplacedError(f"{self._path} has been removed or replaced since it was opened")
 
     def _be_of(self, file: About) -> None:
         """After an error the file is opened again, and somebody may have put another one in its place."""
         if self._writing is None:
             self._writing = self._writing_of(file)
         elif self._writing.file.epoch != file.epoch:
-            raise StoreUnavailableError(f"{self._path} is another log than the one that was opened; open it anew")
+            raise LogReplacedError(f"{self._path} is another log than the one that was opened; open it again")
         else:
             self._writing.forget()
 

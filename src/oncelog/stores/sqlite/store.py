@@ -270,6 +270,7 @@ class SqliteStore:
 
     async def heads(self) -> Mapping[int, LaneHead]:
         """As `Store` says."""
+        self._session.check_file()
         return await self._read(reading.heads)
 
     async def block(self, lane: int, height: int) -> tuple[Block, list[Evidence]]:
@@ -311,6 +312,7 @@ class SqliteStore:
 
     async def erasures(self) -> int:
         """As `Store` says."""
+        self._session.check_file()
         return await self._read(_erasures)
 
     async def consumers(self) -> list[Consumer]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
 from oncelog.core.leaps import LEAP_MIN, LEAP_PER_SECOND
-from oncelog.core.limits import LEAP_ABOVE_MAX
+from oncelog.core.limits import GIVEN_ABOVE_MAX
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Acknowledge, Applied, Granted, Reason, Request, SetCursor, SetMember, Settings
 from oncelog.errors import ClockJumpedError, SettingsError
@@ -203,11 +203,12 @@ class LeapContract(Contract):
         with self.opened(tmp_path, TWO_LANES) as log:
             epoch = _fill(log)
             heads = log.heads()
-            for above in (0, max(head.revision for head in heads.values()) - 1, LEAP_ABOVE_MAX + 1):
+            for above in (0, max(head.revision for head in heads.values()) - 1, GIVEN_ABOVE_MAX + 1):
                 assert isinstance(log.error_of(log.store.renew(above)), SettingsError), above
             assert (log.store.epoch, log.heads()) == (epoch, heads)
-            assert _renew(log, LEAP_ABOVE_MAX).above == LEAP_ABOVE_MAX
-            assert committed(log(event(4))).position == LEAP_ABOVE_MAX + 2
+            assert _renew(log, GIVEN_ABOVE_MAX).above == GIVEN_ABOVE_MAX
+            assert committed(log(event(4))).position == GIVEN_ABOVE_MAX + 2
+            assert _renew(log, GIVEN_ABOVE_MAX + 10).above == GIVEN_ABOVE_MAX + 10
 
     def test_a_leap_passes_over_evictions(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, Settings(lanes=1, eviction_interval=10)) as log:
