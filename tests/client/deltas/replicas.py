@@ -19,18 +19,7 @@ from oncelog.client.deltas.messages import (
     read_pushed,
     read_snapshot,
 )
-from oncelog.client.deltas.pulling import (
-    Apply,
-    Effect,
-    Follow,
-    Join,
-    Pull,
-    Pulling,
-    ReadSnapshot,
-    Request,
-    Reset,
-    Stage,
-)
+from oncelog.client.deltas.pulling import Apply, Effect, Follow, Join, Pull, Pulling, Request, Reset, Stage
 from oncelog.client.deltas.pushing import Pushing
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.patience import Pause
@@ -151,8 +140,6 @@ class Replica:
         request = self.pulling.next_request(is_reset_wanted=self.store.standing.is_reset_wanted)
         self.asked = request
         gateway, limits = self.gateway, self.limits
-        if isinstance(request, ReadSnapshot) and not request.page and self.pulling.is_resetting:
-            self.store.forget_acknowledged()
         if is_lost:
             self.pull_answer = LOST
         elif isinstance(request, Pull):

@@ -324,22 +324,6 @@ def test_deltas_acknowledged_in_another_history_are_dropped_by_a_reset() -> None
     assert store.row("notes", "1") is None
 
 
-def test_acknowledgement_in_another_history_asks_for_a_reset() -> None:
-    store = opened()
-    put(store, "1", a=1)
-    assert store.acknowledge(1, "old")
-    put(store, "2", a=2)
-    assert not store.acknowledge(2, "new")
-    assert (store.standing.is_reset_wanted, store.standing.pending) == (True, 1), "it may be a late answer"
-    assert store.acknowledge(2, "new")
-    assert (store.standing.pending, store.standing.epoch) == (0, "old")
-    store.forget_acknowledged()
-    theirs = Row({"a": (b"2", stamp(1))}, stamp(1))
-    store.stage([SnapshotRow("notes", "2", theirs)], is_first=True)
-    store.replace(1, "new", 10)
-    assert {one.row_id: one.columns for one in store.rows("notes", "", 10)} == {"2": {"a": 2}}
-
-
 # --- ownership and damage
 
 

@@ -140,8 +140,6 @@ class Puller:
                 return await self._wire.pull(since, epoch, limits.page_deltas)
             case ReadSnapshot(page):
                 await self._hang_up()
-                if not page and self.pulling.is_resetting:
-                    await self._desk.in_store(self._desk.store.forget_acknowledged)
                 return await self._wire.snapshot(page, limits.page_rows)
             case Follow():
                 if self._live is None:

@@ -169,14 +169,12 @@ class DeltasStore:
         return batch
 
     def acknowledge(self, number: int, epoch: str) -> bool:
-        """The gateway has everything up to this number. False, and nothing is acknowledged, if it has another history.
+        """The gateway has everything up to this number. False, and nothing is changed, if that was another history.
 
         An answer that was late may be of a history that a restored backup has ended: what it acknowledges may be lost.
-        So the deltas are pushed again, and the store asks for a reset, also for a client that may not read: the next
-        acknowledgement counts. During a reset `replace` decides.
+        During a reset `replace` decides.
         """
         if self.standing.epoch not in ("", epoch) and not self.standing.is_reset_wanted:
-            self.want_reset()
             return False
         with self._file.transaction(is_durable=False) as connection:
             connection.execute(SQL["acknowledge"], (epoch, number))
@@ -186,14 +184,6 @@ class DeltasStore:
             after = self._read_standing(connection)
         self.standing = after
         return True
-
-    def forget_acknowledged(self) -> None:
-        """Remove acknowledged deltas during a reset. A snapshot whose first page is requested after this has them.
-
-        Without it the file of a client that may not read would grow with every push after a restore.
-        """
-        with self._file.transaction(is_durable=False) as connection:
-            connection.execute(SQL["forget_acknowledged"])
 
     def discard(self, delta_ids: Iterable[bytes]) -> int:
         """Removes them, and has all rows read anew: nobody knows what they would be without. Gives how many it were."""
