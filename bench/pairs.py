@@ -159,6 +159,8 @@ async def _ledger_loads(stack: AsyncExitStack, tree: Path, size: Size) -> dict[s
 
 async def _sample(load: Awaitable[Slice]) -> float:
     seen = await load
+    if not seen.events or not seen.server_cpu:
+        raise SystemExit("the server did nothing in a slice: choose a longer one, with --slice-s")
     return seen.server_cpu * seen.seconds / seen.events * 1e6
 
 

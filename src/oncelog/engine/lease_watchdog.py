@@ -125,7 +125,7 @@ class LeaseWatchdog:
         self._let_go = let_go
         self._groups: list[LeaseGroup] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        """That renews the leases, as long as it is not blocked."""
+        """Event loop that runs the renewal rounds."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         """The last one that was started."""

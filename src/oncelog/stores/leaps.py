@@ -60,7 +60,7 @@ def leap_request(
     if chosen is None:
         chosen = max(default_above(heads.values(), about.created_ms, now_ms), highest)
         behind_ms = last_time_ms(heads.values(), about.created_ms) - now_ms
-        if behind_ms > CLOCK_BEHIND_MS_MAX:
+        if behind_ms > CLOCK_BEHIND_MS_MAX and chosen > given_out:
             logger.warning(
                 "the clock is %d ms behind the log's last commit, so that the time since then is not known, and the "
                 "numbers continue only %d above the highest one. If the lost history may have given out more, run "

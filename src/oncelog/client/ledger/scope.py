@@ -244,11 +244,11 @@ def _demand_next(found: LedgerBlock, height: int, previous: bytes | None, epoch:
     if previous is None or block.previous == previous:
         return
     if epoch not in ("", found.epoch) or block.height != height + 1:
-        history = f" (epoch {found.epoch}, was {epoch})" if epoch and epoch != found.epoch else ""
+        reported = f" (epoch {found.epoch}, was {epoch})" if epoch and epoch != found.epoch else ""
         raise UnverifiedError(
-            f"block {block.height} does not follow block {height}: the log was restored from a backup that does not "
-            f"have it, and has a new history{history}. Drop all blocks after the last one that get_block still "
-            "returns with the same hash, and watch again from there"
+            f"block {block.height} does not follow block {height}: the server reports a new history{reported}. Either "
+            f"its log was restored from a backup without block {height}, or its history was rewritten: ask the "
+            "operator. To continue, watch from the last block that get_block still returns with the same hash"
         )
     raise UnverifiedError(f"block {block.height} does not follow the block before it")
 

@@ -17,8 +17,10 @@ from oncelog.stores.postgres.troubles import OF_POSTGRES
 
 logger: Final = logging.getLogger("oncelog.postgres")
 
+LOOK_TIMEOUT_MS: Final = 5_000
+"""Longest wait for an answer on the listening session, before another session is opened."""
 LOOK_MS: Final = 5_000
-"""How often a session that only listens must pass a barrier, and how long that may take.
+"""How often a session that only listens must pass a barrier.
 
 By that a gateway that only reads notices, too, that its server is not the one any more that others write to.
 """
@@ -77,7 +79,7 @@ class News:
         try:
             while self._untold:
                 self._untold = False
-                with abandoning(connection, LOOK_MS):
+                with abandoning(connection, LOOK_TIMEOUT_MS):
                     await connection.execute(SQL["notify"], self._channel, self._name)
         except OF_POSTGRES as error:
             self._untold = True
@@ -103,7 +105,7 @@ class News:
         try:
             ended = asyncio.Event()
             connection.add_termination_listener(lambda _: ended.set())
-            with abandoning(connection, LOOK_MS):
+            with abandoning(connection, LOOK_TIMEOUT_MS):
                 await connection.add_listener(self._channel, self._heard)
             self._connection = connection
             self._woken()  # something may have been said before
@@ -121,7 +123,7 @@ class News:
             connection.terminate()
 
     async def _ask(self, connection: Connection) -> None:
-        with abandoning(connection, LOOK_MS):
+        with abandoning(connection, LOOK_TIMEOUT_MS):
             self._telling = asyncio.get_running_loop().create_task(self._tell_nothing(connection))
             await self._telling
 

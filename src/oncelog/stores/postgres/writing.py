@@ -78,9 +78,9 @@ class Writing:
         self._sweep = Sweep()
         self._mark: ClockMark | None = None
         self.next_epoch = ""
-        """That of a new history which may have been committed here."""
+        """Epoch that `renew` of this store may have committed."""
         self.renewed_epoch = ""
-        """That of a new history which another process has begun."""
+        """Epoch that another process has set; empty if none is known."""
 
     def check_epoch(self, epoch: str) -> None:
         """Raise LogReplacedError if another process has renewed the epoch of the log: `oncelog epoch --renew`."""
