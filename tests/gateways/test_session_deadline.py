@@ -1,0 +1,45 @@
+"""The wait for a session ends at its deadline, however many hosts there are."""
+
+import asyncio
+from asyncio import StreamReader, StreamWriter
+from contextlib import AsyncExitStack
+
+import pytest
+
+from engine.watched import LoopClock
+from gateways.gateway_stores import LONG_MS
+from oncelog.stores.postgres.connecting import Timeouts
+from oncelog.stores.postgres.sessions import HEAD_START_S, Sessions
+from waiting import turns, until
+
+COMMIT_S = 60
+TURNS = 20
+
+
+async def test_hosts_that_do_not_answer_are_given_up_at_the_deadline(loop_clock: LoopClock) -> None:
+    accepted: list[StreamWriter] = []
+
+    async def say_nothing(_: StreamReader, writer: StreamWriter) -> None:
+        accepted.append(writer)
+
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(await asyncio.start_server(say_nothing, "127.0.0.1", 0)) for _ in range(2)
+        ]
+        hosts = ",".join(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers)
+        timeouts = Timeouts(connect_ms=LONG_MS, commit_ms=1000 * COMMIT_S)
+        sessions = Sessions(f"postgresql://nobody@{hosts}/none", timeouts, lambda _: asyncio.sleep(0))
+        session = asyncio.create_task(sessions.new())
+        await until(lambda: len(accepted) == 1)
+        loop_clock.advance(HEAD_START_S)
+        await until(lambda: len(accepted) == 2)
+        assert not session.done()
+        loop_clock.advance(COMMIT_S - HEAD_START_S)
+        for _ in range(TURNS):
+            await turns()
+        assert session.done()
+        with pytest.raises(TimeoutError):
+            await session
+        sessions.close()
+        for writer in accepted:
+            writer.close()
