@@ -78,7 +78,7 @@ def test_ledger_client_follows_the_chain_over_a_leap(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CO-12", "CO-40", "LG-18")
 @pytest.mark.parametrize("above", [2, ABOVE])
-def test_watcher_of_lost_blocks_gets_an_error_that_names_the_restore(tmp_path: Path, above: int) -> None:
+def test_watcher_of_lost_blocks_gets_an_error_that_names_the_new_history(tmp_path: Path, above: int) -> None:
     options = {"path": tmp_path / "client.db", "organization": "acme", "client_id": "c1"}
     backup = str(tmp_path / "backup.db")
     with serving(tmp_path, grpc=True) as server, BlockingLedgerClient(server.rpc_address, **options) as ledger:
@@ -95,9 +95,9 @@ def test_watcher_of_lost_blocks_gets_an_error_that_names_the_restore(tmp_path: P
         with pytest.raises(UnverifiedError) as caught:
             next(watching)
         (new,) = re.findall(r"new epoch: (\w+)", restored.stdout)
-        assert f"block {above + 1} does not follow block 2: the log was restored" in str(caught.value)
+        assert f"block {above + 1} does not follow block 2: the server reports a new history" in str(caught.value)
         assert f"(epoch {new}, was {second.epoch})" in str(caught.value)
-        assert "watch again from there" in str(caught.value)
+        assert "watch from the last block that get_block still returns" in str(caught.value)
         found = ledger.get_block(first.block.height)
         assert found is not None
         assert found.hash == first.hash
@@ -138,7 +138,7 @@ def test_gap_before_an_ordinary_block_is_not_accepted() -> None:
             _demand_next(_found(block), 3, previous)
     leap = Block(1, 9, 9, 1, 0, previous, bytes(32))
     _demand_next(_found(leap), 3, previous)
-    with pytest.raises(UnverifiedError, match="block 9 does not follow block 3: the log was restored"):
+    with pytest.raises(UnverifiedError, match="block 9 does not follow block 3: the server reports a new history"):
         _demand_next(_found(leap), 3, bytes([1]) * 32)
     with pytest.raises(UnverifiedError, match=r"block 9 does not follow the block before it$"):
         _demand_next(_found(leap), 8, bytes([1]) * 32)
