@@ -1,4 +1,4 @@
-"""One sample of an embedded load, in a process of its own: prints the CPU time of an event in microseconds.
+"""One sample of an embedded load, in a separate process: prints the CPU time of an event in microseconds.
 
 `bench.pairs` starts it with another source tree on the path, so it uses nothing that only the newest tree has.
 """

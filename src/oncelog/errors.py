@@ -30,7 +30,7 @@ OncelogError
 │   └── TransactionError          the transaction that is shared is not as it must be
 └── StoreError
     ├── StoreUnavailableError     I/O error, locked, not reached: try again under the same identity
-    │   ├── DiskFullError             there is no room for it
+    │   ├── DiskFullError             the disk is full
     │   └── LogReplacedError          another log or history is at the address: start the process again
     ├── NotALogError              a file that is not Oncelog's
     ├── NewerSchemaError          a log of a newer version of Oncelog
