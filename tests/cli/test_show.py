@@ -174,7 +174,7 @@ def test_show_distinguishes_missing_and_empty_lanes(place: Path | str) -> None:
         empty = min({0, 1, 2, 3, 4} - set(view.heads()))
     assert show(place, f"{empty}:1") == (1, f"unknown: no record: lane {empty} is still empty{HINT}\n")
     for lane in (5, 99):
-        words = f"unknown: no record: there is no lane {lane}; the log has lanes 0 to 4{HINT}\n"
+        words = f"unknown: no record: lane {lane} does not exist; the log has lanes 0 to 4{HINT}\n"
         assert show(place, f"{lane}:1") == (1, words)
         assert shown(place, f"{lane}:1")[0]["state"] == "unknown"
 

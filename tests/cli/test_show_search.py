@@ -105,7 +105,7 @@ def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
     status, said = show(log, message_id(0, 1))
     assert status == 1
     assert "no message: the record there is of the policy 'events'; to see it, ask for 0:1. " in said
-    assert show(log, message_id(99, 1))[1].startswith("unknown: no record: there is no lane 99; ")
+    assert show(log, message_id(99, 1))[1].startswith("unknown: no record: lane 99 does not exist; ")
     for wrong in ("msg_", "msg_1", id_text.upper().replace("MSG", "msg") + "0", "msg_" + "g" * 26):
         done = RUNNER.invoke(COMMAND, ["show", str(log), wrong])
         assert done.exit_code == 2

@@ -317,7 +317,7 @@ class _Found:
 
     def _why_nothing_is_at(self, lane: int, newest: int) -> str:
         if lane > self._lanes:
-            return f"no record: there is no lane {lane}; the log has lanes 0 to {self._lanes}"
+            return f"no record: lane {lane} does not exist; the log has lanes 0 to {self._lanes}"
         return f"no record: lane {lane} " + (f"has positions 1 to {newest}" if newest else "is still empty")
 
     def _block_hash(self, record: Record | None) -> bytes:
