@@ -324,8 +324,62 @@ async def test_page_read_before_a_history_change_is_discarded() -> None:
         new = one.subscribe(frozenset(), None)
         held.set()
         await until(lambda: one._running is None)
+        assert one.position == 2
         one.wake(3)
         assert positions(await new.next()) == [3]
+
+
+@pytest.mark.rule("CO-40", "CO-13")
+async def test_commits_kept_during_a_read_are_discarded_when_the_history_changes() -> None:
+    async with WatchedLog(poll_ms=NO_POLL_MS) as log:
+        await log.subscribe()
+        (one,) = log._tailers._tailers.values()
+        held = asyncio.Event()
+
+        async def hold(_: Query) -> None:
+            await held.wait()
+
+        log.store.after_read = hold
+        one.committed = lambda *_: None  # type: ignore[method-assign]
+        for number in (1, 2, 3):
+            await log.submit(event(number))
+        del one.committed
+        one.wake(3)
+        await turns()
+        for number in (4, 5):
+            await log.submit(event(number))
+        one.gone_back(LaneHead(position=3, revision=3))
+        new = one.subscribe(frozenset(), None)
+        one.wake(4)
+        held.set()
+        await until(lambda: one._running is None)
+        assert positions(await new.next()) == [4]
+
+
+@pytest.mark.rule("CO-13")
+async def test_commit_that_a_read_has_in_part_is_delivered_without_another_read() -> None:
+    async with WatchedLog(poll_ms=NO_POLL_MS) as log:
+        subscription = await log.subscribe()
+        (one,) = log._tailers._tailers.values()
+        held = asyncio.Event()
+
+        async def hold(_: Query) -> None:
+            await held.wait()
+
+        one.committed = lambda *_: None  # type: ignore[method-assign]
+        for number in (1, 2, 3):
+            await log.submit(event(number))
+        del one.committed
+        records = (await log.store.read(Query(lane=0))).records
+        log.store.after_read = hold
+        log.store.queries.clear()
+        one.wake(2)
+        await turns()
+        one.committed(records[1:], LaneHead(position=3, revision=3))
+        held.set()
+        await until(lambda: one._running is None)
+        assert positions(await subscription.next()) == [1, 2, 3]
+        assert len(log.store.queries) == 1
 
 
 async def test_commits_without_records_are_not_kept_during_a_read() -> None:
