@@ -1,8 +1,8 @@
 """Send messages and kill the process: python chat_client_worker.py URL FILE MOMENT COUNT
 
-Ann sends `0` to COUNT - 1 to the chat `tea`. The process kills itself when its first message reaches the moment:
-`unsent` (all are on disk, nothing is sent) or `unanswered` (sent and answered by the server, but the client has not
-processed the answer).
+Ann sends `0` to COUNT - 1 to the chat `tea`. The process kills itself when all messages are on disk and the first one
+has reached the moment: `unsent` (nothing is sent) or `unanswered` (sent and answered by the server, but the client has
+not processed the answer).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from oncelog.client.chat.protocol import Protocol
 
 _, URL, FILE, MOMENT, COUNT = sys.argv
 send_some, receive = Protocol._send_some, Protocol.receive
-is_all_sent = False
+may_send = is_all_on_disk = is_answered = False
 
 
 def die() -> None:
@@ -24,25 +24,30 @@ def die() -> None:
 
 
 def sending(self: Protocol, *arguments: object) -> None:
-    if is_all_sent:
+    if may_send:
         send_some(self, *arguments)  # type: ignore[arg-type]
 
 
 def receiving(self: Protocol, data: str | bytes, now_ms: int) -> None:
-    if isinstance(chat_words.read(data)[0], chat_words.Acked):
+    global is_answered  # noqa: PLW0603 - main reads it
+    if not isinstance(chat_words.read(data)[0], chat_words.Acked):
+        receive(self, data, now_ms)
+    elif is_all_on_disk:
         die()
-    receive(self, data, now_ms)
+    else:
+        is_answered = True
 
 
 async def main() -> None:
-    global is_all_sent  # noqa: PLW0603 - the patches above read it
+    global may_send, is_all_on_disk  # noqa: PLW0603 - the patches above read them
     async with ChatClient(URL, path=FILE, token="ann") as client:  # noqa: S106
         for number in range(int(COUNT) - 1):
             await client.send("tea", str(number))
-        is_all_sent = MOMENT != "unsent"
+        may_send = MOMENT != "unsent"
         await client.send("tea", str(int(COUNT) - 1))
-        if MOMENT == "unsent":
-            die()  # the last message is on disk too
+        is_all_on_disk = True
+        if is_answered or MOMENT == "unsent":
+            die()
         await asyncio.Event().wait()
 
 
