@@ -17,7 +17,6 @@ from typing import Any, Final
 from aiohttp import HttpVersion11, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http import SERVER_SOFTWARE
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 from aiohttp.tcp_helpers import tcp_keepalive
@@ -25,6 +24,7 @@ from msgspec import Struct
 
 from oncelog import codes
 from oncelog.doors.faults import DoorError
+from oncelog.doors.http_headers import RESPONSE_HEADERS
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.requests import JSON, bearer_of, error_response
 
@@ -45,6 +45,7 @@ _NOT_PLAIN: Final = (
     "X-Forwarded-Proto",
 )
 """Headers whose meaning is left to the long way."""
+_FIXED_LINES: Final = "".join(f"{name}: {value}\r\n" for name, value in RESPONSE_HEADERS.items())
 
 Transport = Any
 """uvloop's is an asyncio.Transport without saying so."""
@@ -149,28 +150,28 @@ class Quick:
     def _plain(self, message: RawRequestMessage) -> Head | None:
         headers = message.headers
         lengths, hosts = headers.getall("Content-Length", [""]), headers.getall("Host", [""])
+        credentials = headers.getall("Authorization", [""])
         is_plain = (
             message.method == "POST"
             and message.path in self.routes
             and message.version == HttpVersion11
             and not (message.should_close or message.chunked or message.upgrade or message.compression)
             and not any(name in headers for name in _NOT_PLAIN)
-            and len(lengths) == len(hosts) == 1
+            and len(lengths) == len(hosts) == len(credentials) == 1
             and lengths[0].isascii()
             and lengths[0].isdecimal()
             and headers.get("Content-Type", "").partition(";")[0].strip().lower() == JSON
         )
         if not is_plain or not 0 < int(lengths[0]) <= self._body_bytes_max:
             return None
-        return Head(message.path, hosts[0], bearer_of(headers.get("Authorization", "")), int(lengths[0]))
+        return Head(message.path, hosts[0], bearer_of(credentials[0]), int(lengths[0]))
 
     def ok(self, body: bytes) -> bytes:
         """An answer, with what aiohttp would have said above it."""
         date = rfc822_formatted_time()
         if date != self._ok[0]:
             head = (
-                f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\nDate: {date}\r\n"
-                f"Server: {SERVER_SOFTWARE}\r\n"
+                f"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Type: {JSON}\r\nDate: {date}\r\n{_FIXED_LINES}"
             ).encode() + self._always
             self._ok = (date, head.replace(b"%", b"%%") + b"Content-Length: %d\r\n\r\n%b")
         return self._ok[1] % (len(body), body)
@@ -182,7 +183,7 @@ class Quick:
         named = {
             **response.headers,
             "Date": rfc822_formatted_time(),
-            "Server": SERVER_SOFTWARE,
+            **RESPONSE_HEADERS,
             "Content-Length": str(len(body)),
         }
         lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -46,6 +46,15 @@ def bearer_of(header: str) -> str | None:
     """The credential in an `Authorization`, if it has one that we know."""
     kind, _, credential = header.partition(" ")
     return credential.strip() if kind.lower() == "bearer" else None
+
+
+def check_single_authorization(headers: Sequence[str]) -> None:
+    """Raise DoorError for a request with several `Authorization` headers.
+
+    A proxy may check one of them and the server another.
+    """
+    if len(headers) > 1:
+        raise DoorError(codes.BAD_REQUEST, "Authorization: must not be repeated", field="Authorization")
 
 
 def demand_json(request: web.Request) -> None:

@@ -22,6 +22,7 @@ from oncelog.core.tenants import Tenant
 from oncelog.core.values import LaneHead, WantedSettings
 from oncelog.doors import faults
 from oncelog.doors.arrivals import Arrivals
+from oncelog.doors.cached_document import CachedDocument
 from oncelog.doors.chat.acks import Acks
 from oncelog.doors.chat.door import ChatDoor
 from oncelog.doors.chat.http import PATH as CHAT_PATH
@@ -40,6 +41,7 @@ from oncelog.doors.events.http import EventsHttp
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.session import Session as EventsSession
 from oncelog.doors.faults import DoorError, stopping
+from oncelog.doors.http_headers import HttpProtocol, add_response_headers
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
@@ -57,7 +59,7 @@ from oncelog.doors.origins import (
 )
 from oncelog.doors.quick import Quick
 from oncelog.doors.rates import Rates
-from oncelog.doors.requests import error_response
+from oncelog.doors.requests import check_single_authorization, error_response
 from oncelog.doors.settings import ServerSettings, authenticator_of
 from oncelog.doors.sockets import Sockets
 from oncelog.doors.validating import validate_of
@@ -365,23 +367,24 @@ class Server:
         app = web.Application(client_max_size=self.settings.door_limits.frame_bytes_max, middlewares=[self._guard])
         self._route(app)
         app.on_response_prepare.append(self._tell_origin)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
+        app.on_response_prepare.append(add_response_headers)
+        # aiohttp waits for it twice. Accepted requests have been waited for before.
+        self._runner = web.AppRunner(app, shutdown_timeout=min(CLOSING_S, self.settings.shutdown_ms / 1000))
+        await self._runner.setup()
+        assert self._runner.server is not None  # noqa: S101 - it has been set up
+        serve = partial(
+            HttpProtocol,
+            self._runner.server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # no access log
             logger=_http_logger(),
-            handle_signals=False,
             keepalive_timeout=KEEP_ALIVE_S,
-            # aiohttp waits for it twice, and what was accepted has had its time before.
-            shutdown_timeout=min(CLOSING_S, self.settings.shutdown_ms / 1000),
             # Otherwise a token of the length that we allow would not come through.
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=LINE_BYTES_MAX,
             # A body is unpacked by who wants it (`body_of`), as far as its limit, and not as it comes, of whomever.
             auto_decompress=False,
         )
-        await self._runner.setup()
-        serve = self._runner.server
-        assert serve is not None  # noqa: S101 - it has been set up
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 partial(self._arrivals.protocol, partial(self._quick.protocol, serve)),
@@ -403,7 +406,8 @@ class Server:
         if self.settings.metrics:
             app.router.add_get("/metrics", self._metrics)
         if self.settings.openapi:
-            app.router.add_get("/openapi.json", self._openapi)
+            document = CachedDocument(lambda: description(self.settings.door_limits))
+            app.router.add_get("/openapi.json", document.serve)
         if self.settings.development:
             ChatPage().route(app)
         app.router.add_get("/v1/events", self._events)
@@ -545,6 +549,7 @@ class Server:
 
     def _demand_served(self, request: web.Request) -> None:
         headers = request.headers
+        check_single_authorization(headers.getall("Authorization", ()))
         forwarded = ",".join(headers.getall("X-Forwarded-Proto", ())) or None
         self._demand_ours(request.remote, headers.get("Host"), forwarded, headers.get("Origin"))
         if self._door.is_closing and request.path.startswith("/v1/"):
@@ -684,9 +689,6 @@ class Server:
         with suppress(OncelogError, TimeoutError):
             self._heads = await asyncio.wait_for(self.log.heads(), METRICS_S)
         return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})
-
-    async def _openapi(self, _: web.Request) -> web.Response:
-        return web.json_response(description(self.settings.door_limits))
 
 
 class _Unquoted(logging.Filter):

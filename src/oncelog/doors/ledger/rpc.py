@@ -25,6 +25,7 @@ from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.together import Read, Together
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.principal import Principal
+from oncelog.doors.requests import bearer_of, check_single_authorization
 from oncelog.errors import OncelogError, SettingsError
 from oncelog.ledger.v1 import ledger_pb2 as pb
 from oncelog.stores.protocol import RelationshipQuery
@@ -262,12 +263,10 @@ class LedgerRpc:
 
     def _principal(self, context: Context) -> Principal:
         """Raises DoorError."""
-        credential = None
         metadata = context.invocation_metadata() or ()  # made anew whenever it is asked for
-        for name, value in metadata:
-            if name == "authorization":
-                kind, _, credential = value.partition(" ")
-                credential = credential.strip() if kind.lower() == "bearer" else None
+        headers = [value for name, value in metadata if name == "authorization"]
+        check_single_authorization(headers)
+        credential = bearer_of(headers[0]) if headers else None
         return self._door.entrance.authenticate(credential, self._address_with(context, metadata))
 
     def _address(self, context: Context) -> str:

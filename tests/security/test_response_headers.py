@@ -1,0 +1,68 @@
+"""Headers of HTTP responses, and the cached OpenAPI document."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from doors.raw_http import post, raw_connection, write
+from doors.serving import Serving, item, serving
+from oncelog.doors import server as server_module
+from oncelog.doors.openapi import description
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A server in development mode."""
+    async with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        pytest.param(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 200, id="handler"),
+        pytest.param(b"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 400, id="api-error"),
+        pytest.param(b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 404, id="no-route"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA b: c\r\n\r\n", 400, id="malformed-http"),
+        pytest.param(post(write(1)), 200, id="fast-path"),
+        pytest.param(post(b"{"), 400, id="fast-path-error"),
+    ],
+)
+async def test_every_response_names_no_version_and_forbids_sniffing(
+    served: Serving, request_bytes: bytes, status: int
+) -> None:
+    async with raw_connection(served) as connection:
+        connection.send(request_bytes)
+        found, headers, _ = await connection.answer()
+    assert found == status
+    assert headers["Server"] == "oncelog"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_streams_and_websockets_name_no_version(served: Serving) -> None:
+    await served.commit(item(1))
+    stream = await served.stream("a")
+    socket = await served.socket()
+    for headers in (stream.response.headers, socket.socket._response.headers):
+        assert headers["Server"] == "oncelog"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_openapi_document_is_built_once_and_revalidated(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def counted(*arguments: object) -> object:
+        built.append(arguments)
+        return description(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(server_module, "description", counted)
+    first, second = await served.get("/openapi.json"), await served.get("/openapi.json")
+    assert first.body == second.body
+    assert json.loads(first.body) == description(served.server.settings.door_limits)
+    assert len(built) == 1
+    etag = first.headers["ETag"]
+    unchanged = await served.get("/openapi.json", headers={"If-None-Match": etag})
+    assert (unchanged.status, unchanged.body, unchanged.headers["ETag"]) == (304, b"", etag)
+    assert (await served.get("/openapi.json", headers={"If-None-Match": '"other"'})).status == 200
