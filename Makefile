@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak pins stubs conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak pins advisories dist stubs conformance clean help new-venv node-and-browser
 
 # Without bytecode files every process of a test run would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -87,6 +87,13 @@ pins: $(VENV)/.dev ## Renew the pins of requirements/*.in, with hashes
 	  CUSTOM_COMPILE_COMMAND="make pins" $(BIN)/pip-compile --quiet --upgrade --generate-hashes \
 	    --no-strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file=requirements/$$name.txt requirements/$$name.in; done
+
+advisories: $(VENV)/.dev ## Check the pinned versions against the committed advisories; ADVISORIES=DIR renews the list first
+	@$(BIN)/python -m tools.advisories $(if $(ADVISORIES),--renew '$(ADVISORIES)')
+
+dist: $(VENV)/.dev ## Build the wheel, which contains an SBOM, and the sdist into dist/
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@ls dist
 
 stubs: $(VENV)/.dev ## Compile the ledger's .proto into Python files
 	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src \
