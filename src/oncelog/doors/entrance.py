@@ -1,28 +1,32 @@
 """Who may come in at all, over every door: credentials, and how often one may guess."""
 
-import logging
-from typing import Final
-
 from oncelog.codes import AUTH_FAILED, RATE_LIMITED
 from oncelog.doors.faults import DoorError
 from oncelog.doors.identity import Authenticates
+from oncelog.doors.log_limiter import LogLimiter
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
 from oncelog.doors.rates import Rates
 from oncelog.errors import AuthError
 from oncelog.stores.clock import Clock
 
-logger: Final = logging.getLogger("oncelog.doors")
-
 
 class Entrance:
     """One for a server."""
 
-    def __init__(self, authenticator: Authenticates, counts: Counts, clock: Clock, auth_failures: Rates) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticates,
+        counts: Counts,
+        clock: Clock,
+        auth_failures: Rates,
+        log_limiter: LogLimiter | None = None,
+    ) -> None:
         self._authenticator = authenticator
         self._counts = counts
         self.clock = clock
         self._auth_failures = auth_failures
+        self._log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
 
     @property
     def is_open(self) -> bool:
@@ -30,20 +34,22 @@ class Entrance:
         return self._authenticator.is_open
 
     def authenticate(self, credential: str | None, address: str) -> Principal:
-        """Who that is. Raises DoorError: whoever guesses gets one text for all, and not many tries (CO-21)."""
-        if not self._auth_failures.allows(address):
-            retry_after_ms = self._auth_failures.retry_after_ms(address)
-            raise DoorError(RATE_LIMITED, "too many failed attempts to authenticate", retry_after_ms=retry_after_ms)
+        """Return the principal of a credential. Raises DoorError, with one text for every wrong credential (CO-21).
+
+        The credential is verified before the rate limit is checked, so that wrong credentials from an address never
+        delay a valid one (CO-25). A request without a credential guesses nothing and does not count.
+        """
         try:
             return self._authenticator.authenticate(credential)
         except AuthError as error:
-            self._count(address, error.reason)
+            if credential:
+                raise self._failed(address, error.reason) from None
+            self._counts.unauthenticated_requests += 1
             raise DoorError(AUTH_FAILED, str(error)) from None
 
     def refuse_client(self, address: str, client_id: str) -> DoorError:
-        """For a token of another client: as wrong as a wrong token (EV-1)."""
-        self._count(address, f"not the client {client_id!r}")
-        return DoorError(AUTH_FAILED, "authentication failed")
+        """Return the error for a token of another client, which counts as a wrong token (EV-1)."""
+        return self._failed(address, f"not the client {client_id!r}")
 
     def current(self, principal: Principal) -> Principal | None:
         """The principal with the rights of now; None if their connection must end."""
@@ -63,10 +69,21 @@ class Entrance:
             raise has_ended()
         return current
 
-    def _count(self, address: str, reason: str) -> None:
-        self._auth_failures.take(address, 1)
+    def _failed(self, address: str, reason: str) -> DoorError:
+        """Count a wrong credential, and return its error: RATE_LIMITED above the limit of the address."""
         self._counts.auth_failures += 1
-        logger.warning("authentication failed", extra={"address": address, "reason": reason})
+        failures = self._auth_failures
+        if not failures.allows(address):
+            self._counts.auth_failures_limited += 1
+            self._log_limiter.warning("too many failed attempts to authenticate", address=address)
+            return DoorError(
+                RATE_LIMITED,
+                "too many failed attempts to authenticate",
+                retry_after_ms=failures.retry_after_ms(address),
+            )
+        failures.take(address, 1)
+        self._log_limiter.warning("authentication failed", address=address, reason=reason)
+        return DoorError(AUTH_FAILED, "authentication failed")
 
 
 def has_ended() -> DoorError:

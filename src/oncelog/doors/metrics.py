@@ -25,6 +25,7 @@ class Counts:
 
     __slots__ = (
         "auth_failures",
+        "auth_failures_limited",
         "bytes_sent",
         "deliveries",
         "deltas",
@@ -38,6 +39,7 @@ class Counts:
         "slow_readers_closed",
         "slow_readers_warned",
         "sse_connections",
+        "unauthenticated_requests",
         "ws_connections",
     )
 
@@ -62,6 +64,9 @@ class Counts:
         self.slow_readers_warned = 0
         self.slow_readers_closed = 0
         self.auth_failures = 0
+        self.auth_failures_limited = 0
+        """Those of the failures that were answered with RATE_LIMITED."""
+        self.unauthenticated_requests = 0
 
 
 class Metrics:
@@ -136,6 +141,10 @@ class _Counted(Collector):
         steps = {"warned": counts.slow_readers_warned, "closed": counts.slow_readers_closed}
         yield _counter_by("slow_readers", "Readers that fell behind.", "step", steps)
         yield _counter("auth_failures", "Credentials that were not good.", counts.auth_failures)
+        text = "Wrong credentials that were answered as rate limited."
+        yield _counter("auth_failures_limited", text, counts.auth_failures_limited)
+        text = "Requests without a credential that needed one."
+        yield _counter("unauthenticated_requests", text, counts.unauthenticated_requests)
 
 
 class _Asked(Collector):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import StreamReader, web
-from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
 from oncelog import codes
@@ -42,11 +41,13 @@ from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.session import Session as EventsSession
 from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.http_headers import HttpProtocol, add_response_headers
+from oncelog.doors.http_log import http_logger
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
 from oncelog.doors.ledger.rpc import LedgerRpc
 from oncelog.doors.limits import INSIEME_FRAME_BYTES
+from oncelog.doors.log_limiter import LogLimiter
 from oncelog.doors.metrics import Counts, Metrics
 from oncelog.doors.openapi import description
 from oncelog.doors.origins import (
@@ -135,6 +136,7 @@ class Server:
             self.log.set_read_only()
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
+        self._log_limiter = LogLimiter(self._clock.elapsed_ms)
         self.hub = Hub(self._clock.wall_ms, self.counts, self._cannot_read)
         self._entrance = self._new_entrance()
         self._door = EventsDoor(self.log, self.hub, self._entrance, limits=settings.door_limits, counts=self.counts)
@@ -166,15 +168,16 @@ class Server:
         self._pem: tuple[bytes, bytes] | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        limits = settings.door_limits
-        self._arrivals = Arrivals(limits.connections_max, limits.connect_timeout_ms, self._clock.elapsed_ms)
+        self._arrivals = Arrivals(
+            settings.door_limits.connections_max, settings.door_limits.connect_timeout_ms, self._clock.elapsed_ms
+        )
         self._quick = Quick(
             {f"/v1/ledger/{path}": handler for path, handler in self.ledger.quick_routes().items()},
             demand_ours=self._demand_ours,
             address_of=lambda remote: self._network_of(remote, None),
             spoke=self._arrivals.spoke,
             failed=self._count_failed,
-            body_bytes_max=limits.frame_bytes_max,
+            body_bytes_max=settings.door_limits.frame_bytes_max,
             varies=bool(self._origins),
         )
         self._renewing: asyncio.Task[None] | None = None
@@ -214,7 +217,7 @@ class Server:
     def _new_entrance(self) -> Entrance:
         per_minute = self.settings.door_limits.auth_failures_per_minute_max
         auth_failures = Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms)
-        return Entrance(self._authenticator, self.counts, self._clock, auth_failures)
+        return Entrance(self._authenticator, self.counts, self._clock, auth_failures, self._log_limiter)
 
     @property
     def _readers(self) -> int:
@@ -377,7 +380,7 @@ class Server:
             self._runner.server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # no access log
-            logger=_http_logger(),
+            logger=http_logger(self._log_limiter),
             keepalive_timeout=KEEP_ALIVE_S,
             # Otherwise a token of the length that we allow would not come through.
             max_field_size=HEADER_BYTES_MAX,
@@ -494,6 +497,7 @@ class Server:
 
     def _renew(self) -> None:
         faults.failures.look()
+        self._log_limiter.flush()
         self._arrivals.sweep()
         self._quick.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
         self.sockets.renew()
@@ -689,28 +693,6 @@ class Server:
         with suppress(OncelogError, TimeoutError):
             self._heads = await asyncio.wait_for(self.log.heads(), METRICS_S)
         return web.Response(body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type})
-
-
-class _Unquoted(logging.Filter):
-    """What was no HTTP is told without its bytes: whoever sent them to the wrong place may have sent a token."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keeps the record, and little of what is in it where a client is at fault."""
-        kind = record.exc_info[0] if record.exc_info else None
-        if kind is None or not issubclass(kind, (HttpProcessingError, web.RequestPayloadError, ConnectionError)):
-            return True  # an error of aiohttp's own, or of ours
-        record.msg, record.args = "what was sent could not be read as HTTP", ()
-        record.exc_info = record.exc_text = None
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-        record.error = kind.__name__
-        return True
-
-
-def _http_logger() -> logging.Logger:
-    found = logging.getLogger("oncelog.doors.http")
-    if not found.filters:
-        found.addFilter(_Unquoted())
-    return found
 
 
 def _door_of(path: str) -> str:
