@@ -76,7 +76,7 @@ def test_backup_is_one_file_with_all_records_and_the_epoch(log: Path, tmp_path: 
     found = verified(copy)
     assert found == verified(log)
     assert done.stdout.startswith(f"{found.records} records, {copy.stat().st_size} bytes in ")
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o640
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert copy.read_bytes()[18:20] == b"\x02\x02"  # write-ahead logging from the next opening on
     sample.append(copy, sample.full_event(5000, ["orders"]))
     assert verified(copy).records == found.records + 1

@@ -1,13 +1,10 @@
 """`oncelog proof`: documents of logs in files and databases, and their check."""
 
-import errno
 import hashlib
-import io
 import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,11 @@ from cli.runner import COMMAND, RUNNER, Result
 from cli.served import oncelog as oncelog_process
 from core.writes import key
 from databases import BOTH_STORES, log_at, query
+from oncelog.cli import proof
 from oncelog.core.operations import DeleteEntity, Operation, Relate, SetEntity
 from oncelog.core.transactions import ledger_scope, transaction, tx_id_of
 from oncelog.core.values import Committed, Receipt, Submission
+from oncelog.file_modes import open_new
 from oncelog.proof import decode, encode, proof_document, verify
 
 SIZES = (1, 2, 3, 7, 8, 9, 64)
@@ -347,20 +346,11 @@ def test_missing_record_creates_no_output_file(log: str, tmp_path: Path) -> None
 
 
 def test_full_disk_leaves_no_partial_document(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Callable[..., Any] = Path.open
+    def open_full(path: Path, flags: int) -> int:
+        os.close(open_new(path, flags))
+        return os.open("/dev/full", flags)
 
-    class Full(io.BytesIO):
-        def write(self, *_: Any) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def full(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
-        opened = real(path, mode, *more, **named)
-        if mode != "xb":
-            return opened
-        opened.close()
-        return Full()
-
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(proof, "open_new", open_full)
     path = tmp_path / "proof.json"
     assert "No space left on device" in refused(log, "0:1", "--output", str(path), status=74)
     assert not path.exists()

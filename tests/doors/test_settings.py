@@ -101,6 +101,7 @@ def sample(setting: Described) -> tuple[str, Any]:
             (KeyFile("a:b", KeyKind.JWKS), KeyFile("c", KeyKind.PEM, "k")),
         ),
         "tokens.audiences": ("a,b", ("a", "b")),
+        "file_mode": ("0660", "0660"),
     }.get(setting.name, ("other", "other"))
 
 

@@ -222,6 +222,7 @@ class SmallDriver(SqliteDriver):
     """A real file on a simulated disk of a given size."""
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
 
     def free_bytes(self, path: str) -> int | None:

@@ -108,6 +108,7 @@ class FailingDriver(QuickDriver):
     """Fails at a chosen statement after it was armed: before or after running it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._left: int | None = None
         self._is_run_first = False
         self.has_failed = False

@@ -6,6 +6,7 @@ import typer
 
 from oncelog.cli.terminal import File, Meter, ending_well
 from oncelog.errors import OncelogError
+from oncelog.file_modes import parse_file_mode
 from oncelog.stores.address import is_address
 from oncelog.stores.sqlite import copying
 
@@ -20,11 +21,17 @@ Above = Annotated[
     ),
 ]
 
+FileMode = Annotated[
+    str,
+    typer.Option("--file-mode", help="Permissions of the new file: 0600, 0640 or 0660.", metavar="MODE"),
+]
+
 
 def backup(
     file: File,
     destination: Annotated[str, typer.Argument(help="Where the copy goes.", metavar="DESTINATION", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    file_mode: FileMode = "0600",
 ) -> None:
     """Copies a log while it is in use: one file, of one moment, whole and on the disk when it has its name.
 
@@ -34,8 +41,9 @@ def backup(
     """
     with ending_well():
         _demand_files(file, destination)
+        mode = parse_file_mode(file_mode)
         with Meter() as meter:
-            copied = copying.backup(file, destination, meter, force=force)
+            copied = copying.backup(file, destination, meter, force=force, file_mode=mode)
         typer.echo(f"{copied.records} records, {copied.bytes} bytes in {destination} (epoch {copied.epoch})")
 
 
@@ -47,6 +55,7 @@ def restore(
         bool, typer.Option("--force", help="Replace a log that is there; it is kept as FILE.before-restore-N.")
     ] = False,
     above: Above = None,
+    file_mode: FileMode = "0600",
 ) -> None:
     """Makes a backup the log, under a new epoch. Stop everything that uses the log first.
 
@@ -60,8 +69,9 @@ def restore(
     """
     with ending_well():
         _demand_files(backup, file)
+        mode = parse_file_mode(file_mode)
         with Meter() as meter:
-            restored = copying.restore(backup, file, meter, force=force, full=full, above=above)
+            restored = copying.restore(backup, file, meter, force=force, full=full, above=above, file_mode=mode)
         typer.echo(f"{restored.records} records, {restored.bytes} bytes in {file}")
         if restored.kept is not None:
             typer.echo(f"what was there is kept as {restored.kept}")

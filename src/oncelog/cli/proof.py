@@ -1,5 +1,6 @@
 """`oncelog proof`: a record's proof as a document, and the check of one that somebody has handed over."""
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from oncelog.core.transactions import place_of
 from oncelog.core.values import Record
 from oncelog.engine.cursors import Proven
 from oncelog.errors import CorruptError, OncelogError, ProofError
+from oncelog.file_modes import open_new
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
 from oncelog.stores.address import is_address, with_driver
 from oncelog.stores.inspecting import inspector_of
@@ -115,7 +117,7 @@ def _write(document: bytes, output: Path | None) -> None:
         typer.echo(document.decode())
         return
     try:
-        file = output.open("xb")  # never over a file: it might be the log
+        file = os.fdopen(open_new(output, os.O_WRONLY), "wb")  # never over a file: it might be the log
     except FileExistsError as error:
         raise OncelogError(f"{output} is there already.") from error
     except OSError as error:

@@ -20,6 +20,7 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from oncelog.file_modes import create_or_report, open_or_create
 from oncelog.statements import statements_of
 
 MEMORY: Final = ":memory:"
@@ -62,6 +63,7 @@ class StoreFile:
         self._take_lock()
         try:
             with self.translated():
+                create_store_file(self.path)
                 self._connection = sqlite3.connect(
                     self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
                 )
@@ -108,7 +110,7 @@ class StoreFile:
             return
         path = f"{os.path.realpath(self.path)}-lock"  # one for all names that lead to the file
         try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
             raise StoreUnavailableError(f"{path}: {error.strerror}") from error
         try:
@@ -157,6 +159,16 @@ class StoreFile:
             yield
         except (msgspec.MsgspecError, CanonicalError) as error:
             raise CorruptError(f"{self.path} is damaged: {error}") from error
+
+
+def create_store_file(path: str) -> None:
+    """Create the file for its owner alone, if it is missing and not in memory. Raises StoreUnavailableError."""
+    if path == MEMORY:
+        return
+    try:
+        create_or_report(path)
+    except OSError as error:
+        raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
+from oncelog.client.file import create_store_file
 from oncelog.client.pending import Prepared
 from oncelog.client.values import Entry, Event, Rejected, Rejection, SetAside, Settled
 from oncelog.errors import (
@@ -28,6 +29,7 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from oncelog.file_modes import open_or_create
 from oncelog.statements import named_statements, statements_of
 
 MEMORY: Final = ":memory:"
@@ -84,6 +86,7 @@ class ClientStore:
         self._take_lock()
         try:
             with self._translated():
+                create_store_file(self._path)
                 connection = sqlite3.connect(
                     self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
                 )
@@ -143,7 +146,7 @@ class ClientStore:
             return
         path = f"{os.path.realpath(self._path)}-client"  # one for all names that lead to the file
         try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
             raise StoreUnavailableError(f"{path}: {error.strerror}") from error
         try:

@@ -16,12 +16,12 @@ from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.errors import CanonicalError, SettingsError
+from oncelog.file_modes import open_new, open_or_create
 
 OTHERS_MAY_CHANGE: Final = stat.S_IWOTH
 OTHERS_MAY_READ: Final = stat.S_IRWXO | stat.S_IWGRP
 """A group may read a secret: that is how a service is given one."""
 ANYONE_ELSE_MAY_READ: Final = stat.S_IRWXO | stat.S_IRWXG
-OWNER_ONLY: Final = 0o600
 
 
 class Contents(Struct, frozen=True):
@@ -78,7 +78,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     beside = f"{path}.lock"
     try:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_ONLY)
+        descriptor = open_or_create(beside, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
         raise SettingsError(f"{beside} cannot be opened: {error.strerror}") from error
     try:
@@ -109,9 +109,8 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def _write(path: Path, data: bytes, owner: tuple[int, int] | None) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNER_ONLY)
+    descriptor = open_new(path, os.O_WRONLY)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, OWNER_ONLY)
         if owner is not None and owner != (os.geteuid(), os.getegid()):
             # What root changes stays the service's own, or the service could not read it any more.
             os.fchown(descriptor, *owner)

@@ -66,6 +66,7 @@ from oncelog.doors.sockets import Sockets
 from oncelog.doors.validating import validate_of
 from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError, SettingsError
+from oncelog.file_modes import parse_file_mode
 from oncelog.stores.address import shown
 from oncelog.stores.clock import Clock, SystemClock
 
@@ -131,6 +132,7 @@ class Server:
             clock=clock,
             room=settings.disk.room,
             tenants=settings.tenants,
+            file_mode=parse_file_mode(settings.file_mode),
         )
         if settings.read_only:
             self.log.set_read_only()

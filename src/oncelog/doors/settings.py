@@ -31,6 +31,7 @@ from oncelog.doors.validating import VALIDATORS_GROUP
 from oncelog.engine.limits import Limits
 from oncelog.engine.room import Room
 from oncelog.errors import SettingsError
+from oncelog.file_modes import parse_file_mode
 
 GRPC_PORT_ABOVE: Final = 100
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
@@ -42,6 +43,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
 
     store: str = "oncelog.db"
     """The log: a file, which is made if it is not there, or a database (`postgresql://user@host/database`)."""
+    file_mode: str = "0600"
+    """Permissions of a log that is created: `0600`, or `0640` or `0660` for a group. Existing files keep theirs."""
     host: str = "127.0.0.1"
     """The address or name to listen on. `0.0.0.0` and `::` are all addresses of the machine."""
     port: int = 7171
@@ -73,6 +76,7 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _demand(bool(self.store), "store must name a file or a database")
+        parse_file_mode(self.file_mode)
         _demand(_HOST.fullmatch(self.host) is not None, "host must be an IP address or the name of a host")
         _demand(0 <= self.port <= 65_535, f"port must be a whole number from 0 to 65535, not {self.port}")
         is_port = self.grpc_port is None or 0 <= self.grpc_port <= 65_535

@@ -62,11 +62,13 @@ from oncelog.errors import (
     SettingsError,
     StoreUnavailableError,
 )
+from oncelog.file_modes import OWNER_ONLY, check_file_mode
 from oncelog.stores.address import POSTGRES_TIMEOUTS, is_address, postgres_store
 from oncelog.stores.clock import Clock, SystemClock
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import BriefPage, Consumer, Decided, Query, Show, Store
 from oncelog.stores.sqlite import SqliteStore
+from oncelog.stores.sqlite.files import SqliteDriver
 
 logger: Final = logging.getLogger("oncelog.engine")
 
@@ -785,23 +787,27 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     clock: Clock | None = None,
     room: Room | None = None,
     tenants: Sequence[Tenant] | None = None,
+    file_mode: int = OWNER_ONLY,
 ) -> Log:
     """A log in the file at `path`, made there if there is none; `:memory:` is one that is gone when it is closed.
 
     An address, `postgresql://user@host/database`, is one in a database (`pip install oncelog[postgres]`).
     `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with,
     `room` how full its disk may become, `tenants` the quotas that it has from now on (None: those that it has).
+    `file_mode` is the mode of a file that is created: 0o600, or 0o640 or 0o660 for a group. Raises SettingsError.
     """
     limits = limits or Limits()
-    store = _store(os.fspath(path), settings, limits, clock)
+    store = _store(os.fspath(path), settings, limits, clock, check_file_mode(file_mode))
     return Log(store, policies=policies, validate=validate, limits=limits, clock=clock, room=room, tenants=tenants)
 
 
-def _store(path: str, settings: Settings | WantedSettings | None, limits: Limits, clock: Clock | None) -> Store:
+def _store(
+    path: str, settings: Settings | WantedSettings | None, limits: Limits, clock: Clock | None, file_mode: int
+) -> Store:
     jump_ms_max = limits.clock_jump_ms_max
     if is_address(path):
         timeouts_ms = {name: getattr(limits, f"postgres_{name}") for name in POSTGRES_TIMEOUTS}
         return postgres_store(path, settings, clock=clock, jump_ms_max=jump_ms_max, timeouts_ms=timeouts_ms)
     if path == ":memory:":
         return MemoryStore(settings, clock=clock, jump_ms_max=jump_ms_max)
-    return SqliteStore(path, settings, clock=clock, jump_ms_max=jump_ms_max)
+    return SqliteStore(path, settings, clock=clock, jump_ms_max=jump_ms_max, driver=SqliteDriver(file_mode))

@@ -189,6 +189,9 @@ class DiskDriver:
         if header:
             demand_log(path, header, self._disk.head(f"{path}-journal", HEADER_BYTES) or b"")
 
+    def create(self, path: str) -> None:
+        """Do nothing: files of this disk have no modes."""
+
     def mark(self, path: str) -> object:  # noqa: ARG002 - nobody removes files from this disk
         """As `Driver` says."""
         return self._disk

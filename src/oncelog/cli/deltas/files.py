@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from oncelog.errors import OncelogError
+from oncelog.file_modes import open_new
 
 
 def write_new(path: Path, chunks: Iterable[bytes]) -> bool:
@@ -16,7 +17,7 @@ def write_new(path: Path, chunks: Iterable[bytes]) -> bool:
     unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}.unfinished")
     try:
         try:
-            with unfinished.open("xb") as file:
+            with os.fdopen(open_new(unfinished, os.O_WRONLY), "wb") as file:
                 file.writelines(chunks)
                 file.flush()
                 os.fsync(file.fileno())

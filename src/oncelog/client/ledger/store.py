@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from oncelog.client.file import create_store_file
 from oncelog.client.ledger.entries import Changes, Entry, ScopeState
 from oncelog.core.transactions import OperationJson, operations_of_json
 from oncelog.errors import (
@@ -25,6 +26,7 @@ from oncelog.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
+from oncelog.file_modes import open_or_create
 from oncelog.statements import named_statements, statements_of
 
 MEMORY: Final = ":memory:"
@@ -81,6 +83,7 @@ class LedgerStore:
         self._take_lock()
         try:
             with self._translated():
+                create_store_file(self._path)
                 self._connection = sqlite3.connect(
                     self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
                 )
@@ -135,7 +138,7 @@ class LedgerStore:
             return
         path = f"{os.path.realpath(self._path)}-lock"  # one for all names that lead to the file
         try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_or_create(path, os.O_RDWR)
         except OSError as error:
             raise StoreUnavailableError(f"{path}: {error.strerror}") from error
         try:

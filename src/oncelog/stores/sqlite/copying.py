@@ -6,7 +6,6 @@ made by SQLite's own backup, from one read transaction, while others go on writi
 
 import logging
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +16,7 @@ from msgspec import Struct
 
 from oncelog.core.leaps import highest_number
 from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
+from oncelog.file_modes import OWNER_ONLY, create_file
 from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, SystemClock
 from oncelog.stores.leaps import Renewed, count_records
@@ -59,16 +59,18 @@ class Restored(Struct, frozen=True):
     """Where the log is now that stood there before."""
 
 
-def backup(source: str, destination: str, report: Report, *, force: bool = False) -> Copied:
+def backup(
+    source: str, destination: str, report: Report, *, force: bool = False, file_mode: int = OWNER_ONLY
+) -> Copied:
     """Copies a log as it is at this moment. Others may be writing; what they commit from now on is not in the copy.
 
-    Raises StoreError if the destination exists (unless `force`) or is a log that is open.
+    `file_mode` is the mode of the copy, whatever that of the log is. Raises StoreError if the destination exists
+    (unless `force`) or is a log that is open.
     """
     target = Path(destination)
     _check_target(target, source, force=force)
     with looking_at(source) as (connection, file), _unfinished(target) as unfinished:
-        copied = _copy(connection, file, unfinished, report)
-        shutil.copymode(source, unfinished)
+        copied = _copy(connection, file, unfinished, report, file_mode)
         _check_target(target, source, force=force)  # copying may have taken long
         _give_name(unfinished, target)
     return copied
@@ -82,6 +84,7 @@ def restore(
     force: bool = False,
     full: bool = False,
     above: int | None = None,
+    file_mode: int = OWNER_ONLY,
 ) -> Restored:
     """Makes a backup the log, under a new epoch: whoever has read further than it goes must be told.
 
@@ -89,6 +92,7 @@ def restore(
 
     The backup is checked first. With `force` a log that is there, damaged or not, is kept under another name; it must
     not be open. Somebody else's database is never replaced: raises NotALogError.
+    `file_mode` is the mode of the new log.
     """
     target = Path(destination)
     _check_free(target, source, force=force)
@@ -96,13 +100,12 @@ def restore(
     if not is_older:
         _verify_backup(source, source, report, full=full)
     with looking_at(source, allow_older=True) as (connection, file), _unfinished(target) as unfinished:
-        copied = _copy(connection, file, unfinished, report)
+        copied = _copy(connection, file, unfinished, report, file_mode)
         if is_older:
             # A backup is never changed, and what it lacks of the current schema cannot be verified.
             _bring_up_to_date(unfinished)
             _verify_backup(source, str(unfinished), report, full=full)
         renewed = _be_another(unfinished, above, _highest_number_of(target))
-        shutil.copymode(source, unfinished)
         kept = _set_aside(target) if force else None
         _check_free(target, source, force=False, kept=kept)
         _give_name(unfinished, target)
@@ -182,14 +185,15 @@ def _unfinished(target: Path) -> Iterator[Path]:
         raise in_our_words(error, str(target)) from error
 
 
-def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report: Report) -> Copied:
+def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report: Report, file_mode: int) -> Copied:
     """From inside the connection's read transaction, so that it never has to start again."""
     positions = {lane: head.position for lane, head in heads(connection).items()}
 
     def told(_status: int, remaining: int, total: int) -> None:
         report(Progress("copying", total - remaining, total))
 
-    unfinished.touch(mode=0o600, exist_ok=False)
+    if not create_file(str(unfinished), file_mode):
+        raise StoreUnavailableError(f"{unfinished} exists already")
     with closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
         # Until it has its name it may be lost as a whole, so nothing is waited for before the end.
         copy.execute("PRAGMA journal_mode = OFF")

@@ -22,6 +22,7 @@ from oncelog.errors import (
     StoreUnavailableError,
     UnstorableError,
 )
+from oncelog.file_modes import OWNER_ONLY, create_or_report
 from oncelog.statements import statements_of
 from oncelog.stores.about import About, demand_settings, new_epoch, new_settings
 from oncelog.stores.key_hash import SECRET_BYTES
@@ -62,6 +63,9 @@ class Driver(Protocol):
     def check(self, path: str) -> None:
         """Raises NotALogError if the file is certainly not a log. Changes nothing."""
 
+    def create(self, path: str) -> None:
+        """Create an empty file, with the mode of new logs, if it is missing. Raises StoreUnavailableError."""
+
     def connect(self, path: str) -> Any:
         """A connection in autocommit mode, as sqlite3 has it."""
 
@@ -80,6 +84,9 @@ class SqliteDriver:
 
     is_shared = True
 
+    def __init__(self, file_mode: int = OWNER_ONLY) -> None:
+        self._file_mode = file_mode
+
     def check(self, path: str) -> None:
         """Looks at the header."""
         if _is_locked_here(path):
@@ -96,6 +103,13 @@ class SqliteDriver:
                     demand_log_by_its_id(connection, path)
         except sqlite3.Error as error:
             raise translated(error, path) from error
+
+    def create(self, path: str) -> None:
+        """As `Driver` says. An existing file that has more permissions than new ones is reported."""
+        try:
+            create_or_report(path, self._file_mode)
+        except OSError as error:
+            raise StoreUnavailableError(f"{path} cannot be created: {error.strerror}") from error
 
     def free_bytes(self, path: str) -> int | None:
         """As `Driver` says: what those may have who are not root."""
@@ -203,6 +217,7 @@ def translated(error: sqlite3.Error, path: str, hint: str = "") -> Exception:
 
 def connect(driver: Driver, path: str) -> Any:
     """A connection as every use of the file needs it."""
+    driver.create(path)  # SQLite itself would give a new file the permissions that the umask leaves
     connection = driver.connect(path)
     try:
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")

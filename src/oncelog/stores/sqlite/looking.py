@@ -31,6 +31,7 @@ class ExistingFile(SqliteDriver):
     """
 
     def __init__(self, *, query_only: bool = True) -> None:
+        super().__init__()
         self._query_only = query_only
 
     def check(self, path: str) -> None:
@@ -43,6 +44,9 @@ class ExistingFile(SqliteDriver):
         super().check(path)
         if found.stat().st_size == 0:
             raise NotALogError(f"{path} is empty: no log has been made in it.")
+
+    def create(self, path: str) -> None:
+        """Do nothing: `check` refuses a missing file."""
 
     def connect(self, path: str) -> sqlite3.Connection:
         """As `Driver` says."""
