@@ -9,7 +9,7 @@ from databases import BOTH_STORES
 from doors.serving import serving
 from oncelog.client import Committed, Draft, Rejected, State, Status
 from oncelog.testing.clock import ManualClock
-from waiting import until
+from waiting import soon, until
 
 
 @BOTH_STORES
@@ -65,3 +65,30 @@ async def test_event_above_the_frame_limit_is_rejected_and_those_behind_are_comm
         assert all(isinstance(one.result, Committed) for one in behind)
         assert served.server.counts.requests["events", "websocket", "too_large"] >= 1
         assert served.server.counts.events_committed == 299
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-8", "EV-14", "EV-17")
+async def test_request_in_flight_commits_once_after_the_server_has_forgotten_own_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client syncs only without a request in flight, so the test closes the connection (1008) in its place."""
+    async with serving(tmp_path) as served, client_of(served.url, tmp_path / "client.db") as client:
+        events = client.events()
+        assert await committed(client, counted(1)) == 1
+        assert await take(events, 1) == [1]
+        (session,) = served.server.sockets._sessions
+        gate = served.hold_commits(monkeypatch)
+        submissions = [await client.submit(counted(2))]
+        await soon(gate.reached.wait())
+        submissions += await client.submit_many([Draft(counted(3)), Draft(counted(4))])  # they wait for the first
+        session._lost_track()
+        await until(lambda: served.server.sockets._sessions - {session})
+        gate.open()
+        outcomes = [await soon(one.outcome()) for one in submissions]
+        assert [one.committed_id for one in outcomes if isinstance(one, Committed)] == [2, 3, 4]
+        assert await take(events, 3) == [2, 3, 4]
+        assert await committed(client, counted(5)) == 5
+        assert await take(events, 1) == [5]
+        assert (client.status().state, client.status().last_error) == (State.LIVE, None)
+        assert [one["event"]["number"] for one in (await served.page("a")).json["events"]] == [1, 2, 3, 4, 5]

@@ -24,7 +24,6 @@ from oncelog.doors.settings import ApiKeySettings, ServerSettings
 from oncelog.doors.tokens import TokenSettings
 from oncelog.engine.limits import Limits
 from oncelog.stores.clock import Clock, SystemClock
-from oncelog.stores.protocol import Decided
 from oncelog.testing.clock import ManualClock
 from waiting import WAIT_S, soon
 
@@ -321,17 +320,23 @@ class Serving:
 
     def hold_commits(self, monkeypatch: Any) -> Gate:
         """Make commits wait at a gate, which is shut."""
+        return self._hold_calls("commit", monkeypatch)
+
+    def hold_pages(self, monkeypatch: Any) -> Gate:
+        """Make reads of pages wait at a gate, which is shut."""
+        return self._hold_calls("read_brief", monkeypatch)
+
+    def _hold_calls(self, name: str, monkeypatch: Any) -> Gate:
         gate = Gate()
         gate.shut()
         store: Any = self.server.log._store
-        commit = store.commit
+        call = getattr(store, name)
 
-        async def held(*arguments: Any, **named: Any) -> Decided:
+        async def held(*arguments: Any, **named: Any) -> Any:
             await gate()
-            decided: Decided = await commit(*arguments, **named)
-            return decided
+            return await call(*arguments, **named)
 
-        monkeypatch.setattr(store, "commit", held)
+        monkeypatch.setattr(store, name, held)
         return gate
 
     def _headers(self, credential: str | None, headers: Any) -> dict[str, str]:

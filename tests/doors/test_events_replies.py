@@ -216,7 +216,7 @@ async def test_reader_is_closed_when_its_own_events_are_not_known_any_more(monke
         await ada.sync(limit=1)
         await submit_soon(ada, 11)
         await until(lambda: ada.wire.closed_with is not None)
-        assert ada.received()[6:] == ["sync_response"]
+        assert ada.received()[6:] == ["sync_response", "server_error"]
         assert ada.wire.closed_with == (CloseCode.POLICY, "the sync cycle was left open for too long; sync again")
         again = await server.connected("ada")
         assert [one["committed_id"] for one in (await again.sync(since=1))["events"]] == list(range(2, 12))

@@ -31,6 +31,16 @@ export const drive = ({ insieme, makeStore, WebSocketImpl, say }) => {
     stop: () => client.stop(),
     goOnline: () => transport.setOnlineTransport(socket),
     submit: ({ events }) => client.submitEvents(events),
+    // Syncs while the package loads the drafts that it is about to send: the batch is sent behind the `sync`.
+    submitDuringSync: ({ events, since }) => {
+      const load = store.loadDraftsOrdered;
+      store.loadDraftsOrdered = async () => {
+        store.loadDraftsOrdered = load;
+        await client.syncNow({ sinceCommittedId: since });
+        return store.loadDraftsOrdered();
+      };
+      return client.submitEvents(events);
+    },
     committed: () => store.listCommitted(),
     drafts: () => store.loadDraftsOrdered(),
   };

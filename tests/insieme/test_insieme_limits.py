@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import force_setattr
 
 from cli.served import reserve_port
 from databases import BOTH_STORES, log_at
@@ -13,9 +14,10 @@ from doors.rejecting_store import MARK, reject_marked_bodies
 from doors.serving import serving
 from insieme.clients import PROJECT, card, in_node
 from oncelog.core.tenants import Tenant
+from oncelog.doors.events import own
 from oncelog.doors.limits import INSIEME_FRAME_BYTES
 from oncelog.testing.clock import ManualClock
-from waiting import until
+from waiting import soon, until
 
 pytestmark = pytest.mark.rule("EV-18")
 
@@ -191,3 +193,42 @@ async def test_drafts_above_the_frame_limit_stay_until_the_limit_is_raised(
                 await ada.do("start")
                 await ada.knows(41)
                 assert await ada.do("drafts") == []
+
+
+@pytest.mark.rule("EV-8", "EV-14")
+async def test_batch_in_flight_commits_after_the_server_has_forgotten_the_own_events_of_an_open_cycle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package may not notice the close (1008), so it gets `server_error` before, and reconnects by itself."""
+    monkeypatch.setattr(own, "RANGES_MAX", 2)
+    async with (
+        serving(tmp_path, page_events_max=2) as served,
+        in_node("ada", tmp_path) as ada,
+        in_node("bob", tmp_path) as bob,
+    ):
+        for package in (ada, bob):
+            await package.open(served.url)
+            await package.do("start")
+            await package.happened("synced")
+        for number in range(1, 13):
+            await (ada, bob)[number % 2].submit(1, f"{number} ")
+            for reader in (ada, bob):
+                await reader.knows(number)
+        pages = served.hold_pages(monkeypatch)
+        await ada.do("submitDuringSync", events=[card("13", id="13")], since=0)
+        await soon(pages.reached.wait())
+        pages.open()
+        pages.shut()  # behind the first page
+        await soon(pages.reached.wait())
+        await bob.knows(13)  # its result waits for the pages of the cycle
+        force_setattr(served.server.settings.door_limits, "cycle_idle_ms", 0)  # ends before the package can ask again
+        pages.open()
+        await ada.happened("error")
+        await ada.knows(13)
+        await ada.do("submit", events=[card("14", id="14")])
+        for package in (ada, bob):
+            await package.knows(14)
+        assert ada.known == bob.known
+        (error,) = (one for one in ada.of("error") if one["code"] == "server_error")
+        assert "the sync cycle was left open for too long" in error["message"]
+        assert await ada.do("drafts") == []

@@ -15,6 +15,7 @@ from client.ledger.ledgers import (
     HERE,
     NOWHERE,
     address_of,
+    count_calls,
     keys_of,
     ledger_of,
     transactions_of,
@@ -216,6 +217,37 @@ async def test_pending_write_with_a_taken_sequence_is_sent_again_under_its_key(
         recovered = await soon(ledger.recovered())
         assert [(one.key.int, written(one.outcome).sequence) for one in recovered] == [(1, 2), (2, 3)]
         assert [one.key[-1] async for one in transactions_of(ledger)][1:] == [1, 2]
+
+
+@BOTH_STORES
+@pytest.mark.rule("LG-13", "LG-19")
+@pytest.mark.parametrize("value", [b"1", b"2"])
+async def test_pending_write_whose_sequence_another_write_took_before_an_eviction_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes
+) -> None:
+    """The entry of the sequence is evicted. The stored record refuses other content (SEQUENCE_REUSED)."""
+    path, clock = tmp_path / "client.db", ManualClock()
+    async with oncelog.open(log_at(tmp_path / "events.db"), settings=oncelog.Settings(eviction_interval=1)):
+        pass
+    async with ledger_of(NOWHERE, path) as ledger:
+        for number in (1, 2):
+            with pytest.raises(TimeoutError):
+                await ledger.write(set_entity("a", b"1"), key=UUID(int=number), timeout_s=0.01)
+    async with serving(tmp_path, clock=clock) as served:
+        async with ledger_of(address_of(served)) as other:
+            await other.write(set_entity("a", value))
+            clock.advance(DAY_MS + 1)
+            await other.write(set_entity("b", b"1"))  # evicts the entry of sequence 1, and renews the client
+        sent = count_calls(monkeypatch)
+        async with ledger_of(address_of(served), path) as ledger:
+            recovered = await soon(ledger.recovered())
+            assert [(one.key.int, written(one.outcome).sequence) for one in recovered] == [(1, 3), (2, 4)]
+            assert sent[0] == 1, "the old sequence is sent first"
+            assert written(await soon(ledger.write(set_entity("c", b"1"), key=UUID(int=3)))).sequence == 5
+            assert [one.key[-1] async for one in transactions_of(ledger)][2:] == [1, 2, 3]
+        async with ledger_of(address_of(served), path) as ledger:
+            assert await soon(ledger.recovered()) == []
+            assert written(await soon(ledger.write(set_entity("d", b"1")))).sequence == 6
 
 
 @BOTH_STORES

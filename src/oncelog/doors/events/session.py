@@ -372,15 +372,25 @@ class Session:
         """End the connection with an error that waits for no reply: missing replies may never be due."""
         if self._is_ending:
             return
+        told = self._put_error(error)
+        self.finish(*(_closing_of(error, told) or (CloseCode.POLICY, told.code)))
+
+    def _put_error(self, error: DoorError) -> DoorError:
+        """Count an error, and put it behind the frames that are in the outbox. Return it in terms of the dialect."""
         self.door.counts.requests["events", "websocket", error.code] += 1
         told = self.dialect.error(error)
         self.outbox.put(self._framed(b"error", error_json(told)))
-        self.finish(*(_closing_of(error, told) or (CloseCode.POLICY, told.code)))
+        return told
 
     def _lost_track(self) -> None:
-        """Close a connection whose own events are not all known any more (`own.RANGES_MAX`)."""
+        """Close a connection whose own events are not all known any more (`own.RANGES_MAX`).
+
+        Its client waits for a result. The npm package `insieme` reconnects after the error; it ignores a close.
+        """
         logger.warning("a sync cycle was left open for too long; the connection is closed", extra=self._described())
-        self.finish(CloseCode.POLICY, "the sync cycle was left open for too long; sync again")
+        reason = "the sync cycle was left open for too long; sync again"
+        self._put_error(DoorError(codes.SERVER_ERROR, reason))
+        self.finish(CloseCode.POLICY, reason)
 
     def finish(self, code: int, reason: str) -> None:
         """Ends the connection, after what is in the outbox and can be written. Then nothing more is."""
