@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak pins advisories dist stubs conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories dist stubs conformance clean help new-venv node-and-browser
 
 # Without bytecode files every process of a test run would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -78,6 +78,9 @@ peers: $(VENV)/.dev $(PEERS)/.whole ## Measure against Powertools, DBOS, NATS an
 
 soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many new seeds, large histories, many kills (takes long)
 	@$(PYTEST) --soak
+
+fuzz: $(VENV)/.dev ## Feed mutated inputs to every decoder; INPUTS=1000000 sets how many, SEED=N repeats a run
+	@PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(INPUTS),--inputs '$(INPUTS)') $(if $(SEED),--seed '$(SEED)')
 
 conformance: $(VENV)/.dev $(NODE)/.whole ## Regenerate docs/conformance.md from the tests
 	@$(PYTEST) --conformance=write
