@@ -62,6 +62,7 @@ def test_submit_with_several_partitions_a_client_and_json_output(server: ServerP
     assert event == {
         "id": ID,
         "client_id": "till",
+        "actor": "user:developer",
         "partitions": ["a2", "b2"],
         "committed_id": result["committed_id"],
         "event": {"type": "y", "n": 1},

@@ -58,7 +58,7 @@ def test_tail_prints_events_of_several_partitions_unchanged(server: ServerProces
     done = oncelog("tail", "--url", server.url, "--partition", "p1", "--partition", "p2", "--limit", "2")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["committed_id"] for one in events] == [first, second]
-    assert events[0].keys() == {"id", "client_id", "partitions", "committed_id", "event", "status_updated_at"}
+    assert events[0].keys() == {"id", "client_id", "actor", "partitions", "committed_id", "event", "status_updated_at"}
 
 
 def test_tail_follows_new_events(server: ServerProcess) -> None:
@@ -223,13 +223,13 @@ def pretty(event: str, partitions: str = '["orders","ä"]', time_ms: int = 43_39
 
 def test_pretty_line_shows_time_partitions_type_and_members() -> None:
     assert pretty('{"type":"order.placed","n":1.0,"a b":[null]}') == (
-        '17  12:03:11  orders,ä  order.placed  {"n":1.0,"a b":[null]}\n'
+        '17  12:03:11  -  orders,ä  order.placed  {"n":1.0,"a b":[null]}\n'
     )
-    assert pretty('{"type":"x"}') == "17  12:03:11  orders,ä  x  {}\n"
-    assert pretty("null") == "17  12:03:11  orders,ä  (erased)\n"
-    assert pretty("null", time_ms=2**53) == "17  --:--:--  orders,ä  (erased)\n"
+    assert pretty('{"type":"x"}') == "17  12:03:11  -  orders,ä  x  {}\n"
+    assert pretty("null") == "17  12:03:11  -  orders,ä  (erased)\n"
+    assert pretty("null", time_ms=2**53) == "17  --:--:--  -  orders,ä  (erased)\n"
 
 
 def test_pretty_line_escapes_control_characters() -> None:
     line = pretty('{"type":"\\u001b[2J","a":"\u202e\x9b\\n"}', '["\\u001b]0;"]')
-    assert line == '17  12:03:11  \\u001b]0;  \\u001b[2J  {"a":"\\u202e\\u009b\\n"}\n'
+    assert line == '17  12:03:11  -  \\u001b]0;  \\u001b[2J  {"a":"\\u202e\\u009b\\n"}\n'

@@ -36,7 +36,8 @@ async def test_submission_is_committed_and_received_as_an_event(tmp_path: Path) 
         assert found == pending.result
         assert isinstance(found, Committed)
         event = await soon(anext(client.events()))
-        assert event == Event(pending.id, "laptop", ("a",), 1, {"type": "placed", "order": 17}, found.status_updated_at)
+        content, time_ms = {"type": "placed", "order": 17}, found.status_updated_at
+        assert event == Event(pending.id, "laptop", ("a",), 1, content, time_ms, actor="user:developer")
         assert client.pending() == []
         (shown,) = (await served.page("a")).json["events"]
         assert shown["id"] == pending.id

@@ -57,7 +57,12 @@ async def test_first_frame_selects_the_dialect_of_a_connection() -> None:
         assert code_of(await ada.ask("sync", {})) == "bad_request"
         reply = await ada.connect()
         assert reply["type"] == "connected"
-        assert reply["payload"] == {"clientId": "client-ada", "projectId": PROJECT, "projectLastCommittedId": 0}
+        assert reply["payload"] == {
+            "clientId": "user:ada/client-ada",
+            "projectId": PROJECT,
+            "projectLastCommittedId": 0,
+            "actor": "user:ada",
+        }
         assert (reply["protocolVersion"], reply["timestamp"]) == ("1.0", server.log.clock.wall_ms())
         assert set(reply) == {"type", "protocolVersion", "msgId", "timestamp", "payload"}
         assert code_of(await ada.ask("connect", {})) == "bad_request"
@@ -328,7 +333,8 @@ async def test_pages_and_broadcasts_return_an_event_as_submitted() -> None:
             **sent,
             "committedId": 1,
             "serverTs": server.log.clock.wall_ms(),
-            "meta": {**sent["meta"], "clientId": "client-ada"},
+            "meta": {**sent["meta"], "clientId": "user:ada/client-ada"},
+            "actor": "user:ada",
         }
         broadcast = (await bob.wire.arrived(4))[2]
         assert (broadcast["type"], "msgId" in broadcast) == ("event_broadcast", False)
@@ -405,7 +411,8 @@ async def test_native_readers_see_both_partitions_and_a_stable_uuid() -> None:
         seen = [message["payload"] for message in (await bob.wire.arrived(5))[2:]]
         assert seen[0] == {
             "id": uuid(7),
-            "client_id": "client-ada",
+            "client_id": "user:ada/client-ada",
+            "actor": "user:ada",
             "partitions": ["board", "project/p1"],
             "committed_id": 1,
             "status_updated_at": server.log.clock.wall_ms(),
@@ -414,7 +421,7 @@ async def test_native_readers_see_both_partitions_and_a_stable_uuid() -> None:
                 "schemaVersion": 1,
                 "payload": {"n": 1},
                 "userId": "u",
-                "meta": {"clientId": "client-ada", "clientTs": 1_700_000_000_001},
+                "meta": {"clientId": "user:ada/client-ada", "clientTs": 1_700_000_000_001},
             },
         }
         made_ids = [UUID(one["id"]) for one in seen[1:]]
@@ -459,7 +466,7 @@ async def test_native_events_are_shown_if_they_have_the_required_members() -> No
         assert [one["partition"] for one in events] == [one[2] for one in shown]
         assert [one.get("userId") for one in events] == ["u", None, "u", None]
         assert events[0]["meta"] == whole["meta"]
-        assert events[3]["meta"] == {"z": 1, "clientId": "client-bob", "clientTs": events[3]["serverTs"]}
+        assert events[3]["meta"] == {"z": 1, "clientId": "user:bob/client-bob", "clientTs": events[3]["serverTs"]}
         page = await ada.sync(limit=3)
         assert (page["events"], page["nextSinceCommittedId"], page["hasMore"]) == ([], 3, True)
         await server.log.erase(key=UUID(uuid(11)))

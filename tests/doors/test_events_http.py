@@ -275,6 +275,7 @@ async def test_page_has_the_events_of_all_partitions_once_and_ascending(tmp_path
         assert page["events"][2] == {
             "id": event_id(3),
             "client_id": "developer",
+            "actor": "user:developer",
             "partitions": ["a", "b"],
             "committed_id": 3,
             "event": {"type": "counted", "number": 3},

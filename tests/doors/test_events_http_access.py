@@ -56,7 +56,7 @@ async def test_token_bound_to_another_client_is_refused_like_an_invalid_one(tmp_
         assert (await served.submit(item(2, "orders/1"))).status == 200
         assert (await served.submit(item(3, "orders/1"), credential=token())).status == 200
         events = (await served.page("orders/1")).json["events"]
-        assert [event["client_id"] for event in events] == ["laptop", "laptop", "ada"]
+        assert [event["client_id"] for event in events] == ["laptop", "laptop", "user:ada"]
         records = (await served.server.log.read()).records
         assert {record.actor for record in records} == {"user:ada"}
 

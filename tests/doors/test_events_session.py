@@ -22,7 +22,8 @@ async def test_before_connect_other_messages_are_refused_and_the_connection_stay
         reply = await peer.connect()
         assert reply["type"] == "connected"
         assert reply["payload"] == {
-            "client_id": "client-ada",
+            "client_id": "user:ada/client-ada",
+            "actor": "user:ada",
             "server_last_committed_id": 0,
             "epoch": server.log.epoch,
         }
@@ -121,7 +122,7 @@ async def test_event_commits_once_and_other_content_under_its_id_is_rejected() -
         ]
         page = await server.log.read()
         assert [record.actor for record in page.records] == ["user:ada", "user:bob", "user:bob"]
-        assert [record.client for record in page.records] == ["client-ada", "client-bob", "client-bob"]
+        assert [record.client for record in page.records] == ["user:ada/client-ada", *["user:bob/client-bob"] * 2]
 
 
 @pytest.mark.rule("EV-7", "EV-9")

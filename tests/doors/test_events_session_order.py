@@ -35,7 +35,8 @@ async def test_broadcast_goes_to_all_subscribers_except_the_submitting_connectio
         assert bob.received() == ["connected", "sync_response", 1, [2]]
         assert bob.messages[2]["payload"] == {
             "id": uuid(1),
-            "client_id": "client-ada",
+            "client_id": "user:ada/client-ada",
+            "actor": "user:ada",
             "partitions": ["a", "b"],
             "committed_id": 1,
             "event": {"type": "t", "n": 1},

@@ -17,7 +17,8 @@ async def test_page_has_the_events_of_all_partitions_once_and_in_order() -> None
         assert numbers(page) == [1, 2, 3]
         assert page["events"][2] == {
             "id": uuid(3),
-            "client_id": "client-ada",
+            "client_id": "user:ada/client-ada",
+            "actor": "user:ada",
             "partitions": ["a", "b"],
             "committed_id": 3,
             "event": {"type": "t", "n": 3},

@@ -28,7 +28,12 @@ async def test_stream_begins_with_a_connected_event(tmp_path: Path) -> None:
         assert stream.response.headers["Content-Type"] == "text/event-stream"
         assert stream.response.headers["Cache-Control"] == "no-store"
         epoch = served.server.log.epoch
-        assert await stream.connected() == {"client_id": "", "server_last_committed_id": 2, "epoch": epoch}
+        assert await stream.connected() == {
+            "client_id": "",
+            "actor": "user:developer",
+            "server_last_committed_id": 2,
+            "epoch": epoch,
+        }
         assert stream.retry_ms == 1000
         assert stream.last_event_id == ""  # `connected` must not move the cursor
 

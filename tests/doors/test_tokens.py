@@ -46,15 +46,15 @@ def test_valid_token_yields_its_principal(tmp_path: Path, algorithm: str) -> Non
         expires_ms=NOW_MS + 3_600_000 + 30_000,
         key_id=None,
     )
-    assert found.may_connect_as("laptop")
-    assert not found.may_connect_as("phone")
+    assert found.event_client("laptop") == found.event_client(None) == "laptop"
+    assert found.event_client("phone") is None
 
 
 def test_client_and_grants_are_optional(known: Tokens) -> None:
     found = known.principal_of(token(grants=None))
     assert found.client_id is None
     assert found.grants == Grants()
-    assert found.may_connect_as("anyone")
+    assert found.event_client("anyone") == "user:ada/anyone"
 
 
 def test_grants_claim_has_the_configured_name(tmp_path: Path) -> None:

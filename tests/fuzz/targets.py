@@ -68,7 +68,7 @@ class Target(NamedTuple):
 
 
 def _events_frame(dialect: Dialect, data: bytes) -> None:
-    spoken(data)
+    spoken(data, FIRST, dialect)
     found = dialect.read(data, ACTOR, CLIENT, EVENTS_MAX)
     if isinstance(found, tuple):
         return

@@ -215,6 +215,7 @@ class _Event(Struct, frozen=True):
     partitions: list[str]
     event: dict[str, Raw] | None
     status_updated_at: int
+    actor: str = "-"
 
 
 _EVENT: Final = msgspec.json.Decoder(_Event)
@@ -225,7 +226,10 @@ def _json_line(event: Raw) -> bytes:
 
 
 def _pretty_line(raw: Raw) -> bytes:
-    """`17  12:03:11  orders  order.placed  {"order":17}`: time in UTC, and nothing that could write by itself."""
+    """Return `17  12:03:11  user:ada  orders  order.placed  {"order":17}`, with the time in UTC.
+
+    Control characters are escaped. The actor is `-` if the server does not show it.
+    """
     event = _EVENT.decode(raw)
     time = "--:--:--"
     with suppress(OverflowError, OSError, ValueError):
@@ -234,7 +238,7 @@ def _pretty_line(raw: Raw) -> bytes:
     if event.event is not None:
         kind = str(msgspec.json.decode(event.event.pop("type", Raw(b'""'))))
         rest = "{" + ",".join(f"{orjson.dumps(name).decode()}:{_text(one)}" for name, one in event.event.items()) + "}"
-    columns = [str(event.committed_id), time, ",".join(event.partitions), kind, rest]
+    columns = [str(event.committed_id), time, event.actor, ",".join(event.partitions), kind, rest]
     return (printable("  ".join(columns)).rstrip() + "\n").encode()
 
 

@@ -86,6 +86,8 @@ class Protocol:
     def __init__(self, client_id: str, partitions: Sequence[str], cursor: int, epoch: str) -> None:
         self.phase = Phase.NONE
         self.client_id = client_id
+        self._shown_id = client_id
+        self._actor = ""
         self.partitions = tuple(partitions)
         self.epoch = epoch
         """Of the history that the cursor belongs to; empty before the first connection."""
@@ -264,6 +266,7 @@ class Protocol:
             )
             return
         self.epoch = connected.epoch
+        self._shown_id, self._actor = connected.client_id or self.client_id, connected.actor
         self.history_change = None  # if there was one: the server has the old history again
         self.phase = Phase.ASIDE if self.partitions else Phase.LIVE
         self._catch_up_if_there_is_room()
@@ -349,7 +352,7 @@ class Protocol:
         own: list[Event] = []
         for entry, result, outcome in zip(request.entries, results, outcomes, strict=True):
             if isinstance(outcome, Committed) and not self._scope.isdisjoint(entry.partitions):
-                own.append(words.own_event(entry, result, self.client_id))
+                own.append(words.own_event(entry, result, self._shown_id, self._actor))
         self._arrange(request, own)
         # The answer stands behind all that has a lower number, also where its events are not of our partitions.
         highest = max((outcome.committed_id for outcome in outcomes if isinstance(outcome, Committed)), default=0)

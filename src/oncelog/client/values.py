@@ -22,6 +22,8 @@ class Event(Struct, frozen=True):
     status_updated_at: Number
     """When it was committed, in milliseconds since 1970, by the log's time."""
     erased: bool = False
+    actor: str = ""
+    """The principal that wrote it, assigned by the server (`user:ada`). Empty if the server does not show it."""
 
     @property
     def type(self) -> str:

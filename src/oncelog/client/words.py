@@ -27,6 +27,10 @@ class Connected(Struct, frozen=True):
 
     server_last_committed_id: Number
     epoch: str
+    client_id: str = ""
+    """The client id that readers of our events see. The server may have put the actor before ours."""
+    actor: str = ""
+    """Empty if the server does not show it."""
 
 
 class Page(Struct, frozen=True):
@@ -104,7 +108,7 @@ def submit(entries: Sequence[Entry], msg_id: str) -> bytes:
     return message("submit_events", b'{"events":[%b]}' % b",".join(map(_item, entries)), msg_id)
 
 
-def own_event(entry: Entry, result: Result, client_id: str) -> Event:
+def own_event(entry: Entry, result: Result, client_id: str, actor: str) -> Event:
     """An own event that was committed, as all others get it."""
     return Event(
         id=entry.id,
@@ -114,6 +118,7 @@ def own_event(entry: Entry, result: Result, client_id: str) -> Event:
         event=None if result.erased else msgspec.json.decode(entry.body),
         status_updated_at=result.status_updated_at,
         erased=result.erased,
+        actor=actor,
     )
 
 

@@ -1,13 +1,13 @@
 """Who may come in at all, over every door: credentials, and how often one may guess."""
 
-from oncelog.codes import AUTH_FAILED, RATE_LIMITED
+from oncelog.codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED
 from oncelog.doors.faults import DoorError
 from oncelog.doors.identity import Authenticates
 from oncelog.doors.log_limiter import LogLimiter
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
 from oncelog.doors.rates import Rates
-from oncelog.errors import AuthError
+from oncelog.errors import AuthError, CanonicalError
 from oncelog.stores.clock import Clock
 
 
@@ -61,6 +61,18 @@ class Entrance:
         Without a client of its own it is the actor, all of it: a user and an API key may have one name.
         """
         return principal.actor if principal.client_id is None and not self.is_open else principal.client_id
+
+    def event_client(self, principal: Principal, asked: str | None) -> str | None:
+        """Return the client id under which events are stored (EV-1); None if the principal may not use `asked`.
+
+        In development mode every client id may be used as it is. Raises DoorError for one that is too long.
+        """
+        if self.is_open and principal.client_id is None:
+            return asked or principal.actor.partition(":")[2]
+        try:
+            return principal.event_client(asked)
+        except CanonicalError as error:
+            raise DoorError(FORBIDDEN, f"{error.path}: {error.reason}", field=error.path) from None
 
     def still(self, principal: Principal) -> Principal:
         """The same where there must be some. Raises DoorError: they may have been taken away while a body came."""

@@ -290,6 +290,8 @@ def _event() -> Schema:
         status_updated_at=time(),
     )
     event["properties"]["erased"] = {"const": True}
+    about = "The principal that wrote it, as the server knows it. Left out if `show_actors` is off."
+    event["properties"]["actor"] = {**TEXT, "description": about}
     return event
 
 

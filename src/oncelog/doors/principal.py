@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.identity import text_field
+from oncelog.core.identity import scope_of, text_field
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.doors.grants import Grants
 from oncelog.errors import CanonicalError
@@ -30,9 +30,29 @@ class Principal(Struct, frozen=True, kw_only=True):
         """Whether a connection of theirs must end (CO-23)."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
-    def may_connect_as(self, client_id: str) -> bool:
-        """Whether that is the client they say they are (EV-1)."""
-        return self.client_id is None or self.client_id == client_id
+    def event_client(self, asked: str | None) -> str | None:
+        """Return the client id under which the events of this principal are stored; None if it may not use `asked`.
+
+        A credential with a client id has that one. Any other chooses names within its own actor: `user:ada` that asks
+        for `laptop` is stored as `user:ada/laptop`, so that no choice reads as another principal's client. A slash in
+        the actor is escaped (`scope_of`): the text before the first slash names the actor.
+
+        Raises CanonicalError if the result is too long to be stored.
+        """
+        if self.client_id is not None:
+            return self.client_id if asked in (None, self.client_id) else None
+        own = scope_of(self.actor)
+        if asked is None or asked in (own, self.actor):
+            client_id = own
+        elif asked.startswith(f"{own}/"):
+            client_id = asked
+        else:
+            client_id = f"{own}/{asked}"
+        if len(client_id) > NAME_CHARACTERS_MAX:
+            raise CanonicalError(
+                "client_id", f"must have at most {NAME_CHARACTERS_MAX} characters together with the actor before it"
+            )
+        return client_id
 
 
 def actor_of(kind: str, name: object, path: str) -> str:

@@ -35,6 +35,8 @@ from oncelog.doors.deltas.http import LIVE, PATH, DeltasHttp
 from oncelog.doors.deltas.schemas import Schemas, both
 from oncelog.doors.deltas.words import error_response as deltas_error_response
 from oncelog.doors.entrance import Entrance
+from oncelog.doors.events.camel import Camel
+from oncelog.doors.events.dialect import FirstDialect
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.http import EventsHttp
 from oncelog.doors.events.hub import Hub
@@ -139,9 +141,9 @@ class Server:
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
         self._log_limiter = LogLimiter(self._clock.elapsed_ms)
-        self.hub = Hub(self._clock.wall_ms, self.counts, self._cannot_read)
         self._entrance = self._new_entrance()
-        self._door = EventsDoor(self.log, self.hub, self._entrance, limits=settings.door_limits, counts=self.counts)
+        self._door = self._new_events_door()
+        self.hub = self._door.hub
         self.sockets = Sockets(self._entrance, settings.door_limits, self.counts, partial(EventsSession, self._door))
         self.http = EventsHttp(self._door)
         self._networks = settings.trusted_networks
@@ -194,6 +196,19 @@ class Server:
         """Bodies of the requests that have no answer yet, but for those that stay."""
         self.urls: list[str] = []
         """Where it listens."""
+
+    def _new_events_door(self) -> EventsDoor:
+        shows_actor = self.settings.show_actors
+        first = FirstDialect(shows_actor=shows_actor)
+        return EventsDoor(
+            self.log,
+            Hub(self._clock.wall_ms, self.counts, self._cannot_read, first),
+            self._entrance,
+            limits=self.settings.door_limits,
+            counts=self.counts,
+            first=first,
+            second=Camel(None, shows_actor=shows_actor),
+        )
 
     def _new_rpc(self, door: LedgerDoor) -> LedgerRpc:
         return LedgerRpc(

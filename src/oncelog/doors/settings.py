@@ -69,6 +69,8 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Quotas: of each tenant its prefix, and what it may have. They become the log's. SIGHUP takes them anew."""
     shutdown_ms: int = 10_000
     """How long a server that is told to stop waits for what is in flight. 0 does not wait."""
+    show_actors: bool = True
+    """Whether readers of events see the actor, `user:{sub}` or `client:{id}`. False shows the client id only."""
     metrics: bool = True
     """Whether `/metrics` is served."""
     openapi: bool = True

@@ -132,9 +132,9 @@ class Page(Struct, frozen=True):
     """Of the order that was read, matching or not."""
 
 
-Brief = tuple[int, int, str, str, bytes, str, str | None]
-"""Of a record whose body is a text: position, log time in ms, client, scope, key, partitions as a JSON array, body
-(None of an erased one). What readers are shown, without what proves it: half the work of a record."""
+Brief = tuple[int, int, str, str, str, bytes, str, str | None]
+"""A record as readers see it: position, log time in ms, actor, client, scope, key, partitions as a JSON array, and the
+body as text (None if erased). It has nothing that proves the record, which halves the work of reading it."""
 
 
 def brief_of(record: Record) -> Brief:
@@ -142,6 +142,7 @@ def brief_of(record: Record) -> Brief:
     return (
         record.position,
         record.log_time_ms,
+        record.actor,
         record.client,
         record.scope,
         record.key,

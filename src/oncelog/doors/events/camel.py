@@ -19,7 +19,7 @@ from oncelog.core.identity import required as required_field
 from oncelog.core.policy import EVENTS
 from oncelog.core.values import Committed, Mode, Reason, Receipt, Record, Refused, Replayed, Submission
 from oncelog.doors.events import words
-from oncelog.doors.events.dialect import FIRST, Dialect
+from oncelog.doors.events.dialect import Dialect
 from oncelog.doors.events.projects import EVENT_ID_CHARACTERS_MAX, Project, project_of
 from oncelog.doors.events.reading import BadMessageError, Connect, Message, Spelling, Submit, Sync, read_message
 from oncelog.doors.events.words import Rejected, Result
@@ -53,15 +53,15 @@ _FIELD: Final = {"key": "id", "body": "payload", "fingerprint": "payload", "part
 """The core's and the door's fields by their names here. Others have the same."""
 
 
-def spoken(data: bytes) -> Dialect | None:
-    """The dialect of a first frame; None if it does not say."""
+def spoken(data: bytes, first: Dialect, second: Dialect) -> Dialect | None:
+    """The dialect of a first frame, one of the two; None if it does not say."""
     try:
         members = members_of(parsed(data), "$")
     except DoorError:
         return None
     if "protocol_version" in members:
-        return FIRST
-    return UNBOUND if SPELLING.version in members else None
+        return first
+    return second if SPELLING.version in members else None
 
 
 class Camel:
@@ -69,8 +69,11 @@ class Camel:
 
     is_of_project: Final = True
 
-    def __init__(self, project: Project | None) -> None:
+    def __init__(self, project: Project | None, asked_id: str = "", *, shows_actor: bool = True) -> None:
         self._project = project
+        self._asked_id = asked_id
+        """The `clientId` of `connect`. Events may have it in `meta`, also if the server stores a longer one."""
+        self._shows_actor = shows_actor
 
     # --- what comes in
 
@@ -89,7 +92,8 @@ class Camel:
             _demand_different(ids)
         except DoorError as error:
             raise BadMessageError(error, message.msg_id) from None
-        items = [_item(value, self.project, actor, client) for value in events]
+        names = (client, self._asked_id)
+        items = [_item(value, self.project, actor, names) for value in events]
         return message.msg_id, Submit(ids, items, Mode.UNTIL_REFUSED)
 
     def read_connect(self, payload: Mapping[str, JsonValue]) -> Connect:
@@ -105,7 +109,7 @@ class Camel:
 
     def bound(self, connect: Connect) -> Dialect:
         """As `Dialect` says."""
-        return Camel(connect.project)
+        return Camel(connect.project, connect.client_id, shows_actor=self._shows_actor)
 
     def read_sync(self, payload: Mapping[str, JsonValue]) -> Sync:
         """As `Dialect` says."""
@@ -124,10 +128,10 @@ class Camel:
 
     # --- what goes out
 
-    def connected(self, client_id: str, last_committed_id: int, epoch: str) -> bytes:  # noqa: ARG002 - not told here
+    def connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:  # noqa: ARG002 - no epoch here
         """As `Dialect` says."""
         payload = {"clientId": client_id, "projectId": self.project.id, "projectLastCommittedId": last_committed_id}
-        return orjson.dumps(payload)
+        return orjson.dumps({**payload, "actor": actor} if self._shows_actor else payload)
 
     def error(self, error: DoorError) -> DoorError:
         """As `Dialect` says."""
@@ -147,7 +151,7 @@ class Camel:
 
     def shown(self, briefs: Sequence[Brief]) -> bytes:
         """As `Dialect` says."""
-        return ",".join(filter(None, (event_text(brief, self.project) for brief in briefs))).encode()
+        return ",".join(filter(None, (self._event(brief) for brief in briefs))).encode()
 
     def page(self, sync: Sync, page: BriefPage, epoch: str) -> list[bytes]:  # noqa: ARG002 - not told here
         """As `Dialect` says. What is not shown is passed over: the cursor moves on."""
@@ -173,11 +177,11 @@ class Camel:
 
     def broadcast(self, record: Record, now_ms: int) -> bytes | None:
         """As `Dialect` says."""
-        text = event_text(brief_of(record), self.project)
+        text = self._event(brief_of(record))
         return None if text is None else self.frame(b"event_broadcast", [text.encode()], now_ms)
 
-
-UNBOUND: Final = Camel(None)
+    def _event(self, brief: Brief) -> str | None:
+        return event_text(brief, self.project, shows_actor=self._shows_actor)
 
 
 # --- items -------------------------------------------------------------------------------------------
@@ -209,7 +213,9 @@ def _demand_different(ids: Sequence[str]) -> None:
             raise bad(f"$.payload.events[{index}].id", f"is the id of events[{first}] too: {shown}")
 
 
-def _item(item: Mapping[str, JsonValue], project: Project, actor: str, client: str) -> Submission | Rejected:
+def _item(item: Mapping[str, JsonValue], project: Project, actor: str, names: tuple[str, str]) -> Submission | Rejected:
+    """Return the submission of an item. `names` are the client id as it is stored, and as the client gave it."""
+    client = names[0]
     try:
         _check_id(item["id"])
         project_id = text_field(required_field(item, "projectId"), "$.projectId")
@@ -218,7 +224,7 @@ def _item(item: Mapping[str, JsonValue], project: Project, actor: str, client: s
             return Rejected(codes.FORBIDDEN, "projectId", _OTHER_PROJECT)
         if project.is_of_another(required_field(item, "partition")):
             return Rejected(codes.FORBIDDEN, "partition", "must not be another project's")
-        if meta.get("clientId", client) != client:
+        if meta.get("clientId", client) not in names:
             return Rejected(codes.FORBIDDEN, "meta.clientId", "must be the client of this connection")
         return _submission(item, meta, project, actor, client)
     except CanonicalError as error:
@@ -312,9 +318,9 @@ _event_of: Final = msgspec.json.Decoder(_Event).decode
 _sent_of: Final = msgspec.json.Decoder(_Sent).decode
 
 
-def event_text(brief: Brief, project: Project) -> str | None:
+def event_text(brief: Brief, project: Project, *, shows_actor: bool = True) -> str | None:
     """A record as an event of the project. None if it says something else than such an event does, or nothing more."""
-    position, log_time_ms, client, scope, key, partitions, body = brief
+    position, log_time_ms, actor, client, scope, key, partitions, body = brief
     if body is None:
         return None
     try:
@@ -327,6 +333,8 @@ def event_text(brief: Brief, project: Project) -> str | None:
     # What comes again and again, and is short, is kept in its form (`json_text`). These may be anything.
     event_id, kind = _text(project.id_of(scope, key)), _text(event.type)
     user = f'"userId":{_text(event.user_id)},' if event.user_id else ""
+    if shows_actor:
+        user = f'{user}"actor":{json_text(actor)},'
     return (
         f'{{"committedId":{position},"id":{event_id},'
         f'"projectId":{json_text(project.id)},{user}"partition":{json_text(project.own_partition(partitions))},'

@@ -54,7 +54,7 @@ class Dialect(Protocol):
 
     # --- what goes out: payloads, then frames
 
-    def connected(self, client_id: str, last_committed_id: int, epoch: str) -> bytes:
+    def connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
         """The answer to `connect`."""
 
     def error(self, error: DoorError) -> DoorError:
@@ -83,6 +83,9 @@ class FirstDialect:
     """The door's own: names with underscores, any partitions, an event with a `type` and whatever else."""
 
     is_of_project: Final = False
+
+    def __init__(self, *, shows_actor: bool = True) -> None:
+        self._shows_actor = shows_actor
 
     def read_message(self, data: bytes) -> Message:
         """As `Dialect` says."""
@@ -113,9 +116,9 @@ class FirstDialect:
         """As `Dialect` says."""
         return read_sync(payload)
 
-    def connected(self, client_id: str, last_committed_id: int, epoch: str) -> bytes:
+    def connected(self, client_id: str, actor: str, last_committed_id: int, epoch: str) -> bytes:
         """As `Dialect` says."""
-        return words.connected_json(client_id, last_committed_id, epoch)
+        return words.connected_json(client_id, actor if self._shows_actor else None, last_committed_id, epoch)
 
     def error(self, error: DoorError) -> DoorError:
         """As `Dialect` says."""
@@ -127,7 +130,7 @@ class FirstDialect:
 
     def shown(self, briefs: Sequence[Brief]) -> bytes:
         """As `Dialect` says."""
-        return words.events_shown(briefs)
+        return words.events_shown(briefs, shows_actor=self._shows_actor)
 
     def page(self, sync: Sync, page: BriefPage, epoch: str) -> list[bytes]:
         """As `Dialect` says. A client may be ahead of what has been delivered here."""
@@ -150,7 +153,11 @@ class FirstDialect:
 
     def broadcast(self, record: Record, now_ms: int) -> bytes:
         """As `Dialect` says."""
-        return frame(words.envelope(b"event_broadcast", words.event_json(record), now_ms))
+        return frame(words.envelope(b"event_broadcast", self.event(record), now_ms))
+
+    def event(self, record: Record) -> bytes:
+        """An event as the stream of server-sent events has it."""
+        return words.event_json(record, shows_actor=self._shows_actor)
 
 
 FIRST: Final = FirstDialect()

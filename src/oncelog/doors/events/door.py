@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from oncelog.codes import FORBIDDEN, HISTORY_CHANGED, VALIDATION_FAILED
 from oncelog.core.values import Committed, Mode, Rate, Reason, Refused, Replayed, Submission, Verdict
 from oncelog.doors.entrance import Entrance
-from oncelog.doors.events.dialect import FIRST, Dialect
+from oncelog.doors.events.camel import Camel
+from oncelog.doors.events.dialect import FIRST, Dialect, FirstDialect
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.reading import Submit, Sync
 from oncelog.doors.events.words import Rejected, Result, reason_of
@@ -40,6 +41,8 @@ class EventsDoor:
         *,
         limits: DoorLimits,
         counts: Counts,
+        first: FirstDialect = FIRST,
+        second: Dialect | None = None,
     ) -> None:
         self.log = log
         self.hub = hub
@@ -51,6 +54,8 @@ class EventsDoor:
         self._rate = Rate(per_second, burst=per_second) if per_second else None
         self._body_bytes_max = log.limits.body_bytes_max
         self.is_closing = False
+        self.first = first
+        self.second: Dialect = second or Camel(None)
 
     # --- submit
 
@@ -116,13 +121,13 @@ class EventsDoor:
         if epoch is not None and epoch != self.log.epoch:
             raise self._history_changed("the epoch is another one: read again from a point that you know, or from 0")
 
-    async def read(self, sync: Sync, upto: int | None, dialect: Dialect = FIRST) -> BriefPage:
+    async def read(self, sync: Sync, upto: int | None, dialect: Dialect | None = None) -> BriefPage:
         """A page, up to a bound; without one, to the newest. Raises DoorError."""
         limits = self.limits
         limit = limits.page_events_default if sync.limit is None else sync.limit
         try:
             return await self.log.read_brief(
-                dialect.shown,
+                (dialect or self.first).shown,
                 partitions=sync.partitions,
                 after=sync.since,
                 upto=upto,
@@ -133,10 +138,10 @@ class EventsDoor:
         except OncelogError as error:
             raise error_of(error, UNREADABLE) from error
 
-    def page(self, sync: Sync, page: BriefPage, dialect: Dialect = FIRST) -> list[bytes]:
+    def page(self, sync: Sync, page: BriefPage, dialect: Dialect | None = None) -> list[bytes]:
         """The payload of its answer, in parts."""
         self.counts.deliveries += page.count
-        return dialect.page(sync, page, self.log.epoch)
+        return (dialect or self.first).page(sync, page, self.log.epoch)
 
     def _history_changed(self, message: str) -> DoorError:
         details = {"epoch": self.log.epoch, "server_last_committed_id": self.hub.position}

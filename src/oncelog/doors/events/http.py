@@ -62,7 +62,7 @@ class EventsHttp:
     def _read(self, body: bytes, principal: Principal) -> tuple[str | None, Submit]:
         """Whose events they are (None: not one that the principal may be), and the events. Raises DoorError."""
         members = read_body(body)
-        client_id = self._client_id(read_client_id(members), principal)
+        client_id = self._door.entrance.event_client(principal, read_client_id(members))
         return client_id, read_submit(
             members, principal.actor, client_id or "", self._door.limits.request_events_max, "$"
         )
@@ -78,13 +78,6 @@ class EventsHttp:
         except OncelogError as error:
             raise error_of(error) from error
         return merged(items, verdicts)
-
-    @staticmethod
-    def _client_id(asked: str | None, principal: Principal) -> str | None:
-        """Whose events they are: as they say, if they may, else as their credential says."""
-        if asked is None:
-            return principal.client_id or principal.actor.partition(":")[2]
-        return asked if principal.may_connect_as(asked) else None
 
     # --- read
 
@@ -124,22 +117,22 @@ class EventsHttp:
 
     async def _chunks(self, principal: Principal, sync: Sync) -> AsyncGenerator[bytes, None]:
         door = self._door
-        hello = words.connected_json(principal.client_id or "", door.hub.position, door.log.epoch)
+        hello = door.first.connected(principal.client_id or "", principal.actor, door.hub.position, door.log.epoch)
         yield b"retry: 1000\nevent: connected\ndata: %b\n\n" % hello
         async with aclosing(door.log.follow_several(partitions=sync.partitions, after=sync.since)) as several:
             async for records in several:
-                yield _chunk(records)
+                yield self._chunk(records)
                 door.counts.deliveries += len(records)
+
+    def _chunk(self, records: Sequence[Record]) -> bytes:
+        event = self._door.first.event
+        return b"".join(
+            b"id: %d\ndata: %b\n\n" % (record.position, event(record)) for record in filter(is_event, records)
+        )
 
     def _principal(self, request: web.Request, address: str) -> Principal:
         """Raises DoorError."""
         return self._door.entrance.authenticate(credential_of(request), address)
-
-
-def _chunk(records: Sequence[Record]) -> bytes:
-    return b"".join(
-        b"id: %d\ndata: %b\n\n" % (record.position, words.event_json(record)) for record in filter(is_event, records)
-    )
 
 
 # --- requests ------------------------------------------------------------------------------------------

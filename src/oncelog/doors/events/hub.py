@@ -60,7 +60,9 @@ class Flight(Reply):
 class Hub:
     """One for a server. All of it happens on the event loop's thread."""
 
-    def __init__(self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, now_ms: Callable[[], int], counts: Counts, on_fail: Callable[[Exception], None], first: Dialect = FIRST
+    ) -> None:
         self.position = 0
         self._awaited: list[tuple[int, int, asyncio.Future[None]]] = []
         """Positions that readers wait for, the lowest first."""
@@ -68,6 +70,7 @@ class Hub:
         """Everything up to here has been delivered."""
         self._counts = counts
         self._on_fail = on_fail
+        self._first = first
         self._now_ms = now_ms
         self._live: dict[str, set[Reader]] = {}
         self._live_in_project: dict[str, set[Reader]] = {}
@@ -181,7 +184,9 @@ class Hub:
             {flight.reader for fingerprint, flight in origins if fingerprint == record.fingerprint} if origins else ()
         )
         if readers:
-            self._put(FIRST.broadcast(record, self._now_ms()), readers, submitters)
+            frame = self._first.broadcast(record, self._now_ms())
+            if frame is not None:
+                self._put(frame, readers, submitters)
         if in_project:
             for partition in record.partitions:
                 followers = in_project.get(partition)

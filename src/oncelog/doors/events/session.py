@@ -16,7 +16,7 @@ from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Mode, Submission, Verdict
 from oncelog.doors.events import words
 from oncelog.doors.events.camel import spoken
-from oncelog.doors.events.dialect import FIRST, Dialect
+from oncelog.doors.events.dialect import Dialect
 from oncelog.doors.events.door import EventsDoor, highest, merged, to_ask
 from oncelog.doors.events.hub import Flight, flight_key
 from oncelog.doors.events.reading import BadMessageError, Message, Submit
@@ -77,7 +77,7 @@ class Session:
         self.address = address
         self.principal: Principal | None = None
         self.client_id = ""
-        self.dialect: Dialect = FIRST
+        self.dialect: Dialect = door.first
         """That of the first frame that told one."""
         self._has_spoken = False
         self.events_in_flight = 0
@@ -143,7 +143,7 @@ class Session:
         return self.dialect.read(data, principal.actor, self.client_id, self.door.limits.request_events_max)
 
     def _read_before_connected(self, data: bytes) -> Message:
-        dialect = None if self._has_spoken else spoken(data)
+        dialect = None if self._has_spoken else spoken(data, self.door.first, self.door.second)
         if dialect is not None:
             self._has_spoken = True
             self._speak(dialect)
@@ -201,13 +201,14 @@ class Session:
     def _connect(self, message: Message) -> None:
         asked = self.dialect.read_connect(message.payload)
         principal = self.door.entrance.authenticate(asked.token, self.address)
-        if not principal.may_connect_as(asked.client_id):
+        client_id = self.door.entrance.event_client(principal, asked.client_id)
+        if client_id is None:
             raise self.door.entrance.refuse_client(self.address, asked.client_id)
         if asked.project is not None:
             self.door.demand_entry(asked.project.partition, principal)
-        self.principal, self.client_id = principal, asked.client_id
+        self.principal, self.client_id = principal, client_id
         self._speak(self.dialect.bound(asked))
-        payload = self.dialect.connected(self.client_id, self.door.hub.position, self.door.log.epoch)
+        payload = self.dialect.connected(client_id, principal.actor, self.door.hub.position, self.door.log.epoch)
         self._reply(b"connected", payload, message.msg_id)
 
     def _current(self) -> Principal:

@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.doors.events.dialect import FIRST, Dialect
+from oncelog.doors.events.dialect import Dialect
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.hub import Flight, is_event
 from oncelog.doors.events.own import OwnPositions
@@ -71,7 +71,7 @@ class Subscriber:
         self.partitions: tuple[str, ...] = ()
         self.outbox = outbox
         self.replies = replies
-        self.dialect: Dialect = FIRST
+        self.dialect: Dialect = door.first
         self._door = door
         self._hub = door.hub
         self._on_error = on_error

@@ -44,27 +44,26 @@ Result = Verdict | Rejected
 # --- records -----------------------------------------------------------------------------------------
 
 
-def event_text(brief: Brief) -> str:
+def event_text(brief: Brief, *, shows_actor: bool = True) -> str:
     """An event as `sync`, broadcasts, pages and streams show it. An erased one has `null` for its event.
 
     One of a project that was submitted under a text (`projects`) shows the UUID that was made of it.
     """
-    position, log_time_ms, client, _, key, partitions, body = brief
+    position, log_time_ms, actor, client, _, key, partitions, body = brief
     digits = key.hex()
     uuid = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     rest = f'"event":{body},"status_updated_at":{log_time_ms}' if body is not None else _erased(log_time_ms)
-    return (
-        f'{{"id":"{uuid}","client_id":{json_text(client)},"partitions":{partitions},"committed_id":{position},{rest}}}'
-    )
+    writer = f'{json_text(client)},"actor":{json_text(actor)}' if shows_actor else json_text(client)
+    return f'{{"id":"{uuid}","client_id":{writer},"partitions":{partitions},"committed_id":{position},{rest}}}'
 
 
 def _erased(log_time_ms: int) -> str:
     return f'"event":null,"status_updated_at":{log_time_ms},"erased":true'
 
 
-def event_json(record: Record) -> bytes:
+def event_json(record: Record, *, shows_actor: bool = True) -> bytes:
     """The same of a record."""
-    return event_text(brief_of(record)).encode()
+    return event_text(brief_of(record), shows_actor=shows_actor).encode()
 
 
 # --- results -----------------------------------------------------------------------------------------
@@ -132,9 +131,9 @@ def results_json(ids: Sequence[str], verdicts: Sequence[Result]) -> bytes:
     return b'{"results":[%b]}' % b",".join(map(result_json, ids, verdicts))
 
 
-def events_shown(briefs: Sequence[Brief]) -> bytes:
+def events_shown(briefs: Sequence[Brief], *, shows_actor: bool = True) -> bytes:
     """Some events of a page, with commas between them."""
-    return ",".join(map(event_text, briefs)).encode()
+    return ",".join([event_text(brief, shows_actor=shows_actor) for brief in briefs]).encode()
 
 
 def page_parts(
@@ -155,9 +154,10 @@ def page_parts(
     return [*parts, tail]
 
 
-def connected_json(client_id: str, last_committed_id: int, epoch: str) -> bytes:
-    """The payload of the answer to `connect`."""
-    return orjson.dumps({"client_id": client_id, "server_last_committed_id": last_committed_id, "epoch": epoch})
+def connected_json(client_id: str, actor: str | None, last_committed_id: int, epoch: str) -> bytes:
+    """The payload of the answer to `connect`. Readers of its events see this client id and actor."""
+    named = {"client_id": client_id} if actor is None else {"client_id": client_id, "actor": actor}
+    return orjson.dumps({**named, "server_last_committed_id": last_committed_id, "epoch": epoch})
 
 
 # --- envelopes and frames ------------------------------------------------------------------------------

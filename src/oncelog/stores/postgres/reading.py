@@ -52,8 +52,8 @@ async def read_brief(connection: Any, query: Query, policy: str, show: Show, epo
 
 
 def _brief_of(row: Any) -> Brief:
-    position, log_time_ms, client, scope, key, partitions, body = row
-    return (position, log_time_ms, client, scope, key, partitions, None if body is None else body.decode())
+    *columns, body = row
+    return (*columns, None if body is None else body.decode())
 
 
 class _Source:

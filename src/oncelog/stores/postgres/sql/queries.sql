@@ -245,16 +245,16 @@ WHERE lane = $1 AND scope = $2 AND sequence > $3 AND sequence <= $4 AND sequence
 
 -- name: brief_lane_page
 -- What readers are shown of the records of a policy.
-SELECT position, log_time_ms, client, scope, key, partitions, body
+SELECT position, log_time_ms, actor, client, scope, key, partitions, body
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND policy = $5 ORDER BY position LIMIT $4;
 
 -- name: brief_partition_page
-SELECT p.position, log_time_ms, client, scope, key, partitions, body
+SELECT p.position, log_time_ms, actor, client, scope, key, partitions, body
 FROM oncelog_partition_records AS p JOIN oncelog_records AS r ON r.lane = p.lane AND r.position = p.position
 WHERE p.lane = $1 AND p.partition = $2 AND p.position > $3 AND p.position <= $4 AND policy = $6 ORDER BY p.position LIMIT $5;
 
 -- name: briefs_at
-SELECT position, log_time_ms, client, scope, key, partitions, body
+SELECT position, log_time_ms, actor, client, scope, key, partitions, body
 FROM oncelog_records WHERE lane = $1 AND position = ANY($2::bigint[]) AND policy = $3 ORDER BY position;
 
 -- name: lane_head

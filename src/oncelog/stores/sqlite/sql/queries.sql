@@ -164,16 +164,16 @@ WHERE p.lane = ? AND p.partition = ? AND p.position > ? AND p.position <= ? ORDE
 
 -- name: brief_partition_page
 -- What readers are shown of the records of a policy that touch a partition.
-SELECT p.position, log_time_ms, client, scope, key, partitions, CAST(body AS TEXT)
+SELECT p.position, log_time_ms, actor, client, scope, key, partitions, CAST(body AS TEXT)
 FROM oncelog_partition_records AS p CROSS JOIN oncelog_records AS r ON r.place = p.lane << 48 | p.position
 WHERE p.lane = ? AND p.partition = ? AND p.position > ? AND p.position <= ? AND policy = ? ORDER BY p.position LIMIT ?;
 
 -- name: brief_lane_page
-SELECT place & 281474976710655, log_time_ms, client, scope, key, partitions, CAST(body AS TEXT)
+SELECT place & 281474976710655, log_time_ms, actor, client, scope, key, partitions, CAST(body AS TEXT)
 FROM oncelog_records WHERE place > ? AND place <= ? AND policy = ? ORDER BY place LIMIT ?;
 
 -- name: briefs_at
-SELECT place & 281474976710655, log_time_ms, client, scope, r.key, partitions, CAST(body AS TEXT)
+SELECT place & 281474976710655, log_time_ms, actor, client, scope, r.key, partitions, CAST(body AS TEXT)
 FROM json_each(?) AS n CROSS JOIN oncelog_records AS r ON place = n.value WHERE policy = ? ORDER BY n.key;
 
 -- name: stream_page
