@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -124,6 +125,7 @@ class Meter:
     def __init__(self) -> None:
         self._bar: Any = None
         self._step = ""
+        self._began_s = 0.0
 
     def __enter__(self) -> "Meter":
         return self
@@ -138,9 +140,13 @@ class Meter:
         if progress.step != self._step:
             self._end()
             self._step = progress.step
+            self._began_s = time.monotonic()
             # Where nobody can tell how long a step takes, its name is all there is to see.
             self._bar = typer.progressbar(length=progress.total or 1, label=progress.step, file=sys.stderr)
             self._bar.__enter__()
+        elapsed_s = time.monotonic() - self._began_s
+        if progress.done and elapsed_s > 0:
+            self._bar.label = f"{progress.step} ({progress.done / elapsed_s:,.0f}/s)"
         self._bar.update(max(0, progress.done - self._bar.pos))
 
     def _end(self) -> None:

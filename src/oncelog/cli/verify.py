@@ -1,25 +1,49 @@
 """`oncelog verify`: is a log what it says it is?"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, Meter, count_in_words, ending_well, print_json
+from oncelog.cli.terminal import FOUND_NOTHING, AsJson, Log, Meter, count_in_words, ending_well, print_json, printable
 from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.verifying.findings import Lie, Passed, Progress, exported_head
+from oncelog.stores.verifying.findings import Lie, Options, Passed, Progress, exported_head
+
+FINDINGS_SHOWN: Final = 20
+"""Findings that are printed. `--json` prints up to `comparison.FINDINGS_MAX`."""
 
 Head = Annotated[
     Path | None, typer.Option("--head", help="A head that `oncelog head` printed earlier.", dir_okay=False, exists=True)
 ]
 
 
-def verify(log: Log, head: Head = None, as_json: AsJson = False) -> None:
+NoSideState = Annotated[
+    bool, typer.Option("--no-side-state", help="Do not rebuild entities, relationships and rows from the records.")
+]
+TempDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where side state is rebuilt. If not given: TMPDIR, or the log's directory.", file_okay=False, exists=True
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
+
+
+def verify(
+    log: Log,
+    head: Head = None,
+    no_side_state: NoSideState = False,
+    temp_dir: TempDir = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Goes through a log and says whether it is whole: hashes, records, indexes, all that is kept of clients.
 
-    The first lie that is found is told, and the exit status is 1. The loss of the newest records, or a history that
-    was rewritten as a whole, is found only with --head.
+    Entities, relationships, rows of deltas and client sequences are rebuilt from the records, in a temporary file, and
+    compared with the stored ones. The first contradiction in the history, or all entries that differ, are reported,
+    and the exit status is 1. The loss of the newest records, or a history that was rewritten as a whole, is found only
+    with --head.
 
     The log may be in use meanwhile: it is looked at as it is at this moment.
 
@@ -30,10 +54,12 @@ def verify(log: Log, head: Head = None, as_json: AsJson = False) -> None:
     with ending_well():
         exported = None if head is None else exported_head(head.read_bytes())
         result: Lie | Passed = Lie("the verification did not come to an end")
+        options = Options(not no_side_state, None if temp_dir is None else str(temp_dir))
         with Meter() as meter:
-            for finding in inspector_of(log).verify(exported):
+            for finding in inspector_of(log).verify(exported, options):
                 if isinstance(finding, Progress):
-                    meter(finding)
+                    if not quiet:
+                        meter(finding)
                 else:
                     result = finding
         is_whole = isinstance(result, Passed)
@@ -42,7 +68,7 @@ def verify(log: Log, head: Head = None, as_json: AsJson = False) -> None:
         elif isinstance(result, Passed):
             typer.echo(summary(result))
         else:
-            typer.echo(f"not whole: {result.message}")
+            typer.echo("\n".join(describe_damage(result)))
         if not is_whole:
             raise typer.Exit(FOUND_NOTHING)
 
@@ -53,5 +79,24 @@ def summary(passed: Passed) -> str:
     return (
         f"ok: {count_in_words(passed.records, passed.restore_records)} in {passed.lanes} lanes, "
         f"{passed.blocks} blocks, {passed.erased} erased, "
-        f"{passed.keys} keys{sealed}, epoch {passed.epoch}"
+        f"{passed.keys} keys{sealed}, {side_state_summary(passed)}epoch {passed.epoch}"
     )
+
+
+def side_state_summary(passed: Passed) -> str:
+    """Return the counts of rebuilt side state, and of what could not be checked."""
+    same = ", ".join(f"{count} {name}" for name, count in passed.same.items() if count)
+    unknown = ", ".join(f"{count} {name}" for name, count in passed.not_checkable.items() if count)
+    text = f"{same} as the records make them, " if same else ""
+    return text + (f"not checkable because records are erased or compacted: {unknown}, " if unknown else "")
+
+
+def describe_damage(found: Lie) -> list[str]:
+    """Return the lines that describe the damage."""
+    if not found.findings:
+        return [f"not whole: {found.message}"]
+    shown = found.findings[:FINDINGS_SHOWN]
+    lines = [f"not whole: {found.findings_total} entries differ from what the records make them:"]
+    lines += [f"  {printable(one)}" for one in shown]
+    more = found.findings_total - len(shown)
+    return [*lines, f"  and {more} more"] if more else lines

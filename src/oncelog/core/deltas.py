@@ -168,6 +168,12 @@ def read_delta(text: bytes, path: str = "$") -> RowDelta:
     return change
 
 
+def stored_delta(body: bytes) -> RowDelta:
+    """Return the delta of a record's body, with the id of its content. Raises CanonicalError or MsgspecError."""
+    given = _DELTA.decode(body)
+    return row_delta(given, given.identity(), "body")
+
+
 def demand_identity(given: DeltaJson, identity: bytes, path: str) -> None:
     """Raises WrongIdError for a delta that says another id than its own (DE-3)."""
     if given.delta_id != identity.hex():

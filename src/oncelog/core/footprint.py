@@ -141,10 +141,11 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
         if submission.client_sequence <= STORED_INTEGER_MAX:  # a higher one can only be a gap
             needs.sequences.add((*identity, submission.client_sequence))
     if policy.rows or policy.entities:
-        _add_effects(submission, needs)
+        add_effects(submission, needs)
 
 
-def _add_effects(submission: Submission, needs: Footprint) -> None:
+def add_effects(submission: Submission, needs: Footprint) -> None:
+    """Name the entities, relationships and rows that a write's operations or delta may read or change."""
     scope = submission.scope
     if submission.delta is not None:
         needs.rows.add((scope, submission.delta.table, submission.delta.row_id))

@@ -13,7 +13,7 @@ from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.leaps import LaneGaps, Renewed
 from oncelog.stores.protocol import Consumer, Standing
-from oncelog.stores.verifying.findings import ExportedHead, Finding
+from oncelog.stores.verifying.findings import DEFAULT_OPTIONS, ExportedHead, Finding, Options
 
 SCAN_PAGE_RECORDS: Final = 50_000
 """Records that a statement of `View.scan` reads; progress is reported after each."""
@@ -99,7 +99,7 @@ class Inspector(Protocol):
     def looking(self) -> AbstractContextManager[View]:
         """A view, which ends with the block."""
 
-    def verify(self, head: ExportedHead | None = None) -> Iterator[Finding]:
+    def verify(self, head: ExportedHead | None = None, options: Options = DEFAULT_OPTIONS) -> Iterator[Finding]:
         """Goes through a log. The last finding is a Lie, the first one found, or Passed; before it comes Progress."""
 
     def confirm_clock(self) -> None:

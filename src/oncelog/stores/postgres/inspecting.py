@@ -23,7 +23,7 @@ from oncelog.stores.postgres.store import PostgresStore
 from oncelog.stores.postgres.timing import ShownClock
 from oncelog.stores.postgres.verifying import verify_database
 from oncelog.stores.protocol import Consumer, Standing
-from oncelog.stores.verifying.findings import ExportedHead, Finding
+from oncelog.stores.verifying.findings import DEFAULT_OPTIONS, ExportedHead, Finding, Options
 from oncelog.stores.viewing import SCAN_PAGE_RECORDS, TimeSeen
 
 _NAMES_PAGE_ROWS: Final = 5_000
@@ -151,9 +151,9 @@ class DatabaseInspector:
         with looking_at(self._address) as (session, about):
             yield DatabaseView(session, about)
 
-    def verify(self, head: ExportedHead | None = None) -> Iterator[Finding]:
+    def verify(self, head: ExportedHead | None = None, options: Options = DEFAULT_OPTIONS) -> Iterator[Finding]:
         """As `Inspector` says."""
-        return verify_database(self._address, head)
+        return verify_database(self._address, head, options)
 
     def confirm_clock(self) -> None:
         """As `Inspector` says. All gateways believe it."""

@@ -15,7 +15,7 @@ from oncelog.stores.postgres.verifying_structure import check_lanes, check_shape
 from oncelog.stores.protocol import Consumer
 from oncelog.stores.side_state import Table
 from oncelog.stores.verifying import whole
-from oncelog.stores.verifying.findings import ContradictionError, ExportedHead, Finding
+from oncelog.stores.verifying.findings import DEFAULT_OPTIONS, ContradictionError, ExportedHead, Finding, Options
 from oncelog.stores.verifying.source import Row
 
 SHORT_BYTES: Final = 65_536
@@ -93,15 +93,17 @@ class DatabaseSource:
         return self._session.call(reading.consumers)
 
 
-def verify_database(address: str, head: ExportedHead | None = None) -> Iterator[Finding]:
+def verify_database(
+    address: str, head: ExportedHead | None = None, options: Options = DEFAULT_OPTIONS
+) -> Iterator[Finding]:
     """Goes through a log. The last finding is a Lie, the first one found, or Passed; before it comes Progress.
 
     Raises NotALogError, NewerSchemaError or StoreUnavailableError for what cannot be looked at. While it runs the
     server keeps row versions that it could otherwise clear away.
     """
-    yield from whole.told(_verify_database(address, head))
+    yield from whole.told(_verify_database(address, head, options))
 
 
-def _verify_database(address: str, head: ExportedHead | None) -> Iterator[Finding]:
+def _verify_database(address: str, head: ExportedHead | None, options: Options) -> Iterator[Finding]:
     with looking_at(address) as (session, about):
-        yield from whole.verify(DatabaseSource(session, about), head)
+        yield from whole.verify(DatabaseSource(session, about), head, options)

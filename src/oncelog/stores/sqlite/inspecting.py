@@ -26,7 +26,7 @@ from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying import verify_file
-from oncelog.stores.verifying.findings import ExportedHead, Finding
+from oncelog.stores.verifying.findings import DEFAULT_OPTIONS, ExportedHead, Finding, Options
 from oncelog.stores.viewing import SCAN_PAGE_RECORDS, TimeSeen
 
 
@@ -155,9 +155,9 @@ class FileInspector:
         with looking_at(self._path) as (connection, about):
             yield FileView(connection, self._path, about)
 
-    def verify(self, head: ExportedHead | None = None) -> Iterator[Finding]:
+    def verify(self, head: ExportedHead | None = None, options: Options = DEFAULT_OPTIONS) -> Iterator[Finding]:
         """As `Inspector` says."""
-        return verify_file(self._path, head)
+        return verify_file(self._path, head, options)
 
     def confirm_clock(self) -> None:
         """As `Inspector` says."""

@@ -26,6 +26,10 @@ class Lie(Struct, frozen=True):
     message: str
     lane: int | None = None
     position: int | None = None
+    findings: tuple[str, ...] = ()
+    """Entries of side state that differ from what the records make them, by name, up to `comparison.FINDINGS_MAX`."""
+    findings_total: int = 0
+    """All of them."""
 
 
 class Passed(Struct, frozen=True):
@@ -44,6 +48,10 @@ class Passed(Struct, frozen=True):
     segments: int = 0
     restore_records: int = 0
     """One for each lane and restore."""
+    same: dict[str, int] = {}
+    """Entries of side state that are as the records make them, by table."""
+    not_checkable: dict[str, int] = {}
+    """Entries that records determine whose content is not known: they were erased or compacted."""
 
 
 Finding = Progress | Lie | Passed
@@ -57,6 +65,17 @@ class ContradictionError(CorruptError):
         super().__init__(place + message)
         self.lane = lane
         self.position = position
+
+
+class SideStateError(ContradictionError):
+    """Stored side state differs from what the records make it."""
+
+    def __init__(self, findings: list[str], total: int, lane: int | None) -> None:
+        CorruptError.__init__(self, f"{total} entries differ from what the records make them. The first: {findings[0]}")
+        self.lane = lane
+        self.position = None
+        self.findings = tuple(findings)
+        self.total = total
 
 
 class LaneMark(Struct, frozen=True):
@@ -86,3 +105,15 @@ def exported_head(text: bytes) -> ExportedHead:
         return msgspec.json.decode(text, type=ExportedHead)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise OncelogError(f"not an exported head: {error}") from error
+
+
+class Options(Struct, frozen=True):
+    """What a verification does, and where."""
+
+    side_state: bool = True
+    """Rebuild entities, relationships and rows from the records, and compare them."""
+    temp_dir: str | None = None
+    """Directory of the temporary file; None takes `TMPDIR`, or the directory of the log."""
+
+
+DEFAULT_OPTIONS: Final = Options()

@@ -5,7 +5,7 @@ consistent in itself. It is found only by a head that was exported before and ke
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Final
 
@@ -16,17 +16,22 @@ from oncelog.errors import CorruptError
 from oncelog.stores.about import About
 from oncelog.stores.key_hash import SECRET_BYTES
 from oncelog.stores.verifying.chains import Chains
-from oncelog.stores.verifying.clients import ClientBooks
+from oncelog.stores.verifying.comparison import Comparison
 from oncelog.stores.verifying.findings import (
+    DEFAULT_OPTIONS,
     ContradictionError,
     ExportedHead,
     Finding,
     LaneMark,
     Lie,
+    Options,
     Passed,
     Progress,
+    SideStateError,
 )
 from oncelog.stores.verifying.indexes import IndexBooks, check_partitions, check_streams
+from oncelog.stores.verifying.replay import SideStateReplay
+from oncelog.stores.verifying.scratch import Scratch, directories_of
 from oncelog.stores.verifying.side_state import check_side_state, declared
 from oncelog.stores.verifying.source import Books, Rules, Source
 
@@ -34,10 +39,16 @@ _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticErr
 """What reading a value raises that no log has written. Each is expected somewhere; here they are all damage."""
 
 
-def verify(source: Source, head: ExportedHead | None = None) -> Iterator[Finding]:
-    """Goes through a log. The last finding is Passed; raises ContradictionError at the first lie."""
+def verify(
+    source: Source, head: ExportedHead | None = None, options: Options = DEFAULT_OPTIONS, beside: str | None = None
+) -> Iterator[Finding]:
+    """Goes through a log. The last finding is Passed; raises ContradictionError at the first lie.
+
+    `beside` is the directory of a log in a file: the temporary file is made there unless the options or `TMPDIR` name
+    another one.
+    """
     with what_is_unreadable():
-        yield from _verify(source, head)
+        yield from _verify(source, head, options, directories_of(options.temp_dir, beside))
 
 
 @contextmanager
@@ -53,6 +64,9 @@ def told(findings: Iterator[Finding]) -> Iterator[Finding]:
     """The same with a Lie at the end in place of the error."""
     try:
         yield from findings
+    except SideStateError as error:
+        named = tuple(_printable(one) for one in error.findings)
+        yield Lie(_printable(error), error.lane, findings=named, findings_total=error.total)
     except ContradictionError as error:
         yield Lie(_printable(error), error.lane, error.position)
     except CorruptError as error:
@@ -74,7 +88,9 @@ class _AllBooks:
             books.take(record)
 
 
-def _verify(source: Source, head: ExportedHead | None) -> Iterator[Finding]:
+def _verify(
+    source: Source, head: ExportedHead | None, options: Options, directories: Sequence[str]
+) -> Iterator[Finding]:
     yield Progress("structure")
     source.check_structure()
     about = source.about
@@ -87,14 +103,17 @@ def _verify(source: Source, head: ExportedHead | None) -> Iterator[Finding]:
     rules = Rules(about.settings, policies, leaps, source.gaps())
     indexes = IndexBooks()
     marks = {} if head is None else {mark.lane: mark for mark in head.lanes}
-    with closing(ClientBooks(rules)) as clients:
-        chains = Chains(source, rules, _AllBooks(indexes, source.keys, clients), marks)
+    with closing(Scratch(about.settings, directories)) as scratch:
+        replay = SideStateReplay(rules, scratch, with_effects=options.side_state)
+        chains = Chains(source, rules, _AllBooks(indexes, source.keys, replay), marks)
         yield from chains.follow()
+        replay.flush()
         yield from check_partitions(source, indexes)
         yield from check_streams(source, indexes, rules)
         yield from source.keys.check(rules)
-        clients.check(source)
-    yield from check_side_state(source, rules)
+        yield from check_side_state(source, rules)
+        comparison = Comparison(source, scratch, with_effects=options.side_state)
+        yield from comparison.run()
     if head is not None and head.epoch != about.epoch:
         raise ContradictionError(
             f"the log has epoch {about.epoch}, the exported head {head.epoch}: the log was restored from a backup "
@@ -107,9 +126,11 @@ def _verify(source: Source, head: ExportedHead | None) -> Iterator[Finding]:
         blocks=chains.figures.blocks,
         erased=chains.figures.erased,
         epoch=about.epoch,
+        same=comparison.same,
+        not_checkable=comparison.unknown,
         **source.keys.figures(),
     )
 
 
-def _printable(error: CorruptError) -> str:
+def _printable(error: CorruptError | str) -> str:
     return str(error).encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,84 @@
+"""Replay: apply a committed record to side state again, with the functions that decided it.
+
+A record determines its effects if it still has its body and the body spells the operations or the delta that the
+record's fingerprint and key name. Bodies that were erased, and bodies that an application spelled in its own way, do
+not: the sequence of their client is replayed, their effects are not known.
+"""
+
+import msgspec
+from msgspec.structs import replace
+
+from oncelog.core.deltas import op_name, stored_delta
+from oncelog.core.desk import Desk
+from oncelog.core.effects import effects_of
+from oncelog.core.identity import request_hash
+from oncelog.core.operations import Operation, SetEntity
+from oncelog.core.policy import Policy
+from oncelog.core.sequences import advance, not_the_next
+from oncelog.core.tombstones import horizon_delete
+from oncelog.core.transactions import operations_of
+from oncelog.core.values import Record, Refused, Replayed, Submission
+from oncelog.errors import CanonicalError
+
+
+def submission_of(record: Record, policy: Policy) -> Submission:
+    """Return the submission that a record was made of, with the effects that its body determines."""
+    submission = Submission(
+        policy=policy,
+        scope=record.scope,
+        key=record.key,
+        fingerprint=record.fingerprint,
+        actor=record.actor,
+        client=record.client,
+        client_sequence=record.client_sequence,
+    )
+    if record.erased:
+        return submission
+    try:
+        if policy.entities:
+            operations = operations_of(record)
+            return replace(submission, operations=operations if request_hash(operations) == record.fingerprint else ())
+        if policy.rows:
+            delta = stored_delta(record.body)
+            is_own = delta.delta_id == record.key and op_name(delta.op) == record.fingerprint
+            # A delta that lost to a tombstone horizon has the DELETE at the horizon as its body.
+            if is_own or delta == horizon_delete(delta.hlc, delta.table, delta.row_id):
+                return replace(submission, delta=delta)
+    except (CanonicalError, msgspec.MsgspecError, UnicodeError):
+        pass
+    return submission
+
+
+def has_effects(submission: Submission) -> bool:
+    """Return whether the effects of a replayed submission are known."""
+    return bool(submission.operations) or submission.delta is not None
+
+
+def without_conditions(submission: Submission) -> Submission:
+    """Return the submission with unconditional operations: for a scope whose entities are not all known."""
+    return replace(submission, operations=tuple([_without_condition(one) for one in submission.operations]))
+
+
+def _without_condition(operation: Operation) -> Operation:
+    return replace(operation, condition=None) if isinstance(operation, SetEntity) else operation
+
+
+def replay(record: Record, submission: Submission, eviction_time_ms: int, desk: Desk) -> Refused | Replayed | None:
+    """Apply a record to the desk, at its log time and after the lane's last eviction before it.
+
+    Return None, or the answer that the write would have got instead of its commit.
+    """
+    policy = submission.policy
+    lane = desk.lane(policy, record.scope)
+    lane.log_time_ms, lane.eviction_time_ms = record.log_time_ms, eviction_time_ms
+    if policy.client_sequence:
+        answer = not_the_next(submission, lane, desk)
+        if answer is not None:
+            return answer
+        advance(submission, record.remembered, desk)
+    if has_effects(submission):
+        effects = effects_of(submission, record.sequence, record.log_time_ms, desk)
+        if isinstance(effects, Refused):
+            return effects
+        effects.apply(desk)
+    return None

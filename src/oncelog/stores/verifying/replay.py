@@ -1,0 +1,141 @@
+"""Side state, rebuilt from the records of a log in a temporary file.
+
+Records come in the order of places. They are replayed in batches on a desk, as a commit decides them, so that memory
+holds the entries of one batch only.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.core.desk import Desk
+from oncelog.core.footprint import Footprint, add_effects
+from oncelog.core.operations import DeleteEntity, Operation, Unrelate
+from oncelog.core.policy import Policy
+from oncelog.core.replay import has_effects, replay, submission_of, without_conditions
+from oncelog.core.values import Record, Refused, Replayed, Submission, client_identity
+from oncelog.stores.verifying.findings import ContradictionError
+from oncelog.stores.verifying.scratch import Scratch
+from oncelog.stores.verifying.source import Rules
+
+_BATCH_RECORDS: Final = 1000
+_BATCH_BYTES: Final = 4 * 2**20
+"""Of bodies, so that a batch of long ones is not held in memory."""
+
+
+class _Pending(Struct, frozen=True, gc=False):
+    record: Record
+    submission: Submission
+    eviction_time_ms: int
+    """Of the last eviction in the lane before the record."""
+
+
+class SideStateReplay:
+    """Replays records. Without effects it replays the sequences of clients only."""
+
+    def __init__(self, rules: Rules, scratch: Scratch, *, with_effects: bool = True) -> None:
+        self._rules = rules
+        self._scratch = scratch
+        self._with_effects = with_effects
+        self._evictions_ms: dict[int, int] = {}
+        self._pending: list[_Pending] = []
+        self._bytes = 0
+        self._unknown_scopes: dict[str, bool] = {}
+        """Of the batch: whether the scope has a record whose effects are not known."""
+
+    def take(self, record: Record) -> None:
+        """As `Books` says."""
+        policy = self._rules.policies.get(record.policy)
+        if policy is not None and self._is_needed(policy):
+            self._add(record, policy)
+        if record.position % self._rules.settings.eviction_interval == 0:
+            self._evictions_ms[record.lane] = record.log_time_ms
+
+    def _is_needed(self, policy: Policy) -> bool:
+        return policy.client_sequence or (self._with_effects and (policy.entities or policy.rows))
+
+    def _add(self, record: Record, policy: Policy) -> None:
+        # A record without its body has the sequence of its client, and no effects.
+        submission = submission_of(record if self._with_effects else replace(record, erased=True), policy)
+        eviction_time_ms = self._evictions_ms.get(record.lane, 0)
+        self._pending.append(_Pending(record, submission, eviction_time_ms))
+        self._bytes += len(record.body)
+        if len(self._pending) >= _BATCH_RECORDS or self._bytes >= _BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Replay the records of the batch. Call it after the last record. Raises ContradictionError."""
+        pending, self._pending, self._bytes = self._pending, [], 0
+        if pending:
+            with self._scratch.writing():
+                self._replay_batch(pending)
+
+    def _replay_batch(self, pending: list[_Pending]) -> None:
+        needs = Footprint()
+        for one in pending:
+            if one.submission.policy.client_sequence:
+                needs.clients.add(client_identity(one.submission))
+            add_effects(one.submission, needs)
+        needs.horizons.clear()
+        snapshot = self._scratch.load(needs)
+        desk = Desk(snapshot, 0)
+        self._unknown_scopes.clear()
+        for one in pending:
+            self._replay(one, desk)
+        self._scratch.save(desk.changes(), snapshot)
+
+    def _replay(self, pending: _Pending, desk: Desk) -> None:
+        record, submission = pending.record, pending.submission
+        policy = submission.policy
+        if self._with_effects and (policy.entities or policy.rows):
+            if not has_effects(submission):
+                self._add_unknown(record, policy)
+            elif policy.entities and self._has_unknown(record.lane, record.scope):
+                submission = without_conditions(submission)
+        answer = replay(record, submission, pending.eviction_time_ms, desk)
+        if isinstance(answer, Refused) and policy.rows and self._has_unknown(record.lane, record.scope):
+            # A limit of rows, which columns exceed that an unknown delta has deleted.
+            self._add_unknown(record, policy)
+        elif answer is not None:
+            raise ContradictionError(_fault(record, answer), record.lane, record.position)
+        self._note_removed(record, submission)
+
+    def _has_unknown(self, lane: int, scope: str) -> bool:
+        known = self._unknown_scopes.get(scope)
+        if known is None:
+            known = self._unknown_scopes[scope] = self._scratch.has_unknown(lane, scope)
+        return known
+
+    def _add_unknown(self, record: Record, policy: Policy) -> None:
+        delta_id = record.key if policy.rows else None
+        self._scratch.add_unknown(record.lane, record.scope, record.sequence, record.erased, delta_id)
+        self._unknown_scopes[record.scope] = True
+
+    def _note_removed(self, record: Record, submission: Submission) -> None:
+        """Note deletions, where an entry that is deleted could be that of an unknown record before."""
+        names = [name for name in map(removed_name, submission.operations) if name is not None]
+        if names and self._has_unknown(record.lane, record.scope):
+            self._scratch.add_removed([(record.lane, record.scope, name, record.sequence) for name in names])
+
+
+def removed_name(operation: Operation) -> str | None:
+    """Return the name under which `Scratch.removed_at` finds what an operation deletes; None if it deletes nothing."""
+    match operation:
+        case DeleteEntity(key):
+            return name_of(key)
+        case Unrelate(resource, relation, subject):
+            return name_of(resource, relation, subject)
+    return None
+
+
+def name_of(*key: str) -> str:
+    """Return one text for the key of an entity (one part) or of a relationship (three)."""
+    return "\0".join(key)  # which no part contains
+
+
+def _fault(record: Record, answer: Refused | Replayed) -> str:
+    if isinstance(answer, Refused) and answer.field != "client_sequence":
+        return f"the record of {record.scope!r} could not have been committed: {answer.message}"
+    last = f" after {answer.current}" if isinstance(answer, Refused) else ", which is not the next one"
+    return f"client {record.client!r} of {record.scope!r} has sequence {record.client_sequence}{last}"

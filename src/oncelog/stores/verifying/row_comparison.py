@@ -1,0 +1,90 @@
+"""Rows of deltas, compared with what the deltas of the log make them.
+
+Two acts change rows without a delta: compaction drops deltas' bodies, and then tombstones. A row that is built of
+deltas without a body is not checkable as a whole. Its stamps still are: each is that of a delta of the log, and no
+delta that still has its body is missing in the row.
+"""
+
+from typing import Final
+
+from oncelog.core.merge import NEVER, Row, Stamp, merge
+from oncelog.core.tombstones import horizon_delete, is_horizon_delete
+from oncelog.stores.side_state import TABLES
+from oncelog.stores.verifying.outcome import Outcome, State
+from oncelog.stores.verifying.scratch import Scratch
+from oncelog.stores.verifying.source import Row as Columns
+from oncelog.stores.verifying.source import Source
+
+_HORIZONS: Final = next(table for table in TABLES if table.name == "horizons")
+
+
+class RowComparison:
+    """Compares one row."""
+
+    def __init__(self, source: Source, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self._horizons = {columns[1]: int(columns[2]) for columns in source.rows_of(_HORIZONS)}
+        """One clock reading for each gateway that has dropped tombstones."""
+
+    def __call__(self, key: Columns, stored: Row | None, rebuilt: Row | None) -> Outcome:
+        """Compare a row whose columns in the two tables differ. One of the two is there."""
+        lane, scope, table, row_id = key
+        horizon = self._horizons.get(scope, -1)
+        if stored is None:
+            assert rebuilt is not None  # noqa: S101 - one of them is there
+            return self._compare_missing(lane, scope, rebuilt, horizon)
+        expected = rebuilt or Row()
+        if is_horizon_delete(stored.deleted, table, row_id) and stored.deleted[0] <= horizon:
+            expected = merge(expected, horizon_delete(stored.deleted[0], table, row_id))
+            if not stored.exists and not expected.exists and stored.written <= stored.deleted:
+                # Deltas that lost to the horizon leave their stamps, and no body that names their clocks.
+                stored = Row(stored.columns, expected.written, stored.deleted)
+        if stored == expected:
+            return State.SAME
+        if not self._scratch.has_unknown(lane, scope):
+            return _difference(stored, expected, is_rebuilt=rebuilt is not None)
+        return _lost_delta(stored, expected) or self._foreign_stamp(key, stored, expected) or State.UNKNOWN
+
+    def _compare_missing(self, lane: int, scope: str, rebuilt: Row, horizon: int) -> Outcome:
+        if rebuilt.deleted[0] <= horizon and not rebuilt.exists:
+            return State.ABSENT  # a dropped tombstone
+        if max(rebuilt.written, rebuilt.deleted)[0] <= horizon and self._scratch.has_unknown(lane, scope):
+            return State.UNKNOWN  # a delta without a body may have deleted it
+        return "is missing"
+
+    def _foreign_stamp(self, key: Columns, stored: Row, expected: Row) -> str | None:
+        """Return the fault of a row with a stamp that is of no delta of the log."""
+        lane, scope, table, row_id = key
+        for stamp in _stamps(stored) - _stamps(expected) - {NEVER}:
+            if self._scratch.is_unknown_delta(lane, scope, stamp[2]) or is_horizon_delete(stamp, table, row_id):
+                continue
+            return f"has the stamp of a delta {stamp[2].hex()} that the log does not have"
+        return None
+
+
+def _stamps(row: Row) -> set[Stamp]:
+    return {row.written, row.deleted, *(stamp for _, stamp in row.columns.values())}
+
+
+def _difference(stored: Row, expected: Row, *, is_rebuilt: bool) -> str:
+    if not is_rebuilt:
+        return "is stored, and no delta made it"
+    for name in sorted({*stored.columns, *expected.columns}):
+        if stored.columns.get(name) != expected.columns.get(name):
+            return f"has another column {name!r} than its deltas make"
+    return "has another time of its newest write or DELETE than its deltas make"
+
+
+def _lost_delta(stored: Row, expected: Row) -> str | None:
+    """Return the fault of a row that lacks a delta whose body the log has."""
+    for name, (value, stamp) in expected.columns.items():
+        if stamp <= stored.deleted:
+            continue
+        found = stored.columns.get(name)
+        if found is None or found[1] < stamp or (found[1] == stamp and found[0] != value):
+            return f"has another column {name!r} than the delta {stamp[2].hex()} wrote"
+    if expected.deleted > stored.deleted:
+        return f"lacks the DELETE {expected.deleted[2].hex()}"
+    if expected.written > stored.written and expected.written > stored.deleted:
+        return f"lacks the write {expected.written[2].hex()}"
+    return None

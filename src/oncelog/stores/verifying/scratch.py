@@ -1,0 +1,187 @@
+"""The temporary file in which a verification rebuilds side state."""
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from oncelog.core.footprint import Footprint
+from oncelog.core.values import Changes, Settings, Snapshot
+from oncelog.errors import StoreUnavailableError
+from oncelog.stores.side_state import TABLES, Table
+from oncelog.stores.sqlite.tables import load_table, save
+from oncelog.stores.verifying.source import Row
+
+REBUILT: Final = tuple(table for table in TABLES if table.name in ("clients", "entities", "relationships", "rows"))
+"""The tables whose rows the records determine."""
+_CACHE_KIB: Final = 32 * 1024
+_PREFIX: Final = ".oncelog-verify-"
+_SCHEMA: Final = (
+    # Records whose effects are not known. `is_erased` is 0 for a body that the application spelled in its own way.
+    "CREATE TABLE unknown (lane, scope, sequence, is_erased, PRIMARY KEY (lane, scope, sequence)) WITHOUT ROWID",
+    "CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, delta_id)) WITHOUT ROWID",
+    # The last known deletions, in the scopes that have unknown records too.
+    "CREATE TABLE removed (lane, scope, name, sequence, PRIMARY KEY (lane, scope, name)) WITHOUT ROWID",
+)
+
+
+class Scratch:
+    """Rebuilt side state, in an SQLite file that has no name: it is gone with the process, however that ends."""
+
+    def __init__(self, settings: Settings, directories: Iterable[str]) -> None:
+        self._settings = settings
+        with _translated():
+            self._connection = _connect(directories)
+            self._create_tables()
+
+    def _create_tables(self) -> None:
+        for pragma in ("synchronous = OFF", f"cache_size = -{_CACHE_KIB}"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        for table in REBUILT:
+            keys = ", ".join(("lane", *table.keys))
+            columns = ", ".join((keys, *table.values))
+            self._connection.execute(
+                f"CREATE TABLE oncelog_{table.name} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
+            )
+        for statement in _SCHEMA:
+            self._connection.execute(statement)
+        self._connection.execute("BEGIN")
+
+    def close(self) -> None:
+        """Close the file, which frees its space."""
+        self._connection.close()
+
+    # --- what the replay reads and writes. All of it inside of `writing`.
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Report errors of the temporary file as such, and not as damage of the log."""
+        return _translated()
+
+    def load(self, needs: Footprint) -> Snapshot:
+        """Return the rebuilt entries that a footprint names."""
+        snapshot = Snapshot(settings=self._settings)
+        for table in REBUILT:
+            wanted = getattr(needs, table.name)
+            if wanted:
+                setattr(snapshot, table.name, load_table(self._connection, table, wanted, self._settings.lanes))
+        return snapshot
+
+    def save(self, changes: Changes, there: Snapshot) -> None:
+        """Save the changed entries. `there` is what `load` returned."""
+        save(self._connection, changes, self._settings.lanes, there)
+
+    def add_unknown(self, lane: int, scope: str, sequence: int, is_erased: bool, delta_id: bytes | None) -> None:
+        """Note a record whose effects are not known, with its id if it is a delta."""
+        self._connection.execute("INSERT INTO unknown VALUES (?, ?, ?, ?)", (lane, scope, sequence, is_erased))
+        if delta_id is not None:
+            self._connection.execute("INSERT OR IGNORE INTO unknown_deltas VALUES (?, ?, ?)", (lane, scope, delta_id))
+
+    def add_removed(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
+        """Note the sequences at which entries were deleted."""
+        self._connection.executemany("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?)", rows)
+
+    # --- what the comparison asks
+
+    def rows_of(self, table: Table) -> Iterator[Row]:
+        """Return the rebuilt rows of a table: lane, key and values, in the order of lane and key."""
+        keys = ", ".join(("lane", *table.keys))
+        columns = ", ".join((keys, *table.values))
+        return iter(self._connection.execute(f"SELECT {columns} FROM oncelog_{table.name} ORDER BY {keys}"))  # noqa: S608
+
+    def count(self, table: Table) -> int:
+        """Return the number of rebuilt rows of a table."""
+        return self._first(f"SELECT count(*) FROM oncelog_{table.name}")  # noqa: S608
+
+    def is_unknown(self, lane: int, scope: str, sequence: int) -> bool:
+        """Return whether the effects of the record with a sequence are not known."""
+        return bool(
+            self._first(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence = ?)",
+                lane,
+                scope,
+                sequence,
+            )
+        )
+
+    def is_erased(self, lane: int, scope: str, sequence: int) -> bool:
+        """Return whether the record with a sequence has been erased."""
+        return bool(
+            self._first(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence = ? AND is_erased)",
+                lane,
+                scope,
+                sequence,
+            )
+        )
+
+    def has_unknown(self, lane: int, scope: str, after: int = 0) -> bool:
+        """Return whether a stream has records after a sequence whose effects are not known."""
+        return bool(
+            self._first(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence > ?)",
+                lane,
+                scope,
+                after,
+            )
+        )
+
+    def is_unknown_delta(self, lane: int, scope: str, delta_id: bytes) -> bool:
+        """Return whether a stream has a delta with the id, whose content is not known."""
+        return bool(
+            self._first(
+                "SELECT EXISTS (SELECT 1 FROM unknown_deltas WHERE lane = ? AND scope = ? AND delta_id = ?)",
+                lane,
+                scope,
+                delta_id,
+            )
+        )
+
+    def removed_at(self, lane: int, scope: str, name: str) -> int:
+        """Return the sequence at which an entry was last deleted; 0 if no known record deleted it."""
+        found = self._connection.execute(
+            "SELECT sequence FROM removed WHERE lane = ? AND scope = ? AND name = ?", (lane, scope, name)
+        ).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def _first(self, statement: str, *parameters: Any) -> int:
+        return int(self._connection.execute(statement, parameters).fetchone()[0])
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreUnavailableError(f"the temporary file of the verification cannot be written: {error}") from error
+
+
+def directories_of(temp_dir: str | None, beside: str | None) -> list[str]:
+    """Return where the temporary file may be, best first: as told, `TMPDIR`, beside the log, the system's directory."""
+    if temp_dir is not None:
+        return [temp_dir]
+    told = os.environ.get("TMPDIR")
+    return [one for one in (told, beside, tempfile.gettempdir()) if one]
+
+
+def _connect(directories: Iterable[str]) -> sqlite3.Connection:
+    """Open a new file of mode 0600 and unlink it: no other process can open it, and none has to remove it."""
+    failure: OSError | None = None
+    for directory in directories:
+        try:
+            handle, path = tempfile.mkstemp(prefix=_PREFIX, suffix=".db", dir=directory)
+        except OSError as error:
+            failure = error
+            continue
+        os.close(handle)
+        try:
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("CREATE TABLE opened (id)")  # SQLite opens the file with its first statement
+            return connection
+        finally:
+            Path(path).unlink()
+    raise StoreUnavailableError(f"no temporary file can be made: {failure}") from failure

@@ -1,0 +1,284 @@
+"""`oncelog verify` rebuilds entities, relationships, rows and client sequences, in files and in databases (CO-44)."""
+
+import json
+import shutil
+import sqlite3
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cli.runner import COMMAND, RUNNER
+from cli.sample import START_MS
+from cli.side_state_log import RandomHistory, Writer, compact, row_delta, verified, write, write_sample
+from databases import address_of, query
+from oncelog.core.merge import Op
+from oncelog.core.operations import DeleteEntity, SetEntity
+from oncelog.stores.sqlite.verifying import verify_file
+from oncelog.stores.verifying.findings import Lie, Options, Passed
+
+pytestmark = pytest.mark.rule("CO-44")
+DAMAGE = {
+    "value": ("UPDATE oncelog_entities SET value = substr(value, 2) WHERE key = 'invoice/1'", "entity 'invoice/1'"),
+    "version": ("UPDATE oncelog_entities SET version = version + 1 WHERE key = 'invoice/1'", "entity 'invoice/1'"),
+    "older version": ("UPDATE oncelog_entities SET version = 0 WHERE key = 'invoice/1'", "entity 'invoice/1'"),
+    "expiry": ("UPDATE oncelog_entities SET expires_at_ms = 5 WHERE key = 'invoice/1'", "entity 'invoice/1'"),
+    "no expiry": ("UPDATE oncelog_entities SET expires_at_ms = NULL WHERE key = 'later'", "entity 'later'"),
+    "missing entity": ("DELETE FROM oncelog_entities WHERE key = 'invoice/1'", "entity 'invoice/1'"),
+    "renamed entity": ("UPDATE oncelog_entities SET key = 'invoice/3' WHERE key = 'invoice/1'", "entity 'invoice/3'"),
+    "relationship's version": (
+        "UPDATE oncelog_relationships SET version = version + 1 WHERE resource = 'invoice/1'",
+        "'invoice/1' 'owner' 'ann'",
+    ),
+    "missing relationship": (
+        "DELETE FROM oncelog_relationships WHERE resource = 'invoice/1'",
+        "'invoice/1' 'owner' 'ann'",
+    ),
+    "renamed relationship": (
+        "UPDATE oncelog_relationships SET subject = 'eve' WHERE resource = 'invoice/1'",
+        "'invoice/1' 'owner' 'eve'",
+    ),
+    "missing row": ("DELETE FROM oncelog_rows WHERE row_id = 'r1'", "row 'r1'"),
+    "renamed row": ("UPDATE oncelog_rows SET row_id = 'r9' WHERE row_id = 'r1'", "row 'r9'"),
+    "missing tombstone": ("DELETE FROM oncelog_rows WHERE row_id = 'r5'", "row 'r5'"),
+    "row with the state of another": (
+        "UPDATE oncelog_rows SET state = (SELECT state FROM oncelog_rows WHERE row_id = 'r2') WHERE row_id = 'r1'",
+        "row 'r1'",
+    ),
+    "client's sequence": (
+        "UPDATE oncelog_clients SET sequence = sequence + 1 WHERE client = 'till1'",
+        "client 'till1'",
+    ),
+    "client's earlier sequence": (
+        "UPDATE oncelog_clients SET sequence = sequence - 1 WHERE client = 'till1'",
+        "client 'till1'",
+    ),
+    "client's time": ("UPDATE oncelog_clients SET last_seen_ms = 0 WHERE client = 'till1'", "client 'till1'"),
+    "missing client": ("DELETE FROM oncelog_clients WHERE client = 'till1'", "client 'till1'"),
+    "renamed client": ("UPDATE oncelog_clients SET client = 'eve' WHERE client = 'till1'", "client 'eve'"),
+}
+"""In the SQL of SQLite and PostgreSQL."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("side-state") / "log.db"
+    write(path, write_sample)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made_database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    address = address_of(tmp_path_factory.mktemp("side-state"))
+    write(address, write_sample)
+    return address
+
+
+@pytest.fixture(params=["file", "database"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """Return the place of a new log."""
+    return tmp_path / "new.db" if request.param == "file" else address_of(tmp_path)
+
+
+def execute(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        assert connection.execute(statement).rowcount > 0, statement
+    connection.commit()
+    connection.close()
+
+
+def lie_of(log: Path | str) -> Lie:
+    found = verified(log)
+    assert isinstance(found, Lie), found
+    return found
+
+
+def passed_of(log: Path | str) -> Passed:
+    found = verified(log)
+    assert isinstance(found, Passed), found
+    return found
+
+
+# --- damage -------------------------------------------------------------------------------------------
+
+
+def test_intact_file_is_rebuilt_as_it_is_stored(made: Path) -> None:
+    found = passed_of(made)
+    assert found.same == {"clients": 4, "entities": 14, "relationships": 11, "rows": 6}
+    assert not any(found.not_checkable.values())
+
+
+def test_intact_database_is_rebuilt_as_it_is_stored(made: Path, made_database: str) -> None:
+    assert passed_of(made_database).same == passed_of(made).same
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_entry_of_a_file_is_named(made: Path, tmp_path: Path, damage: str) -> None:
+    statement, name = DAMAGE[damage]
+    path = Path(shutil.copy(made, tmp_path / "log.db"))
+    execute(path, statement)
+    assert any(name in one for one in lie_of(path).findings)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_entry_of_a_database_is_named(made_database: str, damage: str) -> None:
+    statement, name = DAMAGE[damage]
+    table = statement.split("oncelog_")[1].split()[0]
+    query(made_database, f"CREATE TABLE kept AS SELECT * FROM oncelog_{table}")  # noqa: S608
+    try:
+        query(made_database, statement)
+        assert any(name in one for one in lie_of(made_database).findings)
+    finally:
+        query(made_database, f"DELETE FROM oncelog_{table}")  # noqa: S608
+        query(made_database, f"INSERT INTO oncelog_{table} SELECT * FROM kept")  # noqa: S608
+        query(made_database, "DROP TABLE kept")
+
+
+def test_many_damaged_entities_are_counted_and_some_are_named(tmp_path: Path) -> None:
+    async def work(writer: Writer) -> None:
+        for number in range(40):
+            await writer.transact("ledger/acme", *[SetEntity(f"e{number}/{one}", b"1") for one in range(10)])
+
+    path = tmp_path / "log.db"
+    write(path, work)
+    execute(path, "DELETE FROM oncelog_entities WHERE key < 'e2'", "UPDATE oncelog_entities SET value = x'32'")
+    found = lie_of(path)
+    assert (found.findings_total, len(found.findings)) == (400, 100)
+    done = RUNNER.invoke(COMMAND, ["verify", str(path)])
+    assert done.exit_code == 1
+    first, *lines, last = done.stdout.splitlines()
+    assert first == "not whole: 400 entries differ from what the records make them:"
+    assert lines[0].endswith("entity 'e0/0' of 'ledger/acme' is missing: the record with sequence 1 set it")
+    assert len(lines) == 20
+    assert last == "  and 380 more"
+    said = json.loads(RUNNER.invoke(COMMAND, ["verify", str(path), "--json"]).stdout)
+    assert (said["ok"], said["findings_total"], len(said["findings"])) == (False, 400, 100)
+
+
+# --- what the records do not determine ----------------------------------------------------------------
+
+
+def test_expired_entities_may_be_missing_and_forgotten_clients_too(made: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(made, tmp_path / "log.db"))
+    execute(path, "DELETE FROM oncelog_entities WHERE key = 'gone'")
+    assert passed_of(path).same["entities"] == 13
+
+
+def test_state_of_erased_transactions_is_not_checkable(log: Path | str) -> None:
+    async def work(writer: Writer) -> None:
+        for number in range(4):
+            await writer.transact("ledger/acme", SetEntity(f"e{number}", b"secret"), SetEntity(f"x{number}", b"1"))
+        await writer.transact("ledger/acme", DeleteEntity("x1"), SetEntity("e0", b"new"))
+        lane = next(iter(await writer.store.heads()))
+        await writer.store.erase(lane, [1, 2])
+
+    write(log, work)
+    found = passed_of(log)
+    assert found.same["entities"] == 5  # e0, e2, e3, x2, x3
+    assert found.not_checkable["entities"] == 2  # x0, e1
+
+
+def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
+    async def work(writer: Writer) -> None:
+        await writer.transact("ledger/acme", SetEntity("erased", b"1"), SetEntity("deleted", b"1"))
+        await writer.transact("ledger/acme", SetEntity("kept", b"1"), DeleteEntity("deleted"))
+        lane = next(iter(await writer.store.heads()))
+        await writer.store.erase(lane, [1])
+
+    path = tmp_path / "log.db"
+    write(path, work)
+    insert = (
+        "INSERT INTO oncelog_entities (lane, scope, key, value, version) "
+        "SELECT lane, scope, '{}', x'31', {} FROM oncelog_entities WHERE key = 'kept'"
+    )
+    for statement in (
+        "UPDATE oncelog_entities SET value = x'32' WHERE key = 'kept'",
+        "DELETE FROM oncelog_entities WHERE key = 'kept'",
+        insert.format("deleted", 1),
+        insert.format("invented", 2),
+        insert.format("invented", 3),
+    ):
+        copy = Path(shutil.copy(path, tmp_path / "copy.db"))
+        execute(copy, statement)
+        assert lie_of(copy).findings_total == 1, statement
+
+
+def test_rows_of_compacted_deltas_are_not_checkable(log: Path | str) -> None:
+    async def work(writer: Writer) -> None:
+        hlc = START_MS << 16
+        await writer.push("deltas/shop", row_delta(hlc, "r1", a="1"), row_delta(hlc + 1, "r2", a="1"))
+        await writer.push("deltas/shop", row_delta(hlc + 2, "r3", a="1"), row_delta(hlc + 3, "r4", Op.DELETE))
+        assert await compact(writer, "deltas/shop", 4) == 1
+        await writer.push("deltas/shop", row_delta(hlc + 9, "r2", a="2"), row_delta(hlc + 10, "r5", a="2"))
+
+    write(log, work)
+    found = passed_of(log)
+    assert (found.same["rows"], found.not_checkable["rows"]) == (2, 2)
+
+
+def test_delta_that_lost_to_the_horizon_is_rebuilt(log: Path | str) -> None:
+    async def work(writer: Writer) -> None:
+        hlc = START_MS << 16
+        await writer.push("deltas/shop", row_delta(hlc, "r1", Op.DELETE))
+        assert await compact(writer, "deltas/shop", 1) == 1
+        await writer.push("deltas/shop", row_delta(hlc - 9, "r1", a="1"), row_delta(hlc - 8, "r2", Op.DELETE))
+        await writer.push("deltas/shop", row_delta(hlc - 7, "r3", a="1"), row_delta(hlc + 9, "r3", a="2"))
+
+    write(log, work)
+    assert passed_of(log).same["rows"] == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_history_in_a_file_is_rebuilt(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "log.db"
+    write(path, lambda writer: RandomHistory(seed).write(writer, 150))
+    found = passed_of(path)
+    assert found.same["entities"] + found.not_checkable["entities"] > 0
+
+
+@pytest.mark.parametrize("seed", range(100, 102))
+def test_random_history_in_a_database_is_rebuilt(database: str, seed: int) -> None:
+    write(database, lambda writer: RandomHistory(seed).write(writer, 100))
+    passed_of(database)
+
+
+def test_restored_log_is_rebuilt(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+
+    async def work(writer: Writer) -> None:
+        await RandomHistory(1).write(writer, 40)
+        await writer.store.renew()
+        await RandomHistory(2).write(writer, 40)
+
+    write(path, work)
+    assert passed_of(path).restore_records > 0
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+def test_rebuilding_can_be_left_out(made: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(made, tmp_path / "log.db"))
+    execute(path, DAMAGE["value"][0])
+    assert isinstance(verified(path, Options(side_state=False)), Passed)
+    assert RUNNER.invoke(COMMAND, ["verify", str(path), "--no-side-state"]).exit_code == 0
+    execute(path, DAMAGE["missing client"][0])
+    assert isinstance(verified(path, Options(side_state=False)), Lie)
+
+
+def test_temporary_file_is_private_and_has_no_name(made: Path, tmp_path: Path) -> None:
+    seen = set()
+    for _ in verify_file(made, None, Options(temp_dir=str(tmp_path))):
+        assert list(tmp_path.iterdir()) == []
+        for opened in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                if str(opened.readlink()).startswith(str(tmp_path)):
+                    seen.add(stat.S_IMODE(opened.stat().st_mode))
+    assert seen == {0o600}
+
+
+def test_summary_has_the_rebuilt_entries(made: Path) -> None:
+    done = RUNNER.invoke(COMMAND, ["verify", str(made), "--quiet"])
+    assert "4 clients, 14 entities, 11 relationships, 6 rows as the records make them" in done.stdout
