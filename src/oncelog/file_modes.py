@@ -98,12 +98,8 @@ def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
         found = stat.S_IMODE(os.stat(path).st_mode) & _PERMISSIONS  # noqa: PTH116 - a path of any type
     except OSError:
         return
-    seen = (os.path.realpath(path), found)
-    if not found & ~mode or seen in _reported:
+    if not found & ~mode or not is_first_report(path, found):
         return
-    if len(_reported) >= _REPORTED_MAX:
-        _reported.clear()
-    _reported.add(seen)
     logger.warning(
         "%s has mode %04o, so other users of this machine may read or change it. Take that from them: chmod %03o %s",
         path,
@@ -111,6 +107,17 @@ def report_loose_file(path: str, mode: int = OWNER_ONLY) -> None:
         found & mode | OWNER_ONLY,
         shlex.quote(path),
     )
+
+
+def is_first_report(path: str, mode: int) -> bool:
+    """Return whether no warning about a file of this mode was logged before in this process."""
+    seen = (os.path.realpath(path), mode)
+    if seen in _reported:
+        return False
+    if len(_reported) >= _REPORTED_MAX:
+        _reported.clear()
+    _reported.add(seen)
+    return True
 
 
 def _choices() -> str:

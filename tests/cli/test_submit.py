@@ -290,6 +290,7 @@ def test_token_is_read_from_option_file_or_environment(tmp_path: Path) -> None:
     key = oncelog(*create).stdout.strip()
     file = tmp_path / "key.txt"
     file.write_text(f"{key}\n")
+    file.chmod(0o600)
     with serving(tmp_path, "--set", f"api_keys.file={keys}") as served:
         command = ["submit", "--url", served.url, "--partition"]
         event = '{"type":"x"}'

@@ -186,7 +186,7 @@ def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:
     assert "$.read[0]" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n", "--read", "")
     run("apikey", "create", path, "--client-id", "a", "--name", "n")
     assert "no key of that id" in refusal("apikey", "revoke", path, "0" * 16, status=1)
-    path.chmod(0o640)
+    path.chmod(0o660)
     assert "chmod 600" in refusal("apikey", "list", path)
     assert "chmod 600" in refusal("apikey", "create", path, "--client-id", "a", "--name", "n")
 
@@ -206,7 +206,7 @@ def test_full_disk_leaves_no_api_key_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_examples_of_the_identity_page_work(tmp_path: Path) -> None:
     commands = re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 10
+    assert len(commands) == 11
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
     subprocess.run(  # noqa: S603
         ["/bin/bash", "-eu", "-c", "\n".join(commands)], check=True, cwd=tmp_path, env=environment, capture_output=True

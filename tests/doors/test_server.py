@@ -16,12 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from databases import BOTH_STORES
+from doors.material import written
 from doors.serving import Serving, api_key, item, numbers, serving
 from oncelog.doors import server as server_module
 from oncelog.doors import sockets
 from oncelog.doors.server import Server, _place
 from oncelog.doors.settings import ServerSettings, TlsSettings
-from oncelog.errors import OncelogError, SettingsError, StoreUnavailableError
+from oncelog.errors import AuthError, OncelogError, SettingsError, StoreUnavailableError
 from oncelog.testing.clock import ManualClock
 from waiting import soon, turns, until
 
@@ -150,8 +151,9 @@ def make_certificate(directory: Path, name: str) -> TlsSettings:
         .sign(key, hashes.SHA256())
     )
     (directory / "chain.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (directory / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    written(
+        directory / "key.pem",
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
     return TlsSettings(certificate=str(directory / "chain.pem"), private_key=str(directory / "key.pem"))
 
@@ -209,7 +211,7 @@ async def test_reload_of_a_bad_certificate_keeps_the_old_one(
         else:
             (tmp_path / bad).write_bytes(b"nothing")
         served.server.reload()
-        assert "nothing was reloaded: tls.certificate and tls.private_key cannot be used" in caplog.text
+        assert "not reloaded: tls.certificate and tls.private_key cannot be used" in caplog.text
         assert await name_served(served) == "first"
 
 
@@ -254,19 +256,25 @@ async def test_reload_of_a_bad_key_file_keeps_the_old_keys(tmp_path: Path, caplo
         client = await served.connected("a", key.text)
         (tmp_path / "keys.json").write_text("{")
         served.server.reload()
-        assert "nothing was reloaded" in caplog.text
+        assert "not reloaded: " in caplog.text
         assert numbers(await client.submit(item(1))) == [1]
         assert (await served.page("a", credential=key.text)).status == 200
 
 
-async def test_reload_applies_all_files_or_none(tmp_path: Path) -> None:
+@pytest.mark.rule("CO-28")
+async def test_bad_certificate_does_not_keep_the_api_keys_from_being_reloaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path, api_keys=True, tls=make_certificate(tmp_path, "first")) as served:
         key = api_key(served, "a", ["a"], ["a"])
         assert served.api_keys is not None
         served.api_keys.revoke(key.key.id)
         (tmp_path / "key.pem").write_bytes(b"nothing")
         served.server.reload()
-        assert served.server._authenticator.authenticate(key.text).actor == "client:a"
+        assert caplog.text.count("not reloaded: tls.certificate and tls.private_key cannot be used") == 1
+        with pytest.raises(AuthError):
+            served.server._authenticator.authenticate(key.text)
+        assert await name_served(served) == "first"
 
 
 # --- stop ------------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ def sample(setting: Described) -> tuple[str, Any]:
             (KeyFile("a:b", KeyKind.JWKS), KeyFile("c", KeyKind.PEM, "k")),
         ),
         "tokens.audiences": ("a,b", ("a", "b")),
+        "check_secret_files": ("false", False),
         "file_mode": ("0660", "0660"),
     }.get(setting.name, ("other", "other"))
 
@@ -256,7 +257,7 @@ def test_wrong_value_in_a_file_is_refused_with_its_path(text: str, message: str,
 def test_unreadable_or_malformed_file_is_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.toml")
     assert refusal(missing) == f"{missing} cannot be read: No such file or directory"
-    assert refusal(str(tmp_path)) == f"{tmp_path} cannot be read: Is a directory"
+    assert refusal(str(tmp_path)) == f"{tmp_path} is not a file"
     path = file_of(tmp_path, "port = = 1")
     assert re.search(r"is no TOML: .*line 1", refusal(path))
     assert "is no TOML" in refusal(file_of(tmp_path, "port = 1\nport = 2"))

@@ -206,7 +206,7 @@ def of_permissions() -> list[tuple[KeyKind, bytes, int, bool]]:
         (KeyKind.JWKS, private_set, True),
         (KeyKind.JWKS, secret_set, True),
     ):
-        found += [(kind, data, mode, True) for mode in (0o600, 0o400, 0o640, 0o440)]
+        found += [(kind, data, mode, True) for mode in (0o600, 0o400)]
         found += [(kind, data, mode, not is_secret) for mode in (0o644, 0o604, 0o664)]
         found += [(kind, data, mode, False) for mode in (0o602, 0o666, 0o606)]
     return found

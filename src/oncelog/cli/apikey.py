@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from oncelog.cli.secret_files import secret_check
 from oncelog.cli.terminal import FOUND_NOTHING, AsJson, ending_well, print_json
 from oncelog.cli.times import utc
 from oncelog.cli.token import Read, Write
@@ -86,7 +87,7 @@ def revoke(
 
 
 def _keys(file: str) -> ApiKeys:
-    return ApiKeys(file, SystemClock().wall_ms)
+    return ApiKeys(file, SystemClock().wall_ms, secret_check())
 
 
 def _plain(key: ApiKey) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from uuid import uuid4
 
@@ -21,6 +20,7 @@ import orjson
 import typer
 from msgspec import Raw, Struct
 
+from oncelog.cli.secret_files import read_token_file
 from oncelog.client import patience, wire, words
 from oncelog.client.wire import normal_url
 from oncelog.client.words import Message
@@ -87,23 +87,13 @@ def _credential(token: str | None, token_file: str | None) -> str | None:
     if token is not None and token_file is not None:
         raise OncelogError("--token and --token-file: one of them, not both")
     if token_file is not None:
-        token = _read_token(token_file)
+        token = read_token_file(token_file, TOKEN_FILE_BYTES_MAX)
     elif token is None:
         token = os.environ.get(TOKEN_VARIABLE)
     token = None if token is None else token.strip()
     if token and not (token.isascii() and token.isprintable()):
         raise OncelogError("the token has characters that no token has")
     return token or None
-
-
-def _read_token(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(TOKEN_FILE_BYTES_MAX).decode("ascii")
-    except OSError as error:
-        raise OncelogError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise OncelogError(f"{path} has no token in it") from None
 
 
 def demand_partitions(partitions: list[str] | None) -> list[str]:

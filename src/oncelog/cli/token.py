@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from oncelog.cli.secret_files import secret_check
 from oncelog.cli.terminal import ending_well
 from oncelog.doors.grants import granted
 from oncelog.errors import OncelogError
@@ -61,7 +62,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
         )
         of_one_key = KeyKind.SECRET if alg is Algorithm.HS256 else KeyKind.PEM
         source = KeyFile(key, of_one_key if kid is None else KeyKind.JWKS)
-        found = [one for one in keys_of([source], [alg.value]) if one.key_id == kid]
+        found = [one for one in keys_of([source], [alg.value], secret_check()) if one.key_id == kid]
         if not found:
             raise OncelogError(f"{key} has no key of the id {kid!r}")
         typer.echo(issued(claims, found[0]))

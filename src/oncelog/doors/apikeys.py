@@ -23,6 +23,7 @@ from oncelog.core.canonical import JsonValue
 from oncelog.core.identity import text_field
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.doors import files
+from oncelog.doors.files import SecretCheck
 from oncelog.doors.grants import Grants, grants_of_claim
 from oncelog.doors.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
 from oncelog.doors.principal import Principal, actor_of, client_id_of, kind_in
@@ -89,8 +90,9 @@ _NOBODY_HASH: Final = secrets.token_bytes(32)
 class ApiKeys:
     """The keys of a file. It knows none before the first `reload`."""
 
-    def __init__(self, path: str | Path, now_ms: Callable[[], int]) -> None:
+    def __init__(self, path: str | Path, now_ms: Callable[[], int], check: SecretCheck = SecretCheck.SERVER) -> None:
         self._path = Path(path)
+        self._check = check
         self._now_ms = now_ms
         self._keys: Keys = {}
         self._reported: set[str] = set()
@@ -126,7 +128,7 @@ class ApiKeys:
     def read(self) -> Keys:
         """What is in the file now, for `use`. Raises SettingsError, and changes nothing."""
         contents = files.read(str(self._path), API_KEYS_FILE_BYTES_MAX)
-        contents.demand_closed_to(files.ANYONE_ELSE_MAY_READ, "API keys")
+        contents.check_secret("API keys", self._check)
         return _keys_in(files.json_of(contents), contents.path)
 
     def use(self, keys: Keys) -> None:

@@ -4,8 +4,11 @@ What is in them never gets into an error: not as its text, and not as the except
 some of those (of a text that is not UTF-8) carry all that they were given.
 """
 
+import enum
 import fcntl
+import logging
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,48 +19,103 @@ from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.errors import CanonicalError, SettingsError
-from oncelog.file_modes import open_new, open_or_create
+from oncelog.file_modes import is_first_report, open_new, open_or_create
 
-OTHERS_MAY_CHANGE: Final = stat.S_IWOTH
-OTHERS_MAY_READ: Final = stat.S_IRWXO | stat.S_IWGRP
-"""A group may read a secret: that is how a service is given one."""
-ANYONE_ELSE_MAY_READ: Final = stat.S_IRWXO | stat.S_IRWXG
+logger: Final = logging.getLogger("oncelog.doors")
+
+_OTHERS_MAY_CHANGE: Final = stat.S_IWOTH
+_GROUP_OR_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_MORE_THAN_GROUP_READ: Final = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
+
+
+class SecretCheck(enum.Enum):
+    """How strictly the owner and the mode of a secret file are checked (CO-26)."""
+
+    SERVER = "server"
+    """Refuse files of other users than the server's own and root, and files that more users may read."""
+    COMMAND = "command"
+    """The same, but root may use the files of every user: root maintains the files of a service."""
+    WARN = "warn"
+    """Log a warning and use the file, for files that a container runtime provides."""
 
 
 class Contents(Struct, frozen=True):
-    """What was in a file, and who could have read or changed it. Its repr says nothing of the former."""
+    """The bytes of a file with its owner and mode. The repr does not show the bytes."""
 
     path: str
     data: bytes
     mode: int
+    owner: int = 0
 
     def __repr__(self) -> str:
         return f"Contents({self.path!r})"
 
-    def demand_closed_to(self, others: int, holds: str) -> None:
-        """Raises SettingsError if the file has one of these mode bits."""
-        if self.mode & others:
+    def check_unchanged_by_others(self, holds: str) -> None:
+        """Raise SettingsError if users outside of the group may change the file."""
+        if self.mode & _OTHERS_MAY_CHANGE:
             raise SettingsError(
-                f"{self.path} has {holds}, and others may read or change it (its mode is {self.mode:04o}). "
-                f"Take that from them: chmod 600 {self.path}"
+                f"{self.path} has {holds}, and other users may change it (its mode is {self.mode:04o}). "
+                f"Take that from them: chmod 600 {shlex.quote(self.path)}"
             )
+
+    def check_secret(self, holds: str, check: SecretCheck) -> None:
+        """Check the permissions of a secret file as `check_secret_file`."""
+        check_secret_file(self.path, self.owner, self.mode, holds, check)
+
+
+def check_secret_file(path: str, owner: int, mode: int, holds: str, check: SecretCheck) -> None:
+    """Raise SettingsError for a secret file that other users may read or change, or own.
+
+    The rule is PostgreSQL's: the file belongs to this process's user and has at most mode 0600, or to root and has at
+    most mode 0640. Owner and mode are those of the opened descriptor, not of the path.
+    """
+    problem = _secret_problem(path, owner, mode, check)
+    if problem is None:
+        return
+    if check is not SecretCheck.WARN or mode & _OTHERS_MAY_CHANGE:
+        raise SettingsError(
+            f"{path} has {holds}, and {problem}. Where a container runtime provides the file with these permissions, "
+            "set check_secret_files to false (ONCELOG_CHECK_SECRET_FILES=false)"
+        )
+    if is_first_report(path, mode):
+        logger.warning("%s has %s, and %s", path, holds, problem)
+
+
+def _secret_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str | None:
+    own, quoted = os.geteuid(), shlex.quote(path)
+    if owner not in (0, own) and not (check is SecretCheck.COMMAND and own == 0):
+        return f"belongs to the user with the id {owner}, not to root or {own}. Change that: chown {own} {quoted}"
+    if mode & (_MORE_THAN_GROUP_READ if owner == 0 else _GROUP_OR_OTHERS):
+        # The group of a file of root is how the server's user reads it.
+        most = "640" if owner == 0 and own != 0 else "600"
+        return f"other users may read or change it (its mode is {mode:04o}). Take that from them: chmod {most} {quoted}"
+    return None
+
+
+@contextmanager
+def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a regular file, and yield its descriptor and status. Raises SettingsError, also for errors inside."""
+    try:
+        # Nonblocking, so that a pipe in the file's place is refused and not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise SettingsError(f"{path} is not a file")
+            yield descriptor, found
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read(path: str, bytes_max: int) -> Contents:
     """All of a file. Raises SettingsError for one that is not there, no plain file, or too large."""
-    try:
-        # Nonblocking, so that a pipe in the file's place is refused and not waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise SettingsError(f"{path} is not a file")
-            data = file.read(bytes_max + 1)
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+    with opened(path) as (descriptor, found), os.fdopen(descriptor, "rb", closefd=False) as file:
+        data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise SettingsError(f"{path} is larger than {bytes_max} bytes")
-    return Contents(path, data, stat.S_IMODE(found.st_mode))
+    return Contents(path, data, stat.S_IMODE(found.st_mode), found.st_uid)
 
 
 def json_of(contents: Contents) -> JsonValue:

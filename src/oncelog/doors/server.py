@@ -5,11 +5,9 @@ Started and stopped once. `stop` takes no more, finishes what was accepted, tell
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Final
 
 from aiohttp import StreamReader, web
@@ -65,6 +63,7 @@ from oncelog.doors.rates import Rates
 from oncelog.doors.requests import check_single_authorization, error_response
 from oncelog.doors.settings import ServerSettings, authenticator_of
 from oncelog.doors.sockets import Sockets
+from oncelog.doors.tls import ServerCertificate
 from oncelog.doors.validating import validate_of
 from oncelog.engine.log import open_log
 from oncelog.errors import OncelogError, SettingsError
@@ -168,8 +167,7 @@ class Server:
         )
         self.log.watch_commits(self.metrics.observe_commit)
         self._origins = settings.allowed_origins
-        self._tls: ssl.SSLContext | None = None
-        self._pem: tuple[bytes, bytes] | None = None
+        self._certificate = ServerCertificate(settings)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._arrivals = Arrivals(
@@ -216,20 +214,10 @@ class Server:
             host=self.settings.host,
             port=self.settings.ledger_port,
             with_reflection=self.settings.openapi,
-            certificate=lambda: self._pem,
+            certificate=lambda: self._certificate.pem,
             address_of=self._network_of,
             demand_room=self._demand_room,
         )
-
-    def _read_pem(self) -> tuple[bytes, bytes] | None:
-        """Key and chain, as gRPC wants them. They have been tried before."""
-        tls = self.settings.tls
-        if tls.certificate is None or tls.private_key is None:
-            return None
-        try:
-            return Path(tls.private_key).read_bytes(), Path(tls.certificate).read_bytes()
-        except OSError as error:
-            raise SettingsError(f"tls.certificate and tls.private_key cannot be used: {error}") from error
 
     def _new_entrance(self) -> Entrance:
         per_minute = self.settings.door_limits.auth_failures_per_minute_max
@@ -261,8 +249,7 @@ class Server:
         self._authenticator.reload()
         if self._schemas is not None:
             self._schemas.reload()
-        self._tls = self._tls_context()
-        self._pem = self._read_pem()
+        self._certificate.load()
         await self.log.__aenter__()
         try:
             self.hub.start(await self.log.listen(self.hub))
@@ -410,13 +397,13 @@ class Server:
                 partial(self._arrivals.protocol, partial(self._quick.protocol, serve)),
                 self.settings.host,
                 self.settings.port,
-                ssl=self._tls,
+                ssl=self._certificate.context,
                 backlog=BACKLOG,
             )
         except OSError as error:
             place = f"{self.settings.host}:{self.settings.port}"
             raise SettingsError(f"cannot listen on {place}: {error.strerror or error}") from error
-        scheme = "http" if self._tls is None else "https"
+        scheme = "http" if self._certificate.context is None else "https"
         self.urls = [f"{scheme}://{_place(socket.getsockname())}" for socket in self._listener.sockets]
 
     def _route(self, app: web.Application) -> None:
@@ -443,27 +430,26 @@ class Server:
             app.router.add_route(method, path, partial(self._handle_chat, chat_handler))
 
     def reload(self) -> None:
-        """Takes keys, grants, certificates and what may change of the settings anew, and looks at who is connected.
+        """Reload settings, certificate, schemas and credential files, each by itself, and check open connections.
 
-        What is bad is told, and what was there before stays.
+        Parts that cannot be loaded are logged and keep their previous content.
         """
-        try:
-            settings = self.settings if self._again is None else self._again()
-            self._tls_context()  # tried on another one first: a bad key would leave ours with none at all
-            pem = self._read_pem()
-            schemas = None if self._schemas is None else self._schemas.read()
-            self._authenticator.reload()
-            if self._schemas is not None and schemas is not None:
-                self._schemas.use(schemas)
-            if self._tls is not None:
-                self._load_certificate(self._tls)
-            self._pem = pem
-        except OncelogError as error:
-            logger.error("nothing was reloaded: %s", error)  # noqa: TRY400 - it is no accident of ours
-            return
+        parts = [self._certificate.load, self._authenticator.reload, self._reload_settings]
+        if self._schemas is not None:
+            parts.append(self._schemas.reload)
+        failures = 0
+        for load in parts:
+            try:
+                load()
+            except OncelogError as error:
+                failures += 1
+                logger.error("not reloaded: %s", error)  # noqa: TRY400 - a stack trace says nothing more
         self._renew()
-        self._change(settings)
-        logger.info("keys, grants and certificates were reloaded")
+        if not failures:
+            logger.info("keys, grants and certificates were reloaded")
+
+    def _reload_settings(self) -> None:
+        self._change(self.settings if self._again is None else self._again())
 
     def _change(self, new: ServerSettings) -> None:
         """The settings that need no restart: the operator's switch, how full the disk may be, quotas."""
@@ -490,22 +476,6 @@ class Server:
             logger.error("the quotas stay as they were: %s", error)  # noqa: TRY400 - as above
         finally:
             self._counting = None
-
-    def _tls_context(self) -> ssl.SSLContext | None:
-        if self.settings.tls.certificate is None:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load_certificate(context)
-        return context
-
-    def _load_certificate(self, context: ssl.SSLContext) -> None:
-        tls = self.settings.tls
-        try:
-            # With a password, even none: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
-            context.load_cert_chain(tls.certificate or "", tls.private_key, password="")
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(f"tls.certificate and tls.private_key cannot be used: {error}") from error
 
     async def _renew_all(self) -> None:
         while True:
@@ -591,7 +561,7 @@ class Server:
         if self.settings.development and not is_loopback_host(host):
             # A web page can have its own name point to this machine, and be of the same origin as we are.
             return "Host", "must be a loopback name in development mode"
-        scheme = scheme_of(remote, forwarded, self._tls is not None, self._networks)
+        scheme = scheme_of(remote, forwarded, self._certificate.context is not None, self._networks)
         if not is_allowed_origin(origin, scheme, host, self._origins):
             return "Origin", "is not one of those that may connect"
         return None

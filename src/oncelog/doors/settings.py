@@ -21,6 +21,7 @@ from oncelog.core.policy import TTL_MS_MAX
 from oncelog.core.tenants import Tenant, demand_tenants
 from oncelog.doors import settings_sources as sources
 from oncelog.doors.apikeys import ApiKeys
+from oncelog.doors.files import SecretCheck
 from oncelog.doors.identity import Authenticates, Authenticator, DevelopmentAuthenticator
 from oncelog.doors.limits import SETTING_NUMBER_MAX, DoorLimits
 from oncelog.doors.logs import Format, Level
@@ -45,6 +46,9 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """The log: a file, which is made if it is not there, or a database (`postgresql://user@host/database`)."""
     file_mode: str = "0600"
     """Permissions of a log that is created: `0600`, or `0640` or `0660` for a group. Existing files keep theirs."""
+    check_secret_files: bool = True
+    """Whether secret files that other users may read are refused. Set it to false for secrets of a container runtime:
+    the server then logs a warning."""
     host: str = "127.0.0.1"
     """The address or name to listen on. `0.0.0.0` and `::` are all addresses of the machine."""
     port: int = 7171
@@ -100,6 +104,11 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         if self.grpc_port is not None:
             return self.grpc_port
         return self.port + GRPC_PORT_ABOVE if 0 < self.port <= 65_535 - GRPC_PORT_ABOVE else 0
+
+    @property
+    def secret_check(self) -> SecretCheck:
+        """How the server checks the permissions of secret files."""
+        return SecretCheck.SERVER if self.check_secret_files else SecretCheck.WARN
 
     @property
     def allowed_origins(self) -> frozenset[str]:
@@ -344,9 +353,10 @@ def authenticator_of(settings: ServerSettings, now_ms: Callable[[], int]) -> Aut
     """Who says who comes. It knows no key before its `reload`."""
     if settings.development:
         return DevelopmentAuthenticator()
-    tokens = None if settings.tokens is None else Tokens(settings.tokens, now_ms)
+    check = settings.secret_check
+    tokens = None if settings.tokens is None else Tokens(settings.tokens, now_ms, check)
     file = settings.api_keys.file
-    return Authenticator(tokens, None if file is None else ApiKeys(file, now_ms))
+    return Authenticator(tokens, None if file is None else ApiKeys(file, now_ms, check))
 
 
 # --- told ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from oncelog.core.canonical import JsonValue
 from oncelog.doors import files
-from oncelog.doors.files import Contents
+from oncelog.doors.files import Contents, SecretCheck
 from oncelog.doors.limits import (
     RSA_BITS_MIN,
     SECRET_BYTES_MIN,
@@ -114,29 +114,39 @@ def opened(token: str) -> CompactSignature | None:
 # --- from files --------------------------------------------------------------------------------------
 
 
-def keys_of(sources: Iterable[KeyFile], algorithms: Sequence[str]) -> list[SigningKey]:
+def keys_of(
+    sources: Iterable[KeyFile], algorithms: Sequence[str], check: SecretCheck = SecretCheck.SERVER
+) -> list[SigningKey]:
     """All keys of the files that are for one of these algorithms.
 
     Raises SettingsError, which names the file, for one that is not as it should be, or has no such key at all.
     """
-    found: list[SigningKey] = []
-    for source in sources:
-        contents = files.read(source.path, TOKEN_KEY_FILE_BYTES_MAX)
-        match source.kind:
-            case KeyKind.SECRET:
-                keys = [_of_secret(contents, source.key_id)]
-            case KeyKind.PEM:
-                keys = [_of_pem(contents, source.key_id)]
-            case KeyKind.JWKS:
-                keys = _of_key_set(contents)
-        usable = [key for key in keys if key.algorithm in algorithms]
-        if not usable:
-            raise SettingsError(f"{source.path} has no key for {' or '.join(algorithms)}")
-        found += usable
-    if len(found) > TOKEN_KEYS_MAX:
-        raise SettingsError(f"there are {len(found)} keys for tokens, and at most {TOKEN_KEYS_MAX} are taken")
-    _demand_each_once(found)
+    found = [key for source in sources for key in read_key_file(source, algorithms, check)]
+    check_together(found)
     return found
+
+
+def read_key_file(source: KeyFile, algorithms: Sequence[str], check: SecretCheck) -> list[SigningKey]:
+    """Return the keys of one file that are for one of these algorithms. Raises SettingsError."""
+    contents = files.read(source.path, TOKEN_KEY_FILE_BYTES_MAX)
+    match source.kind:
+        case KeyKind.SECRET:
+            keys = [_of_secret(contents, source.key_id, check)]
+        case KeyKind.PEM:
+            keys = [_of_pem(contents, source.key_id, check)]
+        case KeyKind.JWKS:
+            keys = _of_key_set(contents, check)
+    usable = [key for key in keys if key.algorithm in algorithms]
+    if not usable:
+        raise SettingsError(f"{source.path} has no key for {' or '.join(algorithms)}")
+    return usable
+
+
+def check_together(keys: Sequence[SigningKey]) -> None:
+    """Check the keys of all files: their number, and that no id is used twice. Raises SettingsError."""
+    if len(keys) > TOKEN_KEYS_MAX:
+        raise SettingsError(f"there are {len(keys)} keys for tokens, and at most {TOKEN_KEYS_MAX} are taken")
+    _demand_each_once(keys)
 
 
 def _demand_each_once(keys: Iterable[SigningKey]) -> None:
@@ -148,8 +158,8 @@ def _demand_each_once(keys: Iterable[SigningKey]) -> None:
         seen.add(name)
 
 
-def _of_secret(contents: Contents, key_id: str | None) -> SigningKey:
-    contents.demand_closed_to(files.OTHERS_MAY_READ, "a secret")
+def _of_secret(contents: Contents, key_id: str | None, check: SecretCheck) -> SigningKey:
+    contents.check_secret("a secret", check)
     secret = contents.data.removesuffix(b"\n").removesuffix(b"\r")
     if len(secret) < SECRET_BYTES_MIN:
         raise SettingsError(f"{contents.path}: a secret must have at least {SECRET_BYTES_MIN} bytes")
@@ -159,10 +169,10 @@ def _of_secret(contents: Contents, key_id: str | None) -> SigningKey:
     return SigningKey("HS256", key_id, key)
 
 
-def _of_pem(contents: Contents, key_id: str | None) -> SigningKey:
-    contents.demand_closed_to(files.OTHERS_MAY_CHANGE, "keys")
+def _of_pem(contents: Contents, key_id: str | None, check: SecretCheck) -> SigningKey:
+    contents.check_unchanged_by_others("keys")
     if b"PRIVATE KEY-----" in contents.data:
-        contents.demand_closed_to(files.OTHERS_MAY_READ, "a private key")
+        contents.check_secret("a private key", check)
     if contents.data.count(b"-----BEGIN ") != 1:
         raise SettingsError(f"{contents.path} must have one key in PEM form; name several files for several keys")
     for key_type in _PEM_TYPES:
@@ -176,14 +186,14 @@ def _of_pem(contents: Contents, key_id: str | None) -> SigningKey:
     )
 
 
-def _of_key_set(contents: Contents) -> list[SigningKey]:
-    contents.demand_closed_to(files.OTHERS_MAY_CHANGE, "keys")
+def _of_key_set(contents: Contents, check: SecretCheck) -> list[SigningKey]:
+    contents.check_unchanged_by_others("keys")
     value = files.json_of(contents)
     members = value.get("keys") if type(value) is dict else None
     if type(members) is not list or not all(type(member) is dict for member in members):
         raise SettingsError(f'{contents.path} is no key set: it must be {{"keys": [{{…}}, …]}}')
     if any("d" in member or "k" in member for member in members):
-        contents.demand_closed_to(files.OTHERS_MAY_READ, "a secret or a private key")
+        contents.check_secret("a secret or a private key", check)
     found = [_of_member(contents.path, index, member) for index, member in enumerate(members)]
     return [key for key in found if key is not None]
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.core.identity import object_field, required
 from oncelog.doors import signing
+from oncelog.doors.files import SecretCheck
 from oncelog.doors.grants import Grants, grants_of_claim
 from oncelog.doors.limits import LEEWAY_MS_DEFAULT, LEEWAY_MS_MAX, TOKEN_CHARACTERS_MAX, TOKEN_TIME_S_MAX
 from oncelog.doors.principal import Principal, actor_of, client_id_of
@@ -63,8 +64,9 @@ Keys = Mapping[str, list[SigningKey]]
 class Tokens:
     """Verifies tokens. It knows no key before the first `reload`."""
 
-    def __init__(self, settings: TokenSettings, now_ms: NowMs) -> None:
+    def __init__(self, settings: TokenSettings, now_ms: NowMs, check: SecretCheck = SecretCheck.SERVER) -> None:
         self._settings = settings
+        self._check = check
         self._now_ms = now_ms
         self._keys: Keys = {}
 
@@ -75,7 +77,7 @@ class Tokens:
     def read(self) -> Keys:
         """What is in the files now, for `use`. Raises SettingsError, and changes nothing."""
         keys: dict[str, list[SigningKey]] = defaultdict(list)
-        for key in signing.keys_of(self._settings.key_files, self._settings.algorithms):
+        for key in signing.keys_of(self._settings.key_files, self._settings.algorithms, self._check):
             keys[key.algorithm].append(key)
         return dict(keys)
 

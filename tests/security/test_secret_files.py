@@ -1,0 +1,159 @@
+"""Permissions of secret files: PostgreSQL's rule, checked on the opened file (CO-26)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.runner import COMMAND, RUNNER, Result
+from doors import material
+from doors.material import SetClock, written
+from doors.serving import serving
+from doors.test_server import make_certificate, name_served
+from oncelog.doors import files
+from oncelog.doors.apikeys import ApiKeys
+from oncelog.doors.files import SecretCheck, check_secret_file
+from oncelog.doors.grants import granted
+from oncelog.doors.signing import ALGORITHMS, KeyFile, KeyKind, keys_of
+from oncelog.errors import SettingsError
+
+pytestmark = pytest.mark.rule("CO-26")
+
+SERVER, OTHER, ROOT = 1000, 1001, 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "is_good"),
+    [
+        *((SERVER, mode, True) for mode in (0o600, 0o400, 0o700)),
+        *((SERVER, mode, False) for mode in (0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o644, 0o660, 0o666, 0o777)),
+        *((ROOT, mode, True) for mode in (0o600, 0o400, 0o640, 0o440)),
+        *((ROOT, mode, False) for mode in (0o644, 0o660, 0o650, 0o604, 0o642, 0o641, 0o666)),
+        *((OTHER, mode, False) for mode in (0o600, 0o400, 0o640)),
+    ],
+)
+def test_owner_has_at_most_0600_and_root_at_most_0640(
+    owner: int, mode: int, is_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: SERVER)
+    if is_good:
+        check_secret_file("key.pem", owner, mode, "a private key", SecretCheck.SERVER)
+        return
+    with pytest.raises(SettingsError, match=r"key\.pem has a private key, and .*(chmod 6[04]0|chown 1000) key\.pem"):
+        check_secret_file("key.pem", owner, mode, "a private key", SecretCheck.SERVER)
+
+
+def test_server_of_root_refuses_files_of_other_users_and_commands_of_root_use_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: ROOT)
+    with pytest.raises(SettingsError, match="belongs to the user with the id 1000"):
+        check_secret_file("keys.json", SERVER, 0o600, "API keys", SecretCheck.SERVER)
+    check_secret_file("keys.json", SERVER, 0o600, "API keys", SecretCheck.COMMAND)
+    with pytest.raises(SettingsError, match="its mode is 0640"):
+        check_secret_file("keys.json", SERVER, 0o640, "API keys", SecretCheck.COMMAND)
+
+
+@pytest.mark.parametrize(("owner", "mode"), [(ROOT, 0o444), (OTHER, 0o644), (SERVER, 0o660)])
+def test_provided_secrets_are_used_with_one_warning_where_the_setting_allows_it(
+    owner: int, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: SERVER)
+    for _ in range(3):
+        check_secret_file(str(tmp_path / "key"), owner, mode, "a secret", SecretCheck.WARN)
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith(f"{tmp_path}/key has a secret, and ")
+
+
+def test_secret_that_every_user_may_change_is_refused_though_the_setting_allows_loose_files() -> None:
+    with pytest.raises(SettingsError, match="its mode is 0666"):
+        check_secret_file("key", os.geteuid(), 0o666, "a secret", SecretCheck.WARN)
+
+
+def test_owner_of_the_opened_file_is_checked_and_not_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that takes the place of the opened one is not the one that was checked, and not the one that is used."""
+    path = written(tmp_path / "secret", b"a" * 40)
+    fake = written(tmp_path / "fake", b"b" * 40, 0o666)
+    real = files.check_secret_file
+
+    def replace_and_check(*arguments: object) -> None:
+        fake.replace(path)
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files, "check_secret_file", replace_and_check)
+    (key,) = keys_of([KeyFile(str(path), KeyKind.SECRET)], ALGORITHMS)
+    assert key.key.raw_value == b"a" * 40
+
+
+def test_public_keys_may_be_read_by_all_users(tmp_path: Path) -> None:
+    path = material.key_set(tmp_path / "set.json", material.public("ES256", "a"))
+    Path(path.path).chmod(0o644)
+    assert keys_of([path], ALGORITHMS)
+
+
+# --- the server -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o666])
+async def test_server_does_not_start_with_a_tls_key_that_others_may_read(tmp_path: Path, mode: int) -> None:
+    tls = make_certificate(tmp_path, "first")
+    (tmp_path / "key.pem").chmod(mode)
+    with pytest.raises(SettingsError, match=rf"key\.pem has a private key.*{mode:04o}.*chmod 600"):
+        async with serving(tmp_path, tls=tls):
+            pytest.fail("the server started")
+
+
+async def test_setting_allows_a_tls_key_of_a_container_runtime(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = make_certificate(tmp_path, "first")
+    (tmp_path / "key.pem").chmod(0o444)
+    async with serving(tmp_path, tls=tls, check_secret_files=False) as served:
+        assert await name_served(served) == "first"
+    assert caplog.text.count("key.pem has a private key, and other users may read or change it") == 1
+
+
+async def test_tls_key_that_becomes_readable_is_not_reloaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path, tls=make_certificate(tmp_path, "first")) as served:
+        make_certificate(tmp_path, "second")
+        (tmp_path / "key.pem").chmod(0o644)
+        served.server.reload()
+        assert "chmod 600" in caplog.text
+        assert await name_served(served) == "first"
+
+
+# --- commands ---------------------------------------------------------------------------------------------
+
+
+def invoked(*arguments: object, check: str | None = None) -> Result:
+    return RUNNER.invoke(COMMAND, [str(one) for one in arguments], env={"ONCELOG_CHECK_SECRET_FILES": check})
+
+
+def test_commands_refuse_loose_secret_files_unless_the_environment_allows_them(tmp_path: Path) -> None:
+    secret = written(tmp_path / "secret", b"x" * 40, 0o644)
+    token = written(tmp_path / "token", b"abc", 0o644)
+    keys = tmp_path / "keys.json"
+    ApiKeys(keys, SetClock()).create("a", "a", granted())
+    keys.chmod(0o644)
+    sign = ["token", "--key", secret, "--alg", "HS256", "--sub", "ada"]
+    submit = ["submit", "--url", "http://127.0.0.1:9", "--partition", "a", "--token-file", token, "--tries", "1", "{}"]
+    for command, path in ((sign, secret), (["apikey", "list", keys], keys), (submit[:7] + submit[9:], token)):
+        done = invoked(*command)
+        assert done.exit_code == 2
+        assert f"chmod 600 {path}" in done.stderr
+        assert "ONCELOG_CHECK_SECRET_FILES=false" in done.stderr
+    for command in (sign, ["apikey", "list", keys]):
+        assert invoked(*command, check="false").exit_code == 0
+    assert "must be true or false" in invoked(*sign, check="maybe").stderr
+
+
+def test_token_can_come_from_a_pipe() -> None:
+    program = (
+        "import os; from oncelog.cli.secret_files import read_token_file; print(read_token_file('/dev/stdin', 100))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input="abc", capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout == "abc\n"
