@@ -92,8 +92,11 @@ def read_damaged_log(program: bytes) -> None:
 async def _use(path: Path, *, is_whole: bool) -> None:
     async with oncelog.open(path) as log:
         records = (await log.read(limit=RECORDS)).records
-        verdict = await log.submit(_event(7))
-        await log.submit(_event(RECORDS))
-        if is_whole:
-            assert len(records) == RECORDS
-            assert isinstance(verdict, oncelog.Replayed)
+        assert len(records) == RECORDS or not is_whole
+        try:
+            verdict = await log.submit(_event(7))
+            await log.submit(_event(RECORDS))
+        except TypeError:  # the committer reports what a damaged row causes to the caller whose write needs the row
+            assert not is_whole
+        else:
+            assert isinstance(verdict, oncelog.Replayed) or not is_whole

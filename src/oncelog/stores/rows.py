@@ -1,4 +1,4 @@
-"""Records from rows that begin with lane and position, as most databases have them."""
+"""Records from rows that begin with lane and position, as most databases have them, and damage in rows."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -9,6 +9,12 @@ import msgspec
 from oncelog.core.proof import body_hash
 from oncelog.core.values import Record
 from oncelog.stores.protocol import Evidence
+
+DAMAGE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, TypeError)
+"""Raised while a stored value is decoded or used that no log has written.
+
+SQLite stores a value of any type in any column, so a damaged file can have text where the log stores a number.
+"""
 
 _partitions: Final = lru_cache(maxsize=1024)(msgspec.json.Decoder(tuple[str, ...]).decode)
 

@@ -16,6 +16,7 @@ from oncelog.stores.clock import ClockMark
 from oncelog.stores.key_hash import hash_of
 from oncelog.stores.leaps import NO_GAPS, LaneGaps
 from oncelog.stores.moving.values import COUNTED, SOURCE_SQL, Reached, Row, Slice, State
+from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.side_state import KEPT, Table
 from oncelog.stores.sqlite.files import SqliteDriver, connect
 from oncelog.stores.sqlite.index import lane_and_position, place_of
@@ -42,7 +43,7 @@ def opened_source(path: str) -> Iterator["Source"]:
             yield Source(path, connection, look_at_current(connection, path))
     except sqlite3.Error as error:
         raise in_our_words(error, path) from error
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except DAMAGE_ERRORS as error:
         raise CorruptError(f"{path} holds what no log has written: {error}") from error
 
 

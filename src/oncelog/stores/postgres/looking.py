@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import asyncpg
-import msgspec
 
 from oncelog.errors import CorruptError, OncelogError, StoreError, StoreUnavailableError
 from oncelog.stores.about import About
@@ -18,6 +17,7 @@ from oncelog.stores.postgres.connecting import Connection, Timeouts, abandoning,
 from oncelog.stores.postgres.database import look
 from oncelog.stores.postgres.statements import SCHEMA_VERSION
 from oncelog.stores.postgres.troubles import OF_POSTGRES, translated
+from oncelog.stores.rows import DAMAGE_ERRORS
 
 PAGE_ROWS: Final = 100
 IDLE_MS: Final = 600_000
@@ -102,7 +102,7 @@ def in_our_words(name: str) -> Iterator[None]:
         if isinstance(ours, OncelogError):
             raise ours from error
         raise CorruptError(f"{name} is not as a log should be: {error}") from error
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except DAMAGE_ERRORS as error:
         raise CorruptError(f"{name} holds what no log has written: {error}") from error
 
 

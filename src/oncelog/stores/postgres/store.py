@@ -9,7 +9,6 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 import asyncpg
-import msgspec
 from msgspec.structs import replace
 
 from oncelog.core.footprint import Footprint
@@ -65,6 +64,7 @@ from oncelog.stores.protocol import (
     Standing,
     decide,
 )
+from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.tenants import COUNT_TRIES, Count, Seen
 from oncelog.stores.tenants import text_of as kept_text
 
@@ -498,7 +498,7 @@ class PostgresStore:
                 if not is_lost(error):
                     raise translated(error, self._name) from error
                 await patience.wait_for_another(error)
-            except (UnicodeError, msgspec.MsgspecError) as error:
+            except DAMAGE_ERRORS as error:
                 raise CorruptError(f"{self._name} is damaged: {error}; see `oncelog verify`") from error
 
     async def _prove(self, connection: Connection) -> None:

@@ -103,6 +103,8 @@ class SqliteDriver:
                     demand_log_by_its_id(connection, path)
         except sqlite3.Error as error:
             raise translated(error, path) from error
+        except UnicodeError as error:  # sqlite3 raises it for a damaged name in its own message
+            raise CorruptError(f"{path} is damaged: {error}; see `oncelog verify`") from error
 
     def create(self, path: str) -> None:
         """As `Driver` says. An existing file that has more permissions than new ones is reported."""

@@ -6,10 +6,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from oncelog.errors import CorruptError, NotALogError, StoreError, StoreUnavailableError
 from oncelog.stores.about import About
+from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.sqlite.files import (
     BUSY_TIMEOUT_MS,
     SCHEMA_VERSION,
@@ -94,7 +93,7 @@ def looking_at(path: str, *, allow_older: bool = False) -> Iterator[tuple[sqlite
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
             raise KeyboardInterrupt from error
         raise in_our_words(error, path) from error
-    except (msgspec.MsgspecError, UnicodeError) as error:  # sqlite3 raises the latter for damage in its own messages
+    except DAMAGE_ERRORS as error:
         raise CorruptError(f"{path} holds what no log has written: {error}") from error
 
 

@@ -22,6 +22,7 @@ from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.leaps import Renewed, leap_request
 from oncelog.stores.protocol import Decided, Draw, Standing
+from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.sqlite import tenants
 from oncelog.stores.sqlite.files import (
     BUSY_TIMEOUT_MS,
@@ -78,8 +79,11 @@ class Session:
         self._driver.check(self._path)
         with self._translating():
             connection = self._connected()
-            with self._transaction(connection, "BEGIN"):
-                self.writing.caught_up(connection, self.writing.state(connection))
+            try:
+                with self._transaction(connection, "BEGIN"):
+                    self.writing.caught_up(connection, self.writing.state(connection))
+            except DAMAGE_ERRORS as error:
+                raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
             return self.file
 
     def sibling(self) -> "Session":

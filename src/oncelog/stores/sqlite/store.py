@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
@@ -47,6 +45,7 @@ from oncelog.stores.protocol import (
     SideState,
     Standing,
 )
+from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.sqlite import delta_reading, ledger_reading, member_reading, reading
 from oncelog.stores.sqlite import tenants as tenants_of_file
 from oncelog.stores.sqlite.files import Driver, SqliteDriver, connect, translated
@@ -379,7 +378,7 @@ class SqliteStore:
             if ours is error:
                 raise
             raise ours from error
-        except (UnicodeError, msgspec.MsgspecError) as error:  # what sqlite3 and msgspec make of damage
+        except DAMAGE_ERRORS as error:
             raise CorruptError(f"{self._path} is damaged: {error}; see `oncelog verify`") from error
 
     def _reader_connection(self, use: str = "reader") -> Any:
