@@ -1,8 +1,10 @@
 """`oncelog epoch`: which history this is, and a new name for it after a restore that is not ours."""
 
+import asyncio
 import json
 import sqlite3
 import subprocess
+from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,9 +15,16 @@ from cli import sample
 from cli.runner import COMMAND, RUNNER
 from core.writes import committed, event
 from databases import address_of, query, server_address
-from oncelog.errors import HistoryChangedError, StoreUnavailableError
+from oncelog.core.tenants import Tenant
+from oncelog.errors import HistoryChangedError, LogReplacedError, StoreUnavailableError
 from oncelog.stores.verifying.findings import exported_head
 from waiting import wait_until
+
+CHANGED_STATE = (
+    "SELECT erasures, tenants FROM oncelog_state",
+    "SELECT name FROM oncelog_policies ORDER BY name",
+    "SELECT body FROM oncelog_records ORDER BY lane, position",
+)
 
 
 @pytest.fixture(params=["file", "database"])
@@ -129,6 +138,36 @@ def test_reader_of_an_open_log_notices_the_new_epoch(database: str, monkeypatch:
             return False
 
         wait_until(is_noticed)
+
+
+@pytest.mark.rule("CO-40", "CO-12")
+def test_reader_that_follows_nothing_notices_the_new_epoch(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with oncelog.open_blocking(database) as log:
+        log.submit(event(1))
+    with oncelog.open_blocking(database) as log:
+        assert len(log.read(after=0).records) == 1
+        run(database, "--renew")
+        monkeypatch.setattr("oncelog.stores.postgres.news.LOOK_MS", 0)
+        with pytest.raises(StoreUnavailableError, match=r"new epoch.*start this process again"):
+            log.read(after=0)
+
+
+@pytest.mark.rule("CO-40", "CO-12")
+@pytest.mark.parametrize("name", ["erase", "set_tenants", "declare"])
+async def test_open_store_in_a_database_changes_nothing_under_the_old_epoch(database: str, name: str) -> None:
+    async with oncelog.open(database) as log:
+        await log.submit(event(1))
+        store = log._store
+        await asyncio.to_thread(run, database, "--renew")
+        before = [await asyncio.to_thread(query, database, statement) for statement in CHANGED_STATE]
+        changes: dict[str, Callable[[], Awaitable[object]]] = {
+            "erase": lambda: store.erase(0, [1]),
+            "set_tenants": lambda: store.set_tenants([Tenant("shop", records_max=1)]),
+            "declare": lambda: store.declare([sample.NOTES]),
+        }
+        with pytest.raises(LogReplacedError, match=r"new epoch.*start this process again"):
+            await changes[name]()
+        assert [await asyncio.to_thread(query, database, statement) for statement in CHANGED_STATE] == before
 
 
 def test_epoch_of_an_open_file_is_not_renewed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import sqlite3
 import uuid
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_proof_does_not_change_the_log(tmp_path: Path) -> None:
 
     before = state()
     assert proven(log, *PLACE)
-    assert proven(log, str(uuid.UUID(int=1)))
+    assert proven(log, str(uuid.UUID(int=1)), "--policy", "events")
     assert state() == before
 
 
@@ -191,16 +192,23 @@ def test_proof_finds_a_record_by_its_key(tmp_path: Path) -> None:
     event = proven(log, "0:1")
     assert proven(log, str(uuid.UUID(int=1)), "--policy", "events") == event
     assert proven(log, uuid.UUID(int=1).hex.upper(), "--policy", "events") == event
-    assert "known under events and notes: say which with --policy" in refused(log, uuid.UUID(int=1).hex)
+    done = invoked(log, uuid.UUID(int=1).hex)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr.splitlines() == [
+        "oncelog: ambiguous: 3 writes have this key. Choose one with these options:",
+        "  --policy events --scope ''",
+        f"  --policy ledger --scope {shlex.quote(SCOPE)} --client {shlex.quote('till-ä')}",
+        "  --policy notes --scope ''",
+    ]
     mine = decode(proven(log, key(1).hex(), "--scope", SCOPE, "--client", "till-ä"))
     assert (mine.record.policy, mine.record.client_sequence) == ("ledger", 1)
     assert "nothing was committed here" in refused(log, key(1).hex(), "--scope", SCOPE, "--client", "c", status=1)
     assert "nothing was committed here" in refused(log, "abcd", status=1)
     assert "knows no policy 'nonsense'" in refused(log, "abcd", "--policy", "nonsense")
-    # Sixteen digits are the id of a transaction unless a policy is given.
+    # Sixteen digits can be the id of a transaction, which comes first, and a key.
     digits = b"12345678".hex()
-    assert "lane 12594 is empty, or none of this log's" in refused(log, digits, status=1)
-    assert decode(proven(log, digits, "--policy", "notes")).record.key == digits
+    assert decode(proven(log, digits)).record.key == digits
+    assert decode(proven(log, "12345678", "--text", "--policy", "notes")).record.key == digits
 
 
 @BOTH_STORES
@@ -223,7 +231,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["log.db", "0:1", *PLACE], "--lane and --position name a record by its place"),
     (["log.db", *PLACE, "--scope", "s"], "--lane and --position name a record by its place"),
     (["log.db", "0:1", "--client", "c"], "0:1 names a record by its place"),
-    (["log.db", "nonsense"], "'nonsense' is neither a transaction's id nor LANE:POSITION nor a key"),
+    (["log.db", "nonsense", "--hex"], "'nonsense' is not a UUID or a key in hex"),
+    (["log.db", "msg_1"], "'msg_1' is not a message's id"),
+    (["log.db", "0:1", "--all"], "0:1 names a record by its place: --all goes with a key"),
+    (["log.db", *PLACE, "--text"], "--lane and --position name a record by its place"),
+    (["--check", "x", "--hex"], "--hex does not go with --check"),
     (["log.db", "0:1", "--block-hash", "00"], "--block-hash does not go with a log"),
     (["log.db", "0:1"], "log.db does not exist."),
     (["log.db", "--check", "x"], "LOG does not go with --check"),

@@ -16,6 +16,7 @@ from core.writes import delta, event, key, message, result, transaction
 from databases import address_of
 from oncelog.core.chat import message_id, message_place
 from oncelog.core.policy import RUNS
+from oncelog.core.transactions import tx_id_of
 from oncelog.core.values import Claim, KeyIdentity, SetMember
 from oncelog.stores import key_search
 from oncelog.stores.inspecting import inspector_of
@@ -71,6 +72,14 @@ def shown(log: Path | str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     return status, json.loads(said)
 
 
+def proven(log: Path | str, *arguments: str) -> tuple[str, str]:
+    """Return policy and key of the record that `oncelog proof` finds."""
+    done = RUNNER.invoke(COMMAND, ["proof", str(log), *arguments])
+    assert (done.exit_code, done.stderr) == (0, "")
+    record = json.loads(done.stdout)["record"]
+    return record["policy"], record["key"]
+
+
 def found(log: Path | str, number: int) -> Matches:
     with inspector_of(str(log)).looking() as view:
         wanted = Wanted((key(number),), tuple(declared(view.policies()).values()))
@@ -96,12 +105,28 @@ def test_show_finds_a_write_by_its_key_alone(log: Path | str, given: str, policy
     assert (one["state"], one["policy"], one["scope"], one["client"]) == ("committed", policy, scope, client)
     assert (one["record"]["policy"], one["record"]["scope"]) == (policy, scope)
     assert shown(log, given, "--all") == (0, [one])
+    assert proven(log, given) == proven(log, given, "--all") == (policy, one["record"]["key"])
+
+
+def test_show_and_proof_find_a_ledger_write_by_its_transaction_id(log: Path | str) -> None:
+    _, [one] = shown(log, key(WRITE).hex())
+    id_text = tx_id_of(one["record"]["lane"], one["record"]["position"])
+    assert shown(log, id_text) == shown(log, id_text.upper()) == (0, [one])
+    assert proven(log, id_text) == ("ledger", key(WRITE).hex())
+    for reading in ("--hex", "--text"):
+        assert shown(log, id_text, reading)[0] == 1, "it is read as a key"
+    for other in (tx_id_of(0, 1), "f" * 16):  # an event, and no record
+        assert shown(log, other)[1][0]["state"] == "unknown"
 
 
 def test_show_finds_a_message_by_its_id(log: Path | str) -> None:
     _, [one] = shown(log, key(MESSAGE).hex())
     id_text = message_id(one["record"]["lane"], one["record"]["position"])
     assert shown(log, id_text) == (0, [one])
+    assert proven(log, id_text) == ("chat", key(MESSAGE).hex())
+    done = RUNNER.invoke(COMMAND, ["proof", str(log), message_id(0, 1)])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "no message: at lane 0, position 1 stands a record of the policy 'events'" in done.stderr
     status, said = show(log, message_id(0, 1))
     assert status == 1
     assert "no message: the record there is of the policy 'events'; to see it, ask for 0:1. " in said
@@ -209,7 +234,7 @@ def test_search_asks_the_index_in_batches_and_reads_pages(log: Path | str, monke
 
 
 def test_search_ends_when_it_has_found_too_many_writes(log: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("oncelog.stores.key_search.MATCHES_MAX", "oncelog.cli.show.MATCHES_MAX"):
+    for name in ("oncelog.stores.key_search.MATCHES_MAX", "oncelog.cli.record_id.MATCHES_MAX"):
         monkeypatch.setattr(name, 2)
     assert found(log, SHARED).are_too_many
     status, said = show(log, key(SHARED).hex())
@@ -265,6 +290,7 @@ def test_show_finds_a_call_of_once_by_the_text_of_its_key(calls: Path | str, giv
     assert bytes.fromhex(one["record"]["key"]).decode() == given[0]
     assert shown(calls, given[0], "--text", "--scope", "once/charge") == (0, [one])
     assert f"key as text:    {given[0]}\n" in show(calls, *given)[1]
+    assert proven(calls, *given) == ("once.charge", one["record"]["key"])
 
 
 @pytest.mark.usefixtures("way")
@@ -288,6 +314,7 @@ def test_show_lists_a_key_in_hex_and_a_key_with_the_same_text(calls: Path | str)
         status, [one] = shown(calls, HEX_LIKE, choice[-1])
         assert (status, one["policy"]) == (0, choice[1])
         assert shown(calls, HEX_LIKE, *choice) == (0, [one])
+        assert proven(calls, HEX_LIKE, *choice)[0] == choice[1]
 
 
 def test_show_names_the_option_for_a_text_with_the_form_of_a_place(calls: Path | str) -> None:

@@ -7,17 +7,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
-from uuid import UUID
 
 import typer
 from msgspec import Struct
 
-from oncelog.cli.show import why_passed_over
-from oncelog.cli.terminal import FOUND_NOTHING, ending_well
+from oncelog.cli.record_id import (
+    MESSAGE_PREFIX,
+    AsText,
+    ClientOption,
+    Place,
+    PolicyOption,
+    ReadAll,
+    ScopeOption,
+    ambiguity,
+    check_no_options,
+    choosing_options,
+    chosen_policies,
+    named_place,
+    possible_keys,
+    transaction_at,
+    transaction_place,
+    why_passed_over,
+)
+from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, Meter, ending_well
 from oncelog.cli.times import utc
-from oncelog.core.policy import LEDGER, Policy
+from oncelog.core.policy import CHAT, LEDGER
 from oncelog.core.proof import HASH_BYTES, Block, leaf_hash, prove, record_header, verify_header
-from oncelog.core.transactions import place_of
 from oncelog.core.values import Record
 from oncelog.engine.cursors import Proven
 from oncelog.errors import CorruptError, OncelogError, ProofError
@@ -25,6 +40,7 @@ from oncelog.file_modes import open_new
 from oncelog.proof import DOCUMENT_BYTES_MAX, ProofDocument, Verification, decode, encode, proof_document, verify
 from oncelog.stores.address import is_address, with_driver
 from oncelog.stores.inspecting import inspector_of
+from oncelog.stores.key_search import Wanted, search
 from oncelog.stores.protocol import Evidence
 from oncelog.stores.sqlite import reading
 from oncelog.stores.sqlite.inspecting import FileView
@@ -35,7 +51,6 @@ from oncelog.stores.verifying.whole import what_is_unreadable
 from oncelog.stores.viewing import View
 
 STANDARD_INPUT: Final = "-"
-_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
 _HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
 
 OptionalLog = Annotated[
@@ -44,7 +59,7 @@ OptionalLog = Annotated[
 Id = Annotated[
     str | None,
     typer.Argument(
-        help="A transaction's id (16 hex digits), LANE:POSITION, a UUID, or a key in hex.",
+        help="As for `oncelog show`: a UUID, a key in hex or as text, msg_…, a transaction's id, or LANE:POSITION.",
         metavar="ID",
         show_default=False,
     ),
@@ -61,9 +76,11 @@ def proof(  # noqa: PLR0913 - each is an option
     *,
     lane: Annotated[int | None, typer.Option(help="The record's lane, with --position.", min=0)] = None,
     position: Annotated[int | None, typer.Option(help="The record's place in the lane.", min=1)] = None,
-    policy: Annotated[str | None, typer.Option(help="ID is a key: look under this policy only.")] = None,
-    scope: Annotated[str, typer.Option(help="ID is a key: where it is unique.")] = "",
-    client: Annotated[str, typer.Option(help="ID is a key: whose, where clients number their writes.")] = "",
+    policy: PolicyOption = None,
+    scope: ScopeOption = None,
+    client: ClientOption = None,
+    as_text: AsText = None,
+    read_all: ReadAll = False,
     output: Annotated[
         Path | None, typer.Option(help="Write the document to this file, which must not be there.", show_default=False)
     ] = None,
@@ -88,21 +105,27 @@ def proof(  # noqa: PLR0913 - each is an option
     Example:  oncelog proof --check proof.json --head orders-head.json
     """
     with ending_well():
+        options = _Options(policy, scope, client, as_text, read_all)
         if check is not None:
             made = {"LOG": log, "--lane": lane, "--position": position, "--output": output}
-            _demand_none({**made, "--policy": policy, "--scope": scope or None, "--client": client or None}, "--check")
+            _demand_none({**made, **options.given()}, "--check")
             _check(check, block_hash, head)
             return
         _demand_none({"--block-hash": block_hash, "--head": head}, "a log: it goes with --check")
         if log is None:
             raise OncelogError("name a log and a record in it, or a document with --check; see `oncelog proof --help`.")
-        wanted = _Wanted.of(id, lane, position, _Whose(policy, scope, client))
+        place = _given_place(id, lane, position, options)
+        text = id or ""
+        keys = possible_keys(text, as_text) if place is None else ()
         with _looking(log) as (view, block_of):
-            found = wanted.found(view)
-            document = None if isinstance(found, str) else _document(found, block_of)
-        if document is None:
-            typer.echo(f"oncelog: {found}", err=True)
-            raise typer.Exit(FOUND_NOTHING)
+            if place is None:
+                found = _record_of(view, text, keys, options)
+            else:
+                found = (_message_at if text.startswith(MESSAGE_PREFIX) else _record_at)(view, place)
+            document = b"" if isinstance(found, _Missing) else _document(found, block_of)
+        if isinstance(found, _Missing):
+            typer.echo(f"oncelog: {found.why}", err=True)
+            raise typer.Exit(found.status)
         _write(document, output)
 
 
@@ -153,103 +176,97 @@ def _looking(log: str) -> Iterator[tuple[View, BlockOf]]:
         )
 
 
-class _Whose(Struct, frozen=True):
-    """Whose key it is."""
+class _Options(Struct, frozen=True):
+    """The options that go with a key."""
 
     policy: str | None
-    scope: str
-    client: str
+    scope: str | None
+    client: str | None
+    as_text: bool | None
+    read_all: bool
 
-    @property
-    def is_said(self) -> bool:
-        return bool(self.policy or self.scope or self.client)
-
-
-class _Wanted(Struct, frozen=True):
-    """Which record: by its place, or by its key."""
-
-    place: tuple[int, int] | None = None
-    is_transaction: bool = False
-    key: bytes = b""
-    whose: _Whose = _Whose(None, "", "")
-
-    @classmethod
-    def of(cls, id: str | None, lane: int | None, position: int | None, whose: _Whose) -> "_Wanted":  # noqa: A002
-        """What the arguments say. Raises OncelogError where they say nothing, or two things."""
-        if (lane is None) is not (position is None):
-            raise OncelogError("--lane and --position go together.")
-        if lane is not None and position is not None:
-            if id is not None or whose.is_said:
-                raise OncelogError("--lane and --position name a record by its place: nothing else is needed.")
-            return cls(place=(lane, position))
-        if id is None:
-            raise OncelogError("which record? Give a transaction's id, a key, or --lane and --position.")
-        place = _PLACE.fullmatch(id)
-        if place is not None:
-            if whose.is_said:
-                raise OncelogError(f"{id} names a record by its place: --policy, --scope and --client go with a key.")
-            return cls(place=(int(place[1]), int(place[2])))
-        transaction = None if whose.is_said else place_of(id.lower())
-        if transaction is not None:
-            return cls(place=transaction, is_transaction=True)
-        return cls(key=_key(id), whose=whose)
-
-    def found(self, view: View) -> Record | str:
-        """The record, or why there is none."""
-        if self.place is None:
-            return self._under_the_key(view)
-        lane, position = self.place
-        heads = view.heads()
-        newest = heads[lane].position if lane in heads else 0
-        if not 1 <= position <= newest:
-            has = f"has positions 1 to {newest}" if newest else "is empty, or none of this log's"
-            return f"no record: lane {lane} {has}"
-        record = view.record_at(lane, position)
-        if record is None:
-            passed_over = why_passed_over(view, lane, position)
-            if passed_over is not None:
-                return passed_over
-            raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
-        if self.is_transaction and record.policy != LEDGER.name:
-            return (
-                f"no transaction: at lane {lane}, position {position} stands a record of the policy "
-                f"{record.policy!r}. If it is meant, say {lane}:{position}; if the id is a key, say whose: --policy"
-            )
-        return record
-
-    def _under_the_key(self, view: View) -> Record | str:
-        policies = declared(view.policies())
-        name, scope = self.whose.policy, self.whose.scope
-        if name is not None and name not in policies:
-            raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
-        records = {}
-        for one in policies.values() if name is None else [policies[name]]:
-            client = self.whose.client if one.client_sequence else ""
-            record = view.standing((one.name, scope, client, self.key)).record
-            if record is not None:
-                records[one.name] = record
-        if len(records) > 1:
-            raise OncelogError(f"the key is known under {' and '.join(records)}: say which with --policy.")
-        why = "no record: nothing was committed here under that key, or in that scope"
-        return next(iter(records.values()), why + _whose_hint(policies, scope, self.whose.client))
+    def given(self) -> dict[str, object]:
+        """Return the options by name, with None for an option that was not given."""
+        options = {"--policy": self.policy, "--scope": self.scope, "--client": self.client}
+        form = "--hex" if self.as_text is False else "--text"
+        return {**options, form: self.as_text, "--all": self.read_all or None}
 
 
-def _whose_hint(policies: dict[str, Policy], scope: str, client: str) -> str:
-    """For who looks for a client's key without saying whose it is."""
-    names = [policy.name for policy in policies.values() if policy.client_sequence]
-    if not names or (scope and client):
-        return ""
-    whose = "--scope ledger/ORGANIZATION --client CLIENT" if LEDGER.name in names else "--scope and --client"
-    return f". A key of {' or '.join(names)} belongs to a scope and a client: say which with {whose}"
+class _Missing(Struct, frozen=True):
+    """Why there is not one record, and the exit status."""
+
+    why: str
+    status: int = FOUND_NOTHING
 
 
-def _key(text: str) -> bytes:
-    if _HEX.fullmatch(text):
-        return bytes.fromhex(text)
-    try:
-        return UUID(text).bytes
-    except ValueError:
-        raise OncelogError(f"{text!r} is neither a transaction's id nor LANE:POSITION nor a key.") from None
+def _given_place(id: str | None, lane: int | None, position: int | None, options: _Options) -> Place | None:  # noqa: A002
+    """Return the place that the arguments name. Raises OncelogError if they name nothing, or two things."""
+    if (lane is None) is not (position is None):
+        raise OncelogError("--lane and --position go together.")
+    if lane is not None and position is not None:
+        if id is not None or any(value is not None for value in options.given().values()):
+            raise OncelogError("--lane and --position name a record by its place: nothing else is needed.")
+        return lane, position
+    if id is None:
+        raise OncelogError("which record? Give a transaction's id, a key, or --lane and --position.")
+    place = named_place(id) if options.as_text is None else None
+    if place is not None:
+        check_no_options(id, options.given())
+    return place
+
+
+def _record_at(view: View, place: Place) -> Record | _Missing:
+    lane, position = place
+    heads = view.heads()
+    newest = heads[lane].position if lane in heads else 0
+    if not 1 <= position <= newest:
+        has = f"has positions 1 to {newest}" if newest else "is empty, or none of this log's"
+        return _Missing(f"no record: lane {lane} {has}")
+    record = view.record_at(lane, position)
+    if record is None:
+        passed_over = why_passed_over(view, lane, position)
+        if passed_over is not None:
+            return _Missing(passed_over)
+        raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
+    return record
+
+
+def _message_at(view: View, place: Place) -> Record | _Missing:
+    found = _record_at(view, place)
+    if isinstance(found, _Missing) or found.policy == CHAT.name:
+        return found
+    return _Missing(_other_policy("message", place, found))
+
+
+def _other_policy(wanted: str, place: Place, record: Record) -> str:
+    return (
+        f"no {wanted}: at lane {place[0]}, position {place[1]} stands a record of the policy {record.policy!r}. "
+        f"If it is meant, say {place[0]}:{place[1]}"
+    )
+
+
+def _record_of(view: View, id: str, keys: tuple[bytes, ...], options: _Options) -> Record | _Missing:  # noqa: A002
+    """Find a record by its key, as `oncelog show` does. The id of a ledger transaction comes first."""
+    is_key = any(value is not None for value in options.given().values())
+    place = None if is_key else transaction_place(id)
+    transaction = transaction_at(view, place)
+    if transaction is not None:
+        return transaction
+    wanted = Wanted(keys, chosen_policies(declared(view.policies()), options.policy), options.scope, options.client)
+    with Meter() as meter:
+        matches = search(view, wanted, meter, read_all=options.read_all)
+    records = {identity: view.standing(identity).record for identity in matches.identities}
+    found = {identity: record for identity, record in records.items() if record is not None}
+    if len(found) > 1:
+        lines = [f"  {one}" for one in choosing_options(list(found), keys)]
+        return _Missing("\n".join([ambiguity(list(found)), *lines]), AMBIGUOUS)
+    if found:
+        return next(iter(found.values()))
+    if place is not None:
+        other = _record_at(view, place)
+        return other if isinstance(other, _Missing) else _Missing(_other_policy("transaction", place, other))
+    where = "in that scope" if options.scope is not None else "in any scope"
+    return _Missing(f"no record: nothing was committed here under that key {where}; `oncelog show` says more")
 
 
 def _document(record: Record, block_of: BlockOf) -> bytes:

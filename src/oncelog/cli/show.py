@@ -1,39 +1,48 @@
 """`oncelog show`: what became of an identity, and why."""
 
-import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from shlex import quote
-from typing import Annotated, Any, Final
-from uuid import UUID
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from oncelog.cli.record_id import (
+    MESSAGE_PREFIX,
+    AsText,
+    ClientOption,
+    PolicyOption,
+    ReadAll,
+    ScopeOption,
+    ambiguity,
+    bytes_in_hex,
+    check_no_options,
+    choosing_options,
+    chosen_policies,
+    named_place,
+    possible_keys,
+    transaction_at,
+    transaction_place,
+    why_passed_over,
+)
 from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json, printable
 from oncelog.cli.times import utc
-from oncelog.core.chat import message_place
-from oncelog.core.gaps import RESTORE_POLICY, gap_at, last_evicting
-from oncelog.core.policy import CHAT, Forget, Policy
+from oncelog.core.gaps import RESTORE_POLICY, last_evicting
+from oncelog.core.policy import CHAT, Forget
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, outcome_of
-from oncelog.errors import CorruptError, OncelogError
-from oncelog.idempotency.calls import key_bytes
+from oncelog.errors import CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX
 from oncelog.stores.inspecting import inspector_of
-from oncelog.stores.key_search import MATCHES_MAX, Matches, Wanted, search
+from oncelog.stores.key_search import Matches, Wanted, search
 from oncelog.stores.leaps import NO_GAPS
 from oncelog.stores.verifying.side_state import declared
 from oncelog.stores.viewing import View
 
-_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
-_HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
-_MESSAGE: Final = "msg_"
-
 Id = Annotated[
     str,
     typer.Argument(
-        help="A UUID, a key in hex or as text, a message's id (msg_…), or LANE:POSITION.",
+        help="A UUID, a key in hex or as text, a message's id (msg_…), a ledger transaction's id, or LANE:POSITION.",
         metavar="ID",
         show_default=False,
     ),
@@ -44,24 +53,11 @@ def show(  # noqa: PLR0913 - each is an option
     log: Log,
     id: Id,  # noqa: A002 - what it is called where it is shown
     *,
-    policy: Annotated[str | None, typer.Option(help="Look under this policy only.")] = None,
-    scope: Annotated[
-        str | None, typer.Option(help="Look in this scope (or stream) only; '' is that of most events.")
-    ] = None,
-    client: Annotated[
-        str | None, typer.Option(help="Look for a key of this client, where clients number their writes.")
-    ] = None,
-    as_text: Annotated[
-        bool | None,
-        typer.Option(
-            "--text/--hex",
-            help="Read ID only as the text of a key, or only as a UUID or hex. Without either, search for both.",
-            show_default=False,
-        ),
-    ] = None,
-    read_all: Annotated[
-        bool, typer.Option("--all", help="Read all records, even if the key index has found the key.")
-    ] = False,
+    policy: PolicyOption = None,
+    scope: ScopeOption = None,
+    client: ClientOption = None,
+    as_text: AsText = None,
+    read_all: ReadAll = False,
     as_json: AsJson = False,
 ) -> None:
     """Prints what a log knows about an identity: committed, forgotten, leased or unknown, and its record with its body.
@@ -80,19 +76,22 @@ def show(  # noqa: PLR0913 - each is an option
     Example:  oncelog show postgresql://oncelog@db.example.org/orders 0:17
     """
     with ending_well():
-        place = _place(id) if as_text is None else None
-        keys = _keys(id, as_text) if place is None else ()
+        place = named_place(id) if as_text is None else None
+        keys = possible_keys(id, as_text) if place is None else ()
+        options = {"--policy": policy, "--scope": scope, "--client": client, "--all": read_all or None}
         if place is not None:
-            options = {"--policy": policy, "--scope": scope, "--client": client, "--all": read_all or None}
-            _demand_no_options(id, options)
+            check_no_options(id, options)
+        is_key = as_text is not None or any(value is not None for value in options.values())
         with inspector_of(log).looking() as found, Meter() as meter:
             view = _Found(found)
             if place is not None:
-                told = [view.message_at(*place) if id.startswith(_MESSAGE) else view.at(*place)]
+                told = [view.message_at(*place) if id.startswith(MESSAGE_PREFIX) else view.at(*place)]
                 if told[0].outcome.record is None:
                     told = [_with_hint(told[0])]
+            elif not is_key and (transaction := transaction_at(found, transaction_place(id))) is not None:
+                told = [view.at(transaction.lane, transaction.position)]
             else:
-                wanted = Wanted(keys, _chosen(view.policies, policy), scope, client)
+                wanted = Wanted(keys, chosen_policies(view.policies, policy), scope, client)
                 matches = search(found, wanted, meter, read_all=read_all)
                 told = [one for one in map(view.under, matches.identities) if one.outcome.status is not Status.UNKNOWN]
                 told = told or [_unknown(id, wanted, matches) if view.policies else _undeclared()]
@@ -110,71 +109,6 @@ def _print(told: "list[_Shown]", keys: Sequence[bytes], as_json: bool) -> None:
         typer.echo("\n".join(_lines(told[0]) if len(told) == 1 else _choices(told, keys)))
 
 
-def _place(text: str) -> tuple[int, int] | None:
-    """Return lane and position if the text names a record by them."""
-    place = _PLACE.fullmatch(text)
-    if place is not None:
-        return int(place[1]), int(place[2])
-    if not text.startswith(_MESSAGE):
-        return None
-    found = message_place(text)
-    if found is None:
-        raise OncelogError(
-            f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case. "
-            "If it is the text of a key, add --text."
-        )
-    return found
-
-
-def _keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
-    """Return the keys that a text can mean: those of a UUID or hex, and of the text itself."""
-    given = _bytes_in_hex(text)
-    if as_text is False:
-        if given is None:
-            raise OncelogError(f"{text!r} is not a UUID or a key in hex: --hex is for these.")
-        return (given,)
-    try:
-        key = key_bytes(text)
-    except ValueError as error:
-        if given is None or as_text:
-            raise OncelogError(f"the ID cannot be a key: {error}.") from None
-        return (given,)
-    return (key,) if given is None or as_text else (given, key)
-
-
-def _bytes_in_hex(text: str) -> bytes | None:
-    if _HEX.fullmatch(text):
-        return bytes.fromhex(text)
-    try:
-        return UUID(text).bytes
-    except ValueError:
-        return None
-
-
-def _demand_no_options(place: str, options: dict[str, Any]) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise OncelogError(
-            f"{place} names a record by its place: {given[0]} goes with a key. If it is the text of a key, add --text."
-        )
-
-
-def _chosen(policies: dict[str, Policy], name: str | None) -> tuple[Policy, ...]:
-    if name is None:
-        return tuple(policies.values())
-    if name not in policies:
-        raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
-    return (policies[name],)
-
-
-def why_passed_over(view: View, lane: int, position: int) -> str | None:
-    """Return why a position below the newest has no record, if a restore passed over it."""
-    gap = gap_at(view.gaps().get(lane, NO_GAPS).positions, position)
-    if gap is None:
-        return None
-    return f"no record: a restore passed over lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
-
-
 def _unknown(text: str, wanted: Wanted, matches: Matches) -> "_Shown":
     names = [policy.name for policy in wanted.policies]
     searched = f"under {', '.join(names)}"
@@ -183,7 +117,7 @@ def _unknown(text: str, wanted: Wanted, matches: Matches) -> "_Shown":
     if wanted.client is not None:
         searched += f" for the client {wanted.client!r}"
     read = "the key index" if matches.records_read is None else f"all {matches.records_read} records, and all leases,"
-    in_hex = _bytes_in_hex(text)
+    in_hex = bytes_in_hex(text)
     if in_hex is None:
         forms = "the key with this text (it is neither a UUID nor hex)"
     else:
@@ -354,19 +288,10 @@ def _plain(shown: _Shown) -> dict[str, Any]:
 
 
 def _choices(told: list[_Shown], keys: Sequence[bytes]) -> list[str]:
-    """One line for each of several writes: the options that choose it, and what became of it.
-
-    The last of several keys is that of the text.
-    """
-    are_of_both = len({one.key for one in told}) > 1
-    some = f"more than {MATCHES_MAX}" if len(told) > MATCHES_MAX else str(len(told))
-    lines = [f"ambiguous: {some} writes have this key. Choose one with these options:"]
-    for one in told[:MATCHES_MAX]:
-        options = f"--policy {one.policy} --scope {quote(printable(one.scope))}"
-        if one.client:
-            options += f" --client {quote(printable(one.client))}"
-        if are_of_both:
-            options += " --text" if one.key == keys[-1] else " --hex"
+    """One line for each of several writes: the options that choose it, and what became of it."""
+    identities = [(one.policy, one.scope, one.client, one.key) for one in told]
+    lines = [ambiguity(identities)]
+    for one, options in zip(told, choosing_options(identities, keys), strict=False):
         lines.append(f"  {options}\n      {one.outcome.status.value}: {printable(one.outcome.why)}")
     return lines
 

@@ -22,7 +22,7 @@ from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
 from oncelog.stores.leaps import Renewed, leap_request
-from oncelog.stores.postgres import delta_reading, ledger_reading, member_reading, reading
+from oncelog.stores.postgres import delta_reading, ledger_reading, member_reading, news, reading
 from oncelog.stores.postgres import tenants as tenants_of_database
 from oncelog.stores.postgres.connecting import (
     Connection,
@@ -105,6 +105,8 @@ class PostgresStore:
         self._writer = Writer(self._sessions.new, self._name, self._timeouts)
         self._durable: dict[int, int] = {}
         """Up to which position each lane is known to be as durable as the server makes its commits."""
+        self._epoch_checked_s = 0.0
+        """Time of the event loop at the last check of the epoch, except for checks by commits."""
         self._erasing = ""
         """The transaction behind which VACUUM is to come."""
         self._pool: Any = None
@@ -207,7 +209,12 @@ class PostgresStore:
     async def declare(self, policies: Sequence[Policy]) -> Mapping[str, Policy]:
         """As `Store` says."""
         writing = self._demand_open()
-        return await self._alone(lambda connection: writing.declare(connection, policies))
+
+        async def work(connection: Connection) -> Mapping[str, Policy]:
+            await self._check_epoch(connection)
+            return await writing.declare(connection, policies)
+
+        return await self._alone(work)
 
     async def commit(self, batch: Sequence[Request], validate: Validate | None = None) -> Decided:
         """As `Store` says."""
@@ -233,6 +240,7 @@ class PostgresStore:
 
         async def work(connection: Connection) -> int:
             nonlocal erased
+            await self._check_epoch(connection)
             rows = await connection.fetch(SQL["bodies"], lane, wanted)
             if rows:
                 hashes = [body_hash(salt, body) for _, salt, body, *_ in rows]
@@ -268,6 +276,7 @@ class PostgresStore:
         before = counted.usage
 
         async def work(connection: Connection) -> bool:
+            await self._check_epoch(connection)
             counted.usage = dict(before)  # it may be begun again
             return await tenants_of_database.replace(connection, text, counted, begun, is_last=is_last)
 
@@ -429,7 +438,17 @@ class PostgresStore:
     async def _look(self, connection: Connection) -> None:
         """Check now and then, for a process that only reads, that server and epoch are still the same."""
         await self._sessions.look(connection)
+        await self._check_epoch(connection)
+
+    async def _check_epoch(self, connection: Connection) -> None:
+        """Raise LogReplacedError if another process has renewed the epoch. Commits read it with the heads."""
         self._demand_open().check_epoch(await connection.fetchval(SQL["epoch"]))
+        self._epoch_checked_s = asyncio.get_running_loop().time()
+
+    async def _check_epoch_if_due(self, connection: Connection) -> None:
+        """Check the epoch after a read, in a process that does not follow the log and so has no other check."""
+        if asyncio.get_running_loop().time() - self._epoch_checked_s >= news.LOOK_MS / 1000:
+            await self._check_epoch(connection)
 
     async def _standing(self, connection: Connection, identity: KeyIdentity) -> Standing:
         writing = self._demand_open()
@@ -490,6 +509,7 @@ class PostgresStore:
                     # A network that loses all it is given must not stop those who follow.
                     with abandoning(connection, limit_ms or self._timeouts.transaction_ms):
                         result = await function(connection, *arguments)
+                        await self._check_epoch_if_due(connection)
                         await self._prove(connection)
                         return result
             except OF_POSTGRES as error:

@@ -1,0 +1,148 @@
+"""IDs of records as `show` and `proof` accept them, and the options that choose among several writes of a key."""
+
+import re
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import Annotated, Final
+from uuid import UUID
+
+import typer
+
+from oncelog.cli.terminal import printable
+from oncelog.core.chat import message_place
+from oncelog.core.gaps import gap_at
+from oncelog.core.policy import LEDGER, Policy
+from oncelog.core.transactions import place_of
+from oncelog.core.values import KeyIdentity, Record
+from oncelog.errors import OncelogError
+from oncelog.idempotency.calls import key_bytes
+from oncelog.stores.key_search import MATCHES_MAX
+from oncelog.stores.leaps import NO_GAPS
+from oncelog.stores.viewing import View
+
+MESSAGE_PREFIX: Final = "msg_"
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,15})", re.ASCII)
+_HEX: Final = re.compile(r"([0-9a-fA-F]{2})+")
+
+Place = tuple[int, int]
+"""Lane and position."""
+
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="Look under this policy only.")]
+ScopeOption = Annotated[
+    str | None, typer.Option("--scope", help="Look in this scope (or stream) only; '' is that of most events.")
+]
+ClientOption = Annotated[
+    str | None, typer.Option("--client", help="Look for a key of this client, where clients number their writes.")
+]
+AsText = Annotated[
+    bool | None,
+    typer.Option(
+        "--text/--hex",
+        help="Read ID only as the text of a key, or only as a UUID or hex. Without either, search for both.",
+        show_default=False,
+    ),
+]
+ReadAll = Annotated[bool, typer.Option("--all", help="Read all records, even if the key index has found the key.")]
+
+
+def named_place(text: str) -> Place | None:
+    """Return lane and position if a text names a record by them: LANE:POSITION, or a message's id."""
+    place = _PLACE.fullmatch(text)
+    if place is not None:
+        return int(place[1]), int(place[2])
+    if not text.startswith(MESSAGE_PREFIX):
+        return None
+    found = message_place(text)
+    if found is None:
+        raise OncelogError(
+            f"{text!r} is not a message's id: that is msg_ and 26 hexadecimal digits, lower case. "
+            "If it is the text of a key, add --text."
+        )
+    return found
+
+
+def check_no_options(place: str, options: Mapping[str, object]) -> None:
+    """Raise OncelogError if options of a key are given with a place."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise OncelogError(
+            f"{place} names a record by its place: {given[0]} goes with a key. If it is the text of a key, add --text."
+        )
+
+
+def transaction_place(text: str) -> Place | None:
+    """Return lane and position if a text has the form of a ledger transaction's id. It can be a key as well."""
+    return place_of(text.lower())
+
+
+def transaction_at(view: View, place: Place | None) -> Record | None:
+    """Return the record at a place if it is a transaction of a ledger."""
+    if place is None:
+        return None
+    lane, position = place
+    head = view.heads().get(lane)
+    record = view.record_at(lane, position) if head is not None and 1 <= position <= head.position else None
+    return None if record is None or record.policy != LEDGER.name else record
+
+
+def possible_keys(text: str, as_text: bool | None) -> tuple[bytes, ...]:
+    """Return the keys that a text can mean: those of a UUID or hex, and of the text itself."""
+    given = bytes_in_hex(text)
+    if as_text is False:
+        if given is None:
+            raise OncelogError(f"{text!r} is not a UUID or a key in hex: --hex is for these.")
+        return (given,)
+    try:
+        key = key_bytes(text)
+    except ValueError as error:
+        if given is None or as_text:
+            raise OncelogError(f"the ID cannot be a key: {error}.") from None
+        return (given,)
+    return (key,) if given is None or as_text else (given, key)
+
+
+def bytes_in_hex(text: str) -> bytes | None:
+    """Return the bytes of a UUID or of hex digits."""
+    if _HEX.fullmatch(text):
+        return bytes.fromhex(text)
+    try:
+        return UUID(text).bytes
+    except ValueError:
+        return None
+
+
+def chosen_policies(policies: Mapping[str, Policy], name: str | None) -> tuple[Policy, ...]:
+    """Return the policy of this name, or all. Raises OncelogError for a name that the log does not know."""
+    if name is None:
+        return tuple(policies.values())
+    if name not in policies:
+        raise OncelogError(f"the log knows no policy {name!r}; it has {', '.join(policies) or 'none'}.")
+    return (policies[name],)
+
+
+def ambiguity(identities: Sequence[KeyIdentity]) -> str:
+    """Return the sentence above the list of several writes with one key."""
+    some = f"more than {MATCHES_MAX}" if len(identities) > MATCHES_MAX else str(len(identities))
+    return f"ambiguous: {some} writes have this key. Choose one with these options:"
+
+
+def choosing_options(identities: Sequence[KeyIdentity], keys: Sequence[bytes]) -> list[str]:
+    """Return the options that choose each of several writes. The last of several keys is that of the text."""
+    are_of_both = len({key for *_, key in identities}) > 1
+    lines = []
+    for policy, scope, client, key in identities[:MATCHES_MAX]:
+        options = f"--policy {policy} --scope {quote(printable(scope))}"
+        if client:
+            options += f" --client {quote(printable(client))}"
+        if are_of_both:
+            options += " --text" if key == keys[-1] else " --hex"
+        lines.append(options)
+    return lines
+
+
+def why_passed_over(view: View, lane: int, position: int) -> str | None:
+    """Return why a position below the newest has no record, if a restore passed over it."""
+    gap = gap_at(view.gaps().get(lane, NO_GAPS).positions, position)
+    if gap is None:
+        return None
+    return f"no record: a restore passed over lane {lane}, positions {gap[0] + 1} to {gap[1] - 1}"
