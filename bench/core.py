@@ -16,7 +16,7 @@ from oncelog.core.operations import Relate, SetEntity
 from oncelog.core.plan import Plan, plan
 from oncelog.core.policy import CHAT, DELTAS, EVENTS, LEDGER, Policy
 from oncelog.core.proof import SALT_BYTES, seal
-from oncelog.core.values import Committed, Replayed, Request, Snapshot, Submission
+from oncelog.core.values import Committed, Member, Replayed, Request, Snapshot, Submission
 
 BATCH: Final = 256
 CLIENTS: Final = 16
@@ -100,7 +100,7 @@ def _decisions() -> Iterator[Measurement]:
     events = [_event(index) for index in range(BATCH)]
     changes = plan(events, nothing, NOW_MS).changes
     known = Snapshot(heads=changes.heads, keys={key: one for key, one in changes.keys.items() if one is not None})
-    members = {(f"room-{room}", f"client-{client}"): True for room in range(ROOMS) for client in range(CLIENTS)}
+    members = {(f"room-{room}", f"client-{client}"): Member(1) for room in range(ROOMS) for client in range(CLIENTS)}
     for name, batch, snapshot, verdict, target_us in (
         ("new events", events, nothing, Committed, 6),
         ("retries of events", events, known, Replayed, None),

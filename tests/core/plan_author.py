@@ -40,6 +40,7 @@ from oncelog.core.values import (
     Release,
     Renew,
     Request,
+    Role,
     SetCursor,
     SetMember,
     Settings,
@@ -52,7 +53,7 @@ START_MS: Final = 1_000_000_000_000
 SCOPES: Final = ("a", "é", "c")
 """With 2 lanes the second scope is alone in its lane, with 7 the first."""
 CLIENTS: Final = ("x", "y")
-MEMBERS: Final = ("m", "n")
+MEMBERS: Final = ("m", "n", "l")
 CONSUMERS: Final = ("q", "r")
 RATES: Final = (Rate(100, 2), Rate(70, 1), Rate(300, 3), Rate(1, 2))
 """Of some a write is back in the time that the clock moves between two batches."""
@@ -384,7 +385,9 @@ class Author:
 
     def set_member(self, _: Policy) -> SetMember:
         actor = self.pick("", "", *MEMBERS)
-        return SetMember(*self.scope_and_member(), self.pick(True, True, False), actor)
+        present = self.pick(True, True, False)
+        role = self.pick(None, None, Role.OWNER, Role.MEMBER) if present else None
+        return SetMember(*self.scope_and_member(), present, actor, role)
 
     def open_stream(self, _: Policy) -> OpenStream:
         return OpenStream(*self.scope_and_member())

@@ -33,6 +33,7 @@ from oncelog.core.values import (
     Refused,
     Remembered,
     Replayed,
+    Role,
     Snapshot,
     Submission,
     Verdict,
@@ -196,8 +197,11 @@ def compare_side_state(log: MemoryLog, model: PlanModel) -> None:
                 expected is not None,
                 expected or {},
             )
+        members = {name: it for (its_scope, name), it in snapshot.members.items() if its_scope == scope}
+        joined = sorted(members, key=lambda name: members[name].joined)
+        roles = {name: Role.OWNER if members[name].is_owner else Role.MEMBER for name in joined}
+        assert list(roles.items()) == list(model.roles(scope).items())
         for member in MEMBERS:
-            assert snapshot.members.get((scope, member), False) == model.is_member(scope, member)
             assert snapshot.acknowledged.get((scope, member), 0) == model.acknowledged(scope, member)
 
 
@@ -238,7 +242,7 @@ def check_footprints(history: History) -> None:
         assert log.snapshot == whole
         assert plan(batch, part, now_ms, validate) == decided
         for table in SNAPSHOT_TABLES:
-            assert getattr(decided.changes, table).keys() <= names_of(needs, table)
+            assert getattr(decided.changes, table).keys() <= names_of(needs, table, whole)
         log.save(decided.changes)
 
 
@@ -247,13 +251,18 @@ def restricted(snapshot: Snapshot, needs: Footprint | None) -> Snapshot:
     tables: dict[str, Any] = {table: dict(getattr(snapshot, table)) for table in SNAPSHOT_TABLES}
     if needs is not None:
         for table, rows in tables.items():
-            tables[table] = {name: value for name, value in rows.items() if name in names_of(needs, table)}
+            tables[table] = {name: value for name, value in rows.items() if name in names_of(needs, table, snapshot)}
     return Snapshot(settings=snapshot.settings, **tables)
 
 
-def names_of(needs: Footprint, table: str) -> set[Any]:
+def names_of(needs: Footprint, table: str, snapshot: Snapshot) -> set[Any]:
+    """The keys that a store loads of a table, with the oldest members of the streams that the footprint names."""
     names: set[Any] = getattr(needs, "lanes" if table == "heads" else table)
-    return names
+    if table not in ("members", "acknowledged"):
+        return names
+    by_age = sorted(snapshot.members, key=lambda name: snapshot.members[name].joined)
+    oldest = [[name for name in by_age if name[0] == scope][:count] for scope, count in needs.oldest.items()]
+    return names.union(*oldest)
 
 
 def check_retries(history: History) -> None:

@@ -42,6 +42,7 @@ from oncelog.core.values import (
     Renew,
     Replayed,
     Request,
+    Role,
     SetCursor,
     SetMember,
     Settings,
@@ -290,6 +291,22 @@ class PlanModel:
         changes = [event for event in self.history if isinstance(event, SetMember)]
         last = newest(change for change in changes if (change.scope, change.member) == (scope, member))
         return last is not None and last.present
+
+    def roles(self, scope: str) -> dict[str, Role]:
+        """The members in the order in which they joined, each with its role."""
+        found: dict[str, Role] = {}
+        for event in self.history:
+            if not isinstance(event, SetMember) or event.scope != scope:
+                continue
+            if not event.present:
+                found.pop(event.member, None)
+            elif event.member not in found:
+                found[event.member] = event.role or Role.MEMBER
+            elif event.role is not None:
+                found[event.member] = event.role
+            if found and Role.OWNER not in found.values():
+                found[next(iter(found))] = Role.OWNER
+        return found
 
     def acknowledged(self, scope: str, member: str) -> int:
         applied = [event for event in self.history if isinstance(event, Acknowledge)]
@@ -552,8 +569,16 @@ class PlanModel:
     def _set_member(self, item: SetMember) -> Verdict:
         if item.actor and not self.is_member(item.scope, item.actor):
             return refused(Reason.NOT_A_MEMBER)
-        changed = self.is_member(item.scope, item.member) != item.present
+        before = self.roles(item.scope)
+        is_own = item.actor == item.member and item.role is None
+        if item.actor and not is_own and before[item.actor] is not Role.OWNER:
+            return refused(Reason.NOT_AN_OWNER)
+        others = [role for name, role in before.items() if name != item.member]
+        is_demoted = item.role is Role.MEMBER and before.get(item.member) is Role.OWNER
+        if is_demoted and Role.OWNER not in others:
+            return refused(Reason.LAST_OWNER)
         self.history.append(item)
+        changed = self.roles(item.scope) != before
         return self._applied(self.lane_of_stream(item.scope), changed=changed)
 
     def _acknowledge(self, item: Acknowledge) -> Verdict:

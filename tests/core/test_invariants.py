@@ -14,10 +14,12 @@ from oncelog.core.values import (
     Acknowledge,
     Committed,
     KeyIdentity,
+    Member,
     Mode,
     Reason,
     Refused,
     Replayed,
+    Roster,
     SetMember,
     Submission,
     Verdict,
@@ -46,6 +48,8 @@ def run(writes: list[Submission], log: Log | None = None) -> History:
         readings=[Reading("reader", 0, 0, len(seen), seen)],
         syncs=[Sync("ann", scope, 0, last, range(1, last + 1)) for scope, last in log.snapshot.streams.items()],
         acknowledged=dict(log.snapshot.acknowledged),
+        members=dict(log.snapshot.members),
+        rosters=dict(log.snapshot.rosters),
         keys=dict(log.snapshot.keys),
         streams=dict(log.snapshot.streams),
         positions={lane: head.position for lane, head in log.snapshot.heads.items()},
@@ -100,7 +104,25 @@ def damaged(**changes: Any) -> History:
 
 
 def test_invariant_names_are_unique() -> None:
-    assert len({getattr(invariant, "__name__", "") for invariant in INVARIANTS}) == len(INVARIANTS) == 10
+    assert len({getattr(invariant, "__name__", "") for invariant in INVARIANTS}) == len(INVARIANTS) == 11
+
+
+@pytest.mark.rule("CH-19")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rosters": {}},
+        {"members": {}},
+        {"members": {("chat/1", "user:ann"): Member(1), ("chat/2", "user:ann"): Member(1, is_owner=True)}},
+        {"members": {("chat/1", "user:ann"): Member(2, is_owner=True), ("chat/2", "user:ann"): Member(1, True)}},
+        {
+            "members": {("chat/1", "user:ann"): Member(1), ("chat/2", "user:ann"): Member(1)},
+            "rosters": {"chat/1": Roster(1, 0, 1), "chat/2": Roster(1, None, 1)},
+        },
+    ],
+)
+def test_stream_without_owner_or_with_a_wrong_roster_is_found(change: dict[str, Any]) -> None:
+    assert found(damaged(**change)) == {"streams_have_owners"}
 
 
 @pytest.mark.rule("CH-13")

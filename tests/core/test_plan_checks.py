@@ -31,6 +31,7 @@ from oncelog.core.values import (
     Committed,
     Item,
     LaneHead,
+    Member,
     Mode,
     OpenStream,
     Rate,
@@ -77,7 +78,8 @@ def test_opened_stream_accepts_members_only() -> None:
     assert log(OpenStream("chat/1", "user:ann")) == Applied(changed=False)
     refused(log(SetMember("chat/1", "user:bob", actor="user:bob")), Reason.NOT_A_MEMBER)
     assert log(SetMember("chat/1", "user:bob", actor="user:ann")) == Applied(changed=True)
-    assert log(SetMember("chat/1", "user:ann", present=False, actor="user:bob")) == Applied(changed=True)
+    refused(log(SetMember("chat/1", "user:ann", present=False, actor="user:bob")), Reason.NOT_AN_OWNER)
+    assert log(SetMember("chat/1", "user:ann", present=False, actor="user:ann")) == Applied(changed=True)
     refused(log(SetMember("chat/1", "user:eve", actor="user:ann")), Reason.NOT_A_MEMBER)
     assert log(SetMember("chat/1", "user:bob", present=False, actor="user:bob")) == Applied(changed=True)
     for name in ("user:ann", "user:bob", "user:eve"):  # no members are left, and the stream cannot be opened again
@@ -93,7 +95,8 @@ def test_stream_is_not_opened_when_its_request_is_refused() -> None:
     items = (OpenStream("chat/2", "user:eve"), SetMember("chat/1", "user:eve", actor="user:eve"))
     verdicts = log.together(*items, mode=Mode.ALL)
     refused(verdicts[1], Reason.NOT_A_MEMBER)
-    assert (log.snapshot.streams, log.snapshot.members) == ({"chat/1": 0}, {("chat/1", "user:ann"): True})
+    assert log.snapshot.streams == {"chat/1": 0}
+    assert log.snapshot.members == {("chat/1", "user:ann"): Member(1, is_owner=True)}
 
 
 @pytest.mark.rule("CH-8")

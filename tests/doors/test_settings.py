@@ -374,6 +374,7 @@ def test_zero_is_accepted_only_where_it_means_no_limit() -> None:
         "frames_per_second_max",
         "user_messages_per_second_max",
         "chat_messages_per_second_max",
+        "user_chats_per_second_max",
     }
 
 

@@ -2,6 +2,15 @@
 
 from databases import query
 
+WITHOUT_ROLES = (
+    "DROP TABLE oncelog_rosters",
+    "DROP INDEX IF EXISTS oncelog_members_joined",
+    "DROP INDEX IF EXISTS oncelog_members_long_joined",
+    "ALTER TABLE oncelog_members DROP COLUMN joined",
+    "ALTER TABLE oncelog_members DROP COLUMN is_owner",
+)
+"""Statements, of both databases, that take back the migration that brings roles."""
+
 
 def downgrade_to_schema_4(place: str) -> None:
     """Give the tables of a database the shape that the migrations up to 4 make."""
@@ -22,6 +31,7 @@ def downgrade_to_schema_4(place: str) -> None:
         query(place, f"ALTER TABLE oncelog_{table} DROP COLUMN digest")
         query(place, f"ALTER TABLE oncelog_{table} ADD PRIMARY KEY (lane, {columns}), REPLICA IDENTITY DEFAULT")
     for statement in (
+        *WITHOUT_ROLES,
         "DROP TABLE oncelog_floors",
         "ALTER TABLE oncelog_state DROP COLUMN leaps, DROP COLUMN timeline",
         "DROP TABLE oncelog_horizons",

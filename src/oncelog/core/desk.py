@@ -4,7 +4,7 @@ Nothing here decides anything. It reads, writes, forgets by log time, and can be
 request that is all or nothing turns out to be nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from oncelog.core.values import (
     KeyIdentity,
     LaneHead,
     Lease,
+    Member,
     MemberIdentity,
     Record,
     Refused,
@@ -69,6 +70,13 @@ class Overlay(Generic[K, V]):
         """The value as this batch sees it; None if there is none."""
         value = self.changed.get(key, _ABSENT)
         return self._base.get(key) if value is _ABSENT else value
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Yield what the store loaded and what this batch set. A removed entry has the value None."""
+        for key, value in self._base.items():
+            if key not in self.changed:
+                yield key, value
+        yield from self.changed.items()
 
     def put(self, key: K, value: V) -> None:
         """Sets the value. In tables whose entries can be removed None does that."""
@@ -190,7 +198,8 @@ class Desk:
         self.relationships: Overlay[RelationshipIdentity, int | None] = Overlay(snapshot.relationships, self._journal)
         self.rows: Overlay[RowIdentity, Row | None] = Overlay(snapshot.rows, self._journal)
         self.leases: Overlay[KeyIdentity, Lease | None] = Overlay(snapshot.leases, self._journal)
-        self.members: Overlay[MemberIdentity, bool | None] = Overlay(snapshot.members, self._journal)
+        self.members: Overlay[MemberIdentity, Member | None] = Overlay(snapshot.members, self._journal)
+        self.rosters = Overlay(snapshot.rosters, self._journal)
         self.acknowledged: Overlay[MemberIdentity, int | None] = Overlay(snapshot.acknowledged, self._journal)
         self.consumers: Overlay[ConsumerIdentity, int | None] = Overlay(snapshot.consumers, self._journal)
         self.horizons = Overlay(snapshot.horizons, self._journal)
@@ -274,6 +283,7 @@ class Desk:
             rows=self.rows.changed,
             leases=self.leases.changed,
             members=self.members.changed,
+            rosters=self.rosters.changed,
             acknowledged=self.acknowledged.changed,
             consumers=self.consumers.changed,
             horizons=self.horizons.changed,

@@ -36,6 +36,7 @@ from oncelog.core.values import (
     Submission,
     client_identity,
     key_identity,
+    open_rate_identity,
     rate_identity,
     stream_rate_identity,
 )
@@ -60,6 +61,12 @@ class Footprint(Struct):
     rows: set[RowIdentity] = field(default_factory=set)
     leases: set[KeyIdentity] = field(default_factory=set)
     members: set[MemberIdentity] = field(default_factory=set)
+    oldest: dict[str, int] = field(default_factory=dict)
+    """How many of the oldest members to load, by stream: one more than the batch can remove, so that one is left.
+
+    What they have acknowledged is loaded with them.
+    """
+    rosters: set[str] = field(default_factory=set)
     acknowledged: set[MemberIdentity] = field(default_factory=set)
     consumers: set[ConsumerIdentity] = field(default_factory=set)
     horizons: set[str] = field(default_factory=set)
@@ -100,10 +107,10 @@ def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
         case OpenStream() | SetMember() | Acknowledge():
             needs.members.add((item.scope, item.member))
             needs.streams.add(item.scope)
-            if isinstance(item, SetMember) and item.actor:
-                needs.members.add((item.scope, item.actor))
-            if isinstance(item, Acknowledge) or (isinstance(item, SetMember) and item.present):
+            if isinstance(item, Acknowledge):
                 needs.acknowledged.add((item.scope, item.member))
+            else:
+                _add_member_change(item, needs, settings)
         case SetCursor():
             needs.consumers.add((item.scope, item.consumer))
             if item.scope:
@@ -117,6 +124,22 @@ def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
             needs.rows.update((item.scope, one.table, one.row_id) for one in item.tombstones)
         case Leap():
             needs.lanes.update(range(settings.lanes + 1))
+
+
+def _add_member_change(item: OpenStream | SetMember, needs: Footprint, settings: Settings) -> None:
+    needs.rosters.add(item.scope)
+    if isinstance(item, OpenStream):
+        if item.rate is not None:
+            identity = open_rate_identity(item)
+            needs.rates.add(identity)
+            needs.lanes.add(lane_of(identity[0], settings.lanes))
+        return
+    if item.actor:
+        needs.members.add((item.scope, item.actor))
+    if item.present:
+        needs.acknowledged.add((item.scope, item.member))
+    else:
+        needs.oldest[item.scope] = needs.oldest.get(item.scope, 1) + 1
 
 
 def _add_submission(submission: Submission, needs: Footprint) -> None:

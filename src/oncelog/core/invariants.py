@@ -18,6 +18,7 @@ from oncelog.core.policy import BUILT_IN, OnReuse, Policy
 from oncelog.core.values import (
     Committed,
     KeyIdentity,
+    Member,
     MemberIdentity,
     Reason,
     Receipt,
@@ -25,6 +26,7 @@ from oncelog.core.values import (
     Refused,
     Remembered,
     Replayed,
+    Roster,
     SequenceIdentity,
     Settings,
     Verdict,
@@ -78,6 +80,8 @@ class History(Struct):
     readings: Sequence[Reading] = ()
     syncs: Sequence[Sync] = ()
     acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
+    members: Mapping[MemberIdentity, Member] | None = None
+    rosters: Mapping[str, Roster] = field(default_factory=dict)
     keys: Mapping[KeyIdentity, Remembered] | None = None
     """What the store remembers of keys that have not been forgotten."""
     streams: Mapping[str, int] | None = None
@@ -150,6 +154,24 @@ def delivery_state_consistency(history: History) -> Iterator[str]:
     for (scope, member), sequence in history.acknowledged.items():
         if sequence > last[scope]:
             yield f"{member} has acknowledged {sequence} of {scope!r}, which ends at {last[scope]}"
+
+
+def streams_have_owners(history: History) -> Iterator[str]:
+    """CH-19: a stream with members has an owner once one was named, and its roster counts what there is."""
+    if history.members is None:
+        return
+    members: dict[str, list[Member]] = defaultdict(list)
+    for (scope, _), member in history.members.items():
+        members[scope].append(member)
+    for scope in members.keys() | history.rosters.keys():
+        known, roster = members[scope], history.rosters.get(scope)
+        owners = sum(member.is_owner for member in known)
+        if roster is None or (roster.members, roster.owners or 0) != (len(known), owners):
+            yield f"stream {scope!r} has {len(known)} members and {owners} owners, and its roster is {roster}"
+        elif known and roster.owners == 0:
+            yield f"stream {scope!r} has members and no owner"
+        elif len({member.joined for member in known if 1 <= member.joined <= roster.joined}) != len(known):
+            yield f"stream {scope!r}: the order of joining has repeated or unknown numbers"
 
 
 # --- those of the commit -----------------------------------------------------------------------------
@@ -282,6 +304,7 @@ INVARIANTS: Final[Sequence[Invariant]] = (
     idempotency_guarantee,
     sync_completeness,
     delivery_state_consistency,
+    streams_have_owners,
     commits_are_whole,
     log_time_never_goes_back,
     answers_are_durable,

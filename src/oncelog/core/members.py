@@ -1,7 +1,15 @@
-"""Members of a stream, and how far each has received it."""
+"""Members of a stream, their roles, and how far each has received it.
+
+A stream with members has an owner, who adds and removes members and sets roles. The first member is an owner. When the
+last owner leaves or is removed, the member that joined first becomes one. `Roster.owners` is None in a stream from
+before roles until an owner is named: every member acts as an owner.
+"""
+
+from msgspec.structs import replace
 
 from oncelog.core.desk import Desk
-from oncelog.core.values import Acknowledge, Applied, OpenStream, Reason, Refused, SetMember
+from oncelog.core.rates import take_for_stream
+from oncelog.core.values import Acknowledge, Applied, Member, OpenStream, Reason, Refused, Role, Roster, SetMember
 
 
 def not_a_member(scope: str, actor: str, desk: Desk) -> Refused | None:
@@ -11,32 +19,101 @@ def not_a_member(scope: str, actor: str, desk: Desk) -> Refused | None:
     return Refused(Reason.NOT_A_MEMBER, "only members of the stream may do this")
 
 
+def role_of(member: Member, roster: Roster) -> Role:
+    """Return the role that a member acts in."""
+    return Role.OWNER if member.is_owner or roster.owners is None else Role.MEMBER
+
+
 def open_stream(item: OpenStream, desk: Desk) -> Applied | Refused:
     """Makes a stream with its first member. Of two who make it at once one does, and the other is a stranger to it."""
-    if desk.streams.get(item.scope) is None:
-        return set_member(SetMember(item.scope, item.member), desk)
-    return not_a_member(item.scope, item.member, desk) or Applied(changed=False)
+    if desk.streams.get(item.scope) is not None:
+        return not_a_member(item.scope, item.member, desk) or Applied(changed=False)
+    return take_for_stream(item, desk) or set_member(SetMember(item.scope, item.member), desk)
 
 
 def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
-    """Adds or removes a member; doing it twice changes nothing. A stream has been opened when it has a member."""
-    if item.actor:
-        refused = not_a_member(item.scope, item.actor, desk)
-        if refused is not None:
-            return refused
-    identity = (item.scope, item.member)
-    if bool(desk.members.get(identity)) == item.present:
+    """Add or remove a member, or set its role; a repeated request changes nothing."""
+    refused = _check_actor(item, desk)
+    if refused is not None:
+        return refused
+    member = desk.members.get((item.scope, item.member))
+    roster = desk.rosters.get(item.scope) or Roster()
+    if member is not None and item.present:
+        return _set_role(item, member, roster, desk)
+    if item.present:
+        _add(item, roster, desk)
+    elif member is not None:
+        _remove(item, member, roster, desk)
+    return Applied(changed=item.present or member is not None)
+
+
+def _check_actor(item: SetMember, desk: Desk) -> Refused | None:
+    """Owners change members; every member may leave. A request without an actor is the application's."""
+    if not item.actor:
+        return None
+    refused = not_a_member(item.scope, item.actor, desk)
+    if refused is not None:
+        return refused
+    is_own = item.actor == item.member and item.role is None
+    actor = desk.members.get((item.scope, item.actor))
+    roster = desk.rosters.get(item.scope) or Roster()
+    if is_own or (actor is not None and role_of(actor, roster) is Role.OWNER):
+        return None
+    return Refused(Reason.NOT_AN_OWNER, "only owners of the stream may change its members", field="actor")
+
+
+def _add(item: SetMember, roster: Roster, desk: Desk) -> None:
+    is_owner = item.role is Role.OWNER or roster.members == 0
+    roster = replace(roster, members=roster.members + 1, joined=roster.joined + 1)
+    roster = _with_owners(roster, 1) if is_owner else roster
+    _put(item, Member(roster.joined, is_owner), roster, desk)
+
+
+def _remove(item: SetMember, member: Member, roster: Roster, desk: Desk) -> None:
+    roster = replace(roster, members=roster.members - 1)
+    roster = _with_owners(roster, -1) if member.is_owner else roster
+    _put(item, None, roster, desk)
+    if roster.owners == 0 and roster.members:
+        name, heir = _oldest_member(item.scope, desk)
+        heritage = SetMember(item.scope, name, actor=item.actor, role=Role.OWNER)
+        _put(heritage, replace(heir, is_owner=True), _with_owners(roster, 1), desk)
+
+
+def _set_role(item: SetMember, member: Member, roster: Roster, desk: Desk) -> Applied | Refused:
+    if item.role is None:
         return Applied(changed=False)
-    desk.members.put(identity, True if item.present else None)
-    acknowledged = desk.acknowledged.get(identity) if item.present else None
+    is_owner = item.role is Role.OWNER
+    if not is_owner and (roster.owners is None or (member.is_owner and roster.owners == 1)):
+        return Refused(Reason.LAST_OWNER, "no owner would be left; name another owner first", field="role")
+    if member.is_owner is is_owner:
+        return Applied(changed=False)
+    _put(item, replace(member, is_owner=is_owner), _with_owners(roster, 1 if is_owner else -1), desk)
+    return Applied(changed=True)
+
+
+def _with_owners(roster: Roster, change: int) -> Roster:
+    return replace(roster, owners=(roster.owners or 0) + change)
+
+
+def _oldest_member(scope: str, desk: Desk) -> tuple[str, Member]:
+    """Return the member that joined first. The read set has enough of the oldest ones (`Footprint.oldest`)."""
+    known = [(name, member) for (stream, name), member in desk.members.items() if stream == scope and member]
+    return min(known, key=lambda one: one[1].joined)
+
+
+def _put(item: SetMember, member: Member | None, roster: Roster, desk: Desk) -> None:
+    """Write one change of a member: every addition, removal and role passes here."""
+    identity = (item.scope, item.member)
+    desk.members.put(identity, member)
+    desk.rosters.put(item.scope, roster)
+    acknowledged = None if member is None else desk.acknowledged.get(identity)
     if acknowledged:
-        # Whoever comes back has received what he had. It is put again so that those who follow members hear of it.
+        # A returning member keeps its watermark. Put again, so that followers of members get it with the change.
         desk.acknowledged.put(identity, acknowledged)
     if desk.streams.get(item.scope) is None:
-        # It stays when the last member has gone: nobody else can make it anew and read what is in it.
+        # Stays after the last member has left: a stranger cannot open the stream again and read its records.
         desk.streams.put(item.scope, 0)
     desk.stream_lane(item.scope).touch()
-    return Applied(changed=True)
 
 
 def acknowledge(item: Acknowledge, desk: Desk) -> Applied | Refused:

@@ -5,18 +5,21 @@ puts that moment off by the time that one token needs to come back. So whoever h
 all. That time is rounded up to whole microseconds: every store computes the same, and never more are let through.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from oncelog.core.admission import Admission
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.limits import RATE_MAX, WHOLE_REQUEST_ITEMS_MAX
 from oncelog.core.values import (
     Bucket,
+    OpenStream,
     Rate,
     RateIdentity,
     Reason,
     Refused,
     Submission,
+    open_rate_identity,
     rate_identity,
     stream_rate_identity,
 )
@@ -42,10 +45,28 @@ def take(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused | None:
     """
     if submission.fence:
         return None  # as above
+    return _take_each(_rates_of(submission), lane, desk, desk.admission)
+
+
+def take_for_stream(item: OpenStream, desk: Desk) -> Refused | None:
+    """Take a token for a new stream from its first member, or refuse the stream and take nothing."""
+    if item.rate is None:
+        return None
+    identity = open_rate_identity(item)
+    lane = desk.stream_lane(identity[0])
+    refused = _take_each([(item.rate, identity)], lane, desk, None)
+    if refused is None:
+        lane.touch()
+    return refused
+
+
+def _take_each(
+    rates: Iterable[tuple[Rate, RateIdentity]], lane: LaneDesk, desk: Desk, admission: Admission | None
+) -> Refused | None:
     taken: list[tuple[RateIdentity, Bucket]] = []
-    admission, now_us = desk.admission, lane.log_time_ms * _MILLISECOND_US
+    now_us = lane.log_time_ms * _MILLISECOND_US
     missing_us = 0
-    for rate, identity in _rates_of(submission):
+    for rate, identity in rates:
         bucket = desk.rates.get(identity)
         full_at_us = 0 if bucket is None else bucket.full_at_us
         before_us, after_us, missing = after_one(full_at_us, now_us, rate.per_second, rate.burst)

@@ -42,6 +42,7 @@ from oncelog.core.values import (
     Release,
     Renew,
     Request,
+    Role,
     SetCursor,
     SetMember,
     Submission,
@@ -60,7 +61,10 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_lease(item, item.lease_ms)
         case Release():
             return _malformed_lease(item, LEASE_MS_MAX)
-        case OpenStream() | Acknowledge():
+        case OpenStream():
+            refused = _malformed_name("scope", item.scope) or _malformed_name("member", item.member)
+            return refused or (None if item.rate is None else _malformed_rate(item.rate))
+        case Acknowledge():
             return _malformed_name("scope", item.scope) or _malformed_name("member", item.member)
         case SetMember():
             return _malformed_setting_of_member(item)
@@ -81,7 +85,14 @@ def _malformed_leap(item: Leap) -> Refused | None:
 def _malformed_setting_of_member(item: SetMember) -> Refused | None:
     # Without an actor the application itself asks.
     refused = _malformed_name("actor", item.actor) if item.actor != "" else None
-    return _malformed_name("scope", item.scope) or _malformed_name("member", item.member) or refused
+    refused = _malformed_name("scope", item.scope) or _malformed_name("member", item.member) or refused
+    role: object = item.role
+    if refused is None and role is not None:
+        if not isinstance(role, Role):  # a str must not equal a Role by chance
+            return _refused("role", f"must be a Role or None, not {role!r}")
+        if not item.present:
+            return _refused("role", "must be None where a member is removed")
+    return refused
 
 
 def malformed_request(request: Request) -> Refused | None:

@@ -25,6 +25,7 @@ from oncelog.core.tenants import Tenants, Usage
 from oncelog.errors import SettingsError
 
 _STREAM: Final = Order.STREAM  # Python 3.11 takes long to find an enum's member
+_OPENED_BY: Final = "oncelog.opened/"
 
 # --- what comes in -----------------------------------------------------------------------------------
 
@@ -116,16 +117,28 @@ class OpenStream(Struct, frozen=True, gc=False):
 
     scope: str
     member: str
+    rate: Rate | None = None
+    """The limit of new streams that the member opens, over all lanes. An existing stream takes none of it."""
+
+
+class Role(Enum):
+    """What a member of a stream may do (core/members.py)."""
+
+    OWNER = "owner"
+    """May also add and remove members, and name owners."""
+    MEMBER = "member"
 
 
 class SetMember(Struct, frozen=True, gc=False):
-    """Adds a member to a stream, or removes one."""
+    """Adds a member to a stream, removes one, or sets its role."""
 
     scope: str
     member: str
     present: bool = True
     actor: str = ""
-    """Who asks for it, and must be a member; empty where the application itself does."""
+    """The caller, which must be an owner unless it removes itself; empty for the application itself."""
+    role: Role | None = None
+    """The role that the member gets. None leaves that of a member as it is, and adds a plain member."""
 
 
 class Acknowledge(Struct, frozen=True, gc=False):
@@ -262,6 +275,9 @@ class Reason(Enum):
 
     MALFORMED = "malformed"
     NOT_A_MEMBER = "not_a_member"
+    NOT_AN_OWNER = "not_an_owner"
+    LAST_OWNER = "last_owner"
+    """The stream would have members and no owner."""
     IDENTITY_REUSED = "identity_reused"
     SEQUENCE_GAP = "sequence_gap"
     SEQUENCE_REUSED = "sequence_reused"
@@ -353,6 +369,11 @@ def rate_identity(submission: Submission) -> RateIdentity:
     return (submission.scope if submission.policy.order is _STREAM else "", submission.actor)
 
 
+def open_rate_identity(item: OpenStream) -> RateIdentity:
+    """Return the bucket of a member's new streams. A scope per member spreads them over lanes."""
+    return (f"{_OPENED_BY}{item.member}", "")
+
+
 def stream_rate_identity(submission: Submission) -> RateIdentity:
     """The same of all who write to a stream: it stands where an actor without a name would."""
     return (submission.scope, "")
@@ -429,6 +450,25 @@ class Lease(Struct, frozen=True, gc=False):
     failure: bytes = b""
 
 
+class Member(Struct, frozen=True, gc=False):
+    """A member of a stream."""
+
+    joined: int
+    """Order of joining in the stream, from 1. A returning member gets a new number."""
+    is_owner: bool = False
+    """Whether it was named an owner. Where the roster has no owners, every member acts as one."""
+
+
+class Roster(Struct, frozen=True, gc=False):
+    """Counts of a stream's members."""
+
+    members: int = 0
+    owners: int | None = 0
+    """None in a stream from before roles, until an owner is named: every member acts as an owner."""
+    joined: int = 0
+    """The last number of `Member.joined` that was given out."""
+
+
 class Bucket(Struct, frozen=True, gc=False):
     """What an actor has left of a rate."""
 
@@ -489,7 +529,8 @@ class Snapshot(Struct):
     """The stream sequence at which each relationship was made."""
     rows: Mapping[RowIdentity, Row] = field(default_factory=dict)
     leases: Mapping[KeyIdentity, Lease] = field(default_factory=dict)
-    members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
+    members: Mapping[MemberIdentity, Member] = field(default_factory=dict)
+    rosters: Mapping[str, Roster] = field(default_factory=dict)
     acknowledged: Mapping[MemberIdentity, int] = field(default_factory=dict)
     consumers: Mapping[ConsumerIdentity, int] = field(default_factory=dict)
     """The cursor of each."""
@@ -516,7 +557,8 @@ class Changes(Struct):
     relationships: dict[RelationshipIdentity, int | None]
     rows: dict[RowIdentity, Row | None]
     leases: dict[KeyIdentity, Lease | None]
-    members: dict[MemberIdentity, bool | None]
+    members: dict[MemberIdentity, Member | None]
+    rosters: dict[str, Roster]
     acknowledged: dict[MemberIdentity, int | None]
     consumers: dict[ConsumerIdentity, int | None]
     horizons: dict[str, int]

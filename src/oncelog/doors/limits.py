@@ -58,9 +58,16 @@ _ZERO_MEANS_NO_LIMIT: Final = frozenset(
         "frames_per_second_max",
         "user_messages_per_second_max",
         "chat_messages_per_second_max",
+        "user_chats_per_second_max",
     }
 )
-_RATES: Final = ("new_events_per_second_max", "user_messages_per_second_max", "chat_messages_per_second_max")
+_RATES: Final = (
+    "new_events_per_second_max",
+    "user_messages_per_second_max",
+    "chat_messages_per_second_max",
+    "user_chats_per_second_max",
+    "user_chats_burst_max",
+)
 
 
 class DoorLimits(Struct, frozen=True, kw_only=True):
@@ -112,8 +119,12 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     """New messages of one user in one chat, over all processes of the log; retries are not counted. 0 is no limit."""
     chat_messages_per_second_max: int = 0
     """New messages in one chat, whoever sends them, over all processes of the log. 0 is no limit."""
+    user_chats_per_second_max: int = 1
+    """New chats of one user in the long run, over all processes of the log; retries are not counted. 0 is no limit."""
+    user_chats_burst_max: int = 1000
+    """New chats of one user at once, after a pause."""
     live_chats_max: int = 10_000
-    """Chats that one user is sent live. Of more, the first by their ids are."""
+    """Chats of one connected user that are kept in memory. Messages of further chats are delivered by a look-up."""
     delivery_ms: int = 50
     """How long acknowledgements gather before the members of their chat are told."""
 

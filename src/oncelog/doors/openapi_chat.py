@@ -6,6 +6,7 @@ from typing import Any, Final
 from oncelog import codes
 from oncelog.core.chat import CHAT_ID_CHARACTERS_MAX, CONTENT_TYPE_CHARACTERS_MAX
 from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.values import Role
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.openapi_parts import (
     JSON,
@@ -29,6 +30,8 @@ _READ: Final = (400, 401, 429, 503)
 _WRITTEN: Final = (400, 401, 408, 413, 415, 429, 503)
 _CODES: Final = (
     codes.NOT_A_MEMBER,
+    codes.NOT_AN_OWNER,
+    codes.LAST_OWNER,
     codes.INVALID_MESSAGE,
     codes.MESSAGE_TOO_LARGE,
     codes.INVALID_ACK,
@@ -55,6 +58,7 @@ _USER_ID: Final[Schema] = {
     "maxLength": NAME_CHARACTERS_MAX,
     "pattern": "^(user|client):[^\\u0000]+$",
 }
+_ROLE: Final[Schema] = {"enum": [role.value for role in Role]}
 _TIME: Final[Schema] = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\\.[0-9]{3}Z$"}
 _MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": "^msg_[0-9a-f]{26}$"}
 
@@ -68,8 +72,8 @@ def paths(limits: DoorLimits) -> Schema:
         "/v1/chats": {"post": _create(limits), "get": _chats(limits)},
         chat: {"get": _members("getChat", "Chat", "Read a chat and its members", limits)},
         f"{chat}/members/{{user_id}}": {
-            "put": {**_set_member("addMember", "Add a member"), "parameters": member},
-            "delete": {**_set_member("removeMember", "Remove a member, or oneself"), "parameters": member},
+            "put": {**_add_member(limits), "parameters": member},
+            "delete": {**_remove_member(), "parameters": member},
         },
         f"{chat}/messages": {"get": _history(limits), "post": _send(limits)},
         f"{chat}/delivery": {"get": _members("getDelivery", "Delivery", "Read how far each member is", limits)},
@@ -98,8 +102,8 @@ def _socket() -> Schema:
 
 def _create(limits: DoorLimits) -> Schema:
     about = (
-        "The caller becomes its first member. Of a chat that is there already its members can add others with this; to "
-        "everybody else it is as if they had no right to it. Of two who make it at once one does."
+        "The caller becomes its first member and its owner. The owners of an existing chat can add members with this; "
+        "other callers get 403. If two callers create it at once, one of them does."
     )
     told = answer("Chat", "It was there, and has these members too.")
     described = _described("createChat", "Make a chat", about, told, _WRITTEN)
@@ -119,8 +123,22 @@ def _members(name: str, schema: str, summary: str, limits: DoorLimits) -> Schema
     return {**described, "parameters": [_chat(), parameter("after", after), _limit(limits)]}
 
 
-def _set_member(name: str, summary: str) -> Schema:
-    return _described(name, summary, "By a member. Again it changes nothing.", answer("Member", "It is so."), _READ)
+def _add_member(limits: DoorLimits) -> Schema:
+    about = (
+        "For owners. Without a body, or without `role`, a new member is added as a plain member, and the role of an "
+        "existing member stays. The last owner cannot become a plain member: 409. A repeated request changes nothing."
+    )
+    described = _described("addMember", "Add a member, or set its role", about, answer("Member", "Done."), _WRITTEN)
+    described["responses"]["409"] = error(409, _ERROR)
+    return {**described, "requestBody": {**_body("NewMember", limits), "required": False}}
+
+
+def _remove_member() -> Schema:
+    about = (
+        "For owners; every member may remove itself. When the last owner leaves, the member that joined first becomes "
+        "an owner. A repeated request changes nothing."
+    )
+    return _described("removeMember", "Remove a member, or oneself", about, answer("Member", "Done."), _READ)
 
 
 def _history(limits: DoorLimits) -> Schema:
@@ -186,14 +204,15 @@ def _limit(limits: DoorLimits) -> Schema:
 def schemas(limits: DoorLimits) -> Schema:
     """What is sent and answered there."""
     members = {"type": "array", "maxItems": limits.page_messages_max, "items": _member()}
-    mine = object_of(chat_id=TEXT, last_sequence=whole(), last_acked_sequence=whole())
+    mine = object_of(chat_id=TEXT, last_sequence=whole(), last_acked_sequence=whole(), role=_ROLE)
     chats = object_of(chats={"type": "array", "maxItems": limits.page_messages_max, "items": mine})
     return {
         "NewChat": _new_chat(limits),
         "Chat": _and(object_of(chat_id=TEXT, last_sequence=whole(), members=members), next_after=TEXT),
         "Chats": _and(chats, next_after=TEXT),
         "Delivery": _and(object_of(chat_id=TEXT, members=members), next_after=TEXT),
-        "Member": object_of(chat_id=TEXT, user_id=TEXT, present={"type": "boolean"}),
+        "NewMember": {"type": "object", "properties": {"role": {**_ROLE, "enum": [*_ROLE["enum"], None]}}},
+        "Member": _and(object_of(chat_id=TEXT, user_id=TEXT, present={"type": "boolean"}), role=_ROLE),
         "NewMessage": _new_message(limits),
         "Sent": _and(
             object_of(
@@ -231,7 +250,7 @@ def _and(schema: Schema, **more: Schema) -> Schema:
 
 
 def _member() -> Schema:
-    return object_of(user_id=TEXT, last_acked_sequence=whole("All up to this was received."))
+    return object_of(user_id=TEXT, last_acked_sequence=whole("All up to this was received."), role=_ROLE)
 
 
 def _new_chat(limits: DoorLimits) -> Schema:

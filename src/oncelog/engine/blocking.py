@@ -6,7 +6,7 @@
 Any number of threads may share one; their writes meet in the same group commits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
@@ -21,6 +21,7 @@ from oncelog.core.values import (
     ClientEntry,
     Item,
     LaneHead,
+    MemberIdentity,
     Mode,
     Receipt,
     Record,
@@ -383,6 +384,10 @@ class BlockingBooks:
     def standing_of(self, scope: str, member: str) -> Membership | None:
         """As `Books.standing_of`."""
         return self._portal.call(self._books.standing_of, scope, member)
+
+    def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
+        """As `Books.members_among`."""
+        return self._portal.call(self._books.members_among, identities)
 
     def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
         """As `Books.members`."""

@@ -1,15 +1,16 @@
 """Reading what the records of a scope have left: clients, entities, relationships, and the blocks of its lane."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Final
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of
+from oncelog.core.members import role_of
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import LEDGER, Policy
-from oncelog.core.values import ClientEntry, Receipt, Record
+from oncelog.core.values import ClientEntry, MemberIdentity, Receipt, Record, Roster
 from oncelog.engine.cache import AnswerCache, Attested
 from oncelog.engine.limits import Limits
 from oncelog.engine.tailer import Tailers
@@ -130,14 +131,29 @@ class Books:
         """A stream as one of its members sees it, all of one moment; None for everybody else."""
         self._demand_open()
         identity = (scope, member)
-        needs = Footprint(lanes={self.lane(scope)}, streams={scope}, members={identity}, acknowledged={identity})
+        needs = Footprint(
+            lanes={self.lane(scope)},
+            streams={scope},
+            members={identity},
+            rosters={scope},
+            acknowledged={identity},
+        )
         found = (await self._store.side_state(needs)).snapshot
-        if not found.members.get(identity):
+        known = found.members.get(identity)
+        if known is None:
             return None
-        return Membership(scope, found.streams.get(scope, 0), found.acknowledged.get(identity, 0))
+        role = role_of(known, found.rosters.get(scope) or Roster())
+        return Membership(scope, found.streams.get(scope, 0), found.acknowledged.get(identity, 0), role)
+
+    async def members_among(self, identities: Iterable[MemberIdentity]) -> set[MemberIdentity]:
+        """Return those of some pairs of stream and name that are members, all of one moment."""
+        self._demand_open()
+        asked = set(identities)
+        needs = Footprint(lanes={self.lane(scope) for scope, _ in asked}, members=asked)
+        return set((await self._store.side_state(needs)).snapshot.members)
 
     async def members(self, scope: str, *, after: str = "", limit: int = 500) -> MemberPage:
-        """Members of a stream by name, each with what it has acknowledged."""
+        """Members of a stream by name, each with its role and what it has acknowledged."""
         self._demand_open()
         return await self._store.members(scope, after, self._page(limit))
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from oncelog.core.members import role_of
 from oncelog.core.values import Changes, LaneHead
 from oncelog.errors import StoreError
 from oncelog.stores.protocol import MemberChange, MemberPlace, Store
@@ -75,10 +76,11 @@ class MemberTailer:
         told: list[MemberChange] = []
         for lane, scope, member, kind, revision in changed_members(changes, self._store.settings.lanes):
             if lane == self.lane:
-                # Who acknowledges is a member.
-                present = kind == ACKNOWLEDGEMENT or bool(changes.members[scope, member])
                 acknowledged = changes.acknowledged.get((scope, member)) or 0
-                told.append(MemberChange(revision, scope, member, kind, present, acknowledged))
+                state = None if kind == ACKNOWLEDGEMENT else changes.members[scope, member]
+                role = None if state is None else role_of(state, changes.rosters[scope])
+                present = kind == ACKNOWLEDGEMENT or state is not None  # only members acknowledge
+                told.append(MemberChange(revision, scope, member, kind, present, acknowledged, role))
         if told:
             self._listener.changed(told)
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of
+from oncelog.core.members import role_of
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
 from oncelog.core.proof import SALT_BYTES, Block, body_hash
@@ -23,6 +24,7 @@ from oncelog.core.values import (
     Record,
     Remembered,
     Request,
+    Role,
     Settings,
     Snapshot,
     Verdict,
@@ -53,6 +55,7 @@ from oncelog.stores.protocol import (
     Show,
     SideState,
     Standing,
+    StreamMember,
     brief_of,
     close_blocks,
     decide,
@@ -357,13 +360,27 @@ class MemoryStore:
         """As `Store` says."""
         snapshot = self._demand_open().snapshot
         names = sorted(member for where, member in snapshot.members if where == scope and member > after)
-        return MemberPage.of([(name, snapshot.acknowledged.get((scope, name), 0)) for name in names], limit)
+        found = [
+            StreamMember.of(name, snapshot.acknowledged.get((scope, name), 0), self._acts_as_owner(scope, name))
+            for name in names
+        ]
+        return MemberPage.of(found, limit)
+
+    def _acts_as_owner(self, scope: str, member: str) -> bool:
+        snapshot = self._log.snapshot
+        found = snapshot.members.get((scope, member))
+        return found is not None and role_of(found, snapshot.rosters[scope]) is Role.OWNER
 
     async def memberships(self, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
         """As `Store` says."""
         snapshot = self._demand_open().snapshot
         found = [
-            Membership(scope, snapshot.streams.get(scope, 0), snapshot.acknowledged.get((scope, name), 0))
+            Membership.of(
+                scope,
+                snapshot.streams.get(scope, 0),
+                snapshot.acknowledged.get((scope, name), 0),
+                self._acts_as_owner(scope, name),
+            )
             for scope, name in sorted(snapshot.members)
             if name == member and scope > after and scope.startswith(prefix)
         ]
@@ -378,13 +395,14 @@ class MemoryStore:
             if where == lane and (revision, scope, member, kind) > after
         )
         return [
-            MemberChange(
+            MemberChange.of(
                 revision,
                 scope,
                 member,
                 kind,
-                bool(snapshot.members.get((scope, member))),
+                (scope, member) in snapshot.members,
                 snapshot.acknowledged.get((scope, member), 0),
+                self._acts_as_owner(scope, member),
             )
             for revision, scope, member, kind in changed[:limit]
         ]

@@ -31,6 +31,7 @@ from oncelog.core.values import (
     Refused,
     Remembered,
     Request,
+    Role,
     Settings,
     Snapshot,
     Verdict,
@@ -38,6 +39,7 @@ from oncelog.core.values import (
 from oncelog.errors import HistoryChangedError, PolicyError
 from oncelog.stores.ahead import warn_of_reader_ahead
 from oncelog.stores.leaps import Renewed
+from oncelog.stores.side_state import MEMBERSHIP
 
 _SALT: Final = Packing(f"{SALT_BYTES}s")
 Draw = Callable[[int], bytes]
@@ -290,14 +292,28 @@ class RelationshipPage(Struct, frozen=True):
     has_more: bool
 
 
-class MemberPage(Struct, frozen=True):
-    """Some members of a stream in the order of their names, each with what it has acknowledged."""
+class StreamMember(Struct, frozen=True):
+    """A member as readers of a stream see it."""
 
-    members: list[tuple[str, int]]
+    name: str
+    acknowledged: int
+    """The sequence up to which it has received the stream."""
+    role: Role
+
+    @classmethod
+    def of(cls, name: str, acknowledged: int, is_owner: object) -> "StreamMember":
+        """Return a member from its columns."""
+        return cls(name, acknowledged, Role.OWNER if is_owner else Role.MEMBER)
+
+
+class MemberPage(Struct, frozen=True):
+    """Some members of a stream in the order of their names."""
+
+    members: list[StreamMember]
     has_more: bool
 
     @classmethod
-    def of(cls, members: Sequence[tuple[str, int]], limit: int) -> "MemberPage":
+    def of(cls, members: Sequence[StreamMember], limit: int) -> "MemberPage":
         """As many of them as a page holds."""
         return cls(list(members[:limit]), len(members) > limit)
 
@@ -310,6 +326,12 @@ class Membership(Struct, frozen=True):
     """The newest sequence of the stream."""
     acknowledged: int
     """Up to where the member has received it."""
+    role: Role
+
+    @classmethod
+    def of(cls, scope: str, newest: int, acknowledged: int, is_owner: object) -> "Membership":
+        """Return a membership from its columns."""
+        return cls(scope, newest, acknowledged, Role.OWNER if is_owner else Role.MEMBER)
 
 
 class MembershipPage(Struct, frozen=True):
@@ -336,6 +358,17 @@ class MemberChange(Struct, frozen=True, gc=False):
     present: bool
     acknowledged: int
     """Of one who is present; who comes back has what he had."""
+    role: Role | None
+    """Of a member that was added or got another role; None of one that is gone, and of an acknowledgement."""
+
+    @classmethod
+    def of(
+        cls, revision: int, scope: str, member: str, kind: int, present: object, acknowledged: int, is_owner: object
+    ) -> "MemberChange":
+        """Return a change from its columns."""
+        role = Role.OWNER if is_owner else Role.MEMBER
+        is_told = present and kind == MEMBERSHIP
+        return cls(revision, scope, member, kind, bool(present), acknowledged, role if is_told else None)
 
     @property
     def place(self) -> "MemberPlace":

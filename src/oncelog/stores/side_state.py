@@ -1,7 +1,7 @@
 """Side state as rows: how each mapping of a snapshot lies in a table of its own, the same in every database."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +11,7 @@ from oncelog.core.identity import lane_of
 from oncelog.core.merge import NEVER, Row, Stamp
 from oncelog.core.operations import Entity
 from oncelog.core.tenants import Usage
-from oncelog.core.values import Bucket, Changes, ClientEntry, Lease
+from oncelog.core.values import Bucket, Changes, ClientEntry, Lease, Member, Roster, Snapshot
 
 _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
@@ -139,7 +139,26 @@ TABLES: Final = (
         msgspec.structs.astuple,
         lambda columns: Lease(*columns),
     ),
-    Table("members", ("scope", "member"), (), _FIRST, tuple, tuple, lambda _: (), lambda _: True),
+    Table(
+        "members",
+        ("scope", "member"),
+        ("joined", "is_owner"),
+        _FIRST,
+        tuple,
+        tuple,
+        lambda member: (member.joined, int(member.is_owner)),
+        lambda columns: Member(columns[0], bool(columns[1])),
+    ),
+    Table(
+        "rosters",
+        ("scope",),
+        ("members", "owners", "joined"),
+        str,
+        _one,
+        _FIRST,
+        msgspec.structs.astuple,
+        lambda columns: Roster(*columns),
+    ),
     Table("acknowledged", ("scope", "member"), ("sequence",), _FIRST, tuple, tuple, _one, _FIRST),
     Table("consumers", ("scope", "consumer"), ("cursor",), _FIRST, tuple, tuple, _one, _FIRST),
     Table(
@@ -191,6 +210,16 @@ def changed_members(changes: Changes, lanes: int) -> list[tuple[int, str, str, i
     changed += [(identity, ACKNOWLEDGEMENT) for identity in changes.acknowledged]
     places = sorted((lane_of_scope(scope, lanes), scope, member, kind) for (scope, member), kind in changed)
     return [(*place, changes.heads[place[0]].revision) for place in places]
+
+
+def add_oldest(snapshot: Snapshot, rows: Iterable[Sequence[Any]]) -> None:
+    """Add the oldest members to a snapshot. A row has scope, member, `joined`, `is_owner`, acknowledged or None."""
+    members, acknowledged = dict(snapshot.members), dict(snapshot.acknowledged)
+    for scope, member, joined, is_owner, sequence in rows:
+        members[scope, member] = Member(joined, bool(is_owner))
+        if sequence is not None:
+            acknowledged[scope, member] = sequence
+    snapshot.members, snapshot.acknowledged = members, acknowledged
 
 
 def behind_prefix(prefix: str) -> str:

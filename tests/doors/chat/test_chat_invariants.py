@@ -21,7 +21,7 @@ from oncelog.core.values import Record, Settings
 from oncelog.stores.verifying.findings import ContradictionError
 from oncelog.stores.verifying.identities import judge
 from oncelog.stores.verifying.source import Rules
-from stores.older_schema import downgrade_to_schema_4
+from stores.older_schema import WITHOUT_ROLES, downgrade_to_schema_4
 
 _SAME_KEY = "UPDATE oncelog_records SET key = (SELECT key FROM oncelog_records WHERE scope = 'chat/a' AND sequence = 1)"
 WEEK_MS = 7 * 24 * 3600 * 1000
@@ -195,6 +195,7 @@ def _downgrade(path: Path) -> None:
     ]
     if not is_postgres():
         statements += [
+            *WITHOUT_ROLES,
             "DROP TABLE oncelog_floors",
             "ALTER TABLE oncelog_state DROP COLUMN leaps",
             "DROP TABLE oncelog_horizons",

@@ -323,20 +323,6 @@ async def test_number_of_connections_and_frames_is_limited(tmp_path: Path) -> No
         assert (error["code"], error["limit"], error["retry_after_ms"]) == ("RATE_LIMITED", 3, 1000)
 
 
-@pytest.mark.rule("CO-30")
-async def test_live_delivery_is_limited_to_the_first_chats(tmp_path: Path) -> None:
-    async with opened(tmp_path, live_chats_max=2) as door:
-        for chat in ("a", "b", "c"):
-            await door.create(chat, "ann", "bob")
-        ann, bob = await door.device("ann"), await door.device("bob")
-        for chat in ("a", "b", "c"):
-            await ann.sent(chat, 1)
-        messages = await bob.takes(2, "message")  # in any order: chats may be in different lanes
-        assert sorted(frame["chat_id"] for frame in messages) == ["a", "b"]
-        assert "message" not in {frame["type"] for frame in await bob.quiet()}
-        assert sequences(await bob.synced("c")) == [1]
-
-
 # --- expiry ----------------------------------------------------------------------------------------------------
 
 WEEK_MS = 7 * 24 * 3600 * 1000

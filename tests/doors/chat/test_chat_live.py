@@ -210,6 +210,7 @@ async def test_new_member_is_notified_and_receives_later_messages(shared_server:
     assert await bob.quiet() == []
     await shared_server.door.set_member(chat, "ann", "bob")
     joined = {"type": "membership", "chat_id": chat, "user_id": "user:bob", "present": True, "last_acked_sequence": 0}
+    joined["role"] = "member"
     assert await ann.take(type="membership") == await bob.take(type="membership") == joined
     await ann.sent(chat, 2, "after")
     assert (await bob.take(type="message"))["sequence"] == 2

@@ -18,9 +18,10 @@ async def test_creator_becomes_a_member_and_a_missing_id_is_generated(shared_ser
     chat = shared_server.chat()
     door = shared_server.door
     made = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:bob", "client:bot"]})
-    members = [{"user_id": one, "last_acked_sequence": 0} for one in ("client:bot", "user:ann", "user:bob")]
+    roles = {"client:bot": "member", "user:ann": "owner", "user:bob": "member"}
+    members = [{"user_id": one, "last_acked_sequence": 0, "role": role} for one, role in roles.items()]
     assert (made.status, made.json) == (201, {"chat_id": chat, "last_sequence": 0, "members": members})
-    again = await door.http("POST", "/v1/chats", "bob", {"chat_id": chat, "members": ["user:cyn"]})
+    again = await door.http("POST", "/v1/chats", "ann", {"chat_id": chat, "members": ["user:cyn"]})
     assert (again.status, len(again.json["members"])) == (200, 4)
     found = (await door.http("GET", f"/v1/chats/{chat}", "cyn")).json
     assert found == again.json
@@ -75,7 +76,7 @@ async def test_chats_and_members_are_listed_in_pages(shared_server: SharedServer
             break
         after = f"&after={page['next_after']}"
     expected = [
-        {"chat_id": chat, "last_sequence": int(number < 3), "last_acked_sequence": int(number == 1)}
+        {"chat_id": chat, "last_sequence": int(number < 3), "last_acked_sequence": int(number == 1), "role": "owner"}
         for number, chat in enumerate(chats)
     ]
     assert found == expected
@@ -188,7 +189,8 @@ async def test_member_without_grants_is_treated_as_a_non_member(tmp_path: Path) 
             assert len(chats) == int(may_read)
             assert (await door.http("GET", "/v1/chats/a", keys[name])).status == (200 if may_read else 403)
             added = await door.http("PUT", "/v1/chats/a/members/user:x", keys[name])
-            assert added.status == (200 if may_write else 403)
+            code = "NOT_AN_OWNER" if may_write else "NOT_A_MEMBER"
+            assert (added.status, added.json["error"]["code"]) == (403, code)
 
 
 @pytest.mark.rule("CH-9", "CO-23")

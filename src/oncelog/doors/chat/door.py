@@ -26,6 +26,7 @@ from oncelog.core.values import (
     Record,
     Refused,
     Replayed,
+    Role,
     SetMember,
     Submission,
     Verdict,
@@ -46,6 +47,8 @@ MISMATCH: Final = "known_with_other_content"
 _CHAT_ID_BYTES: Final = 12
 _CODES: Final = {
     Reason.NOT_A_MEMBER: codes.NOT_A_MEMBER,
+    Reason.NOT_AN_OWNER: codes.NOT_AN_OWNER,
+    Reason.LAST_OWNER: codes.LAST_OWNER,
     Reason.INVALID: codes.INVALID_MESSAGE,
     Reason.MALFORMED: codes.INVALID_MESSAGE,
     Reason.INVALID_ACKNOWLEDGEMENT: codes.INVALID_ACK,
@@ -93,6 +96,7 @@ class ChatDoor:
         self.counts = counts
         self._rate = _rate(limits.user_messages_per_second_max)
         self._stream_rate = _rate(limits.chat_messages_per_second_max)
+        self._new_chats_rate = _rate(limits.user_chats_per_second_max, burst=limits.user_chats_burst_max)
         self.is_closing = False
 
     # --- rights
@@ -198,14 +202,14 @@ class ChatDoor:
     # --- chats and members
 
     async def create(self, scope: str | None, members: Sequence[str], principal: Principal) -> tuple[Chat, bool]:
-        """Makes a chat, or gives members to one of which the caller is one; and whether it was made."""
+        """Create a chat, or add members to one that the caller owns; and whether it was created."""
         scope = scope or f"{CHAT_PREFIX}chat_{secrets.token_hex(_CHAT_ID_BYTES)}"
         self.demand_writable(scope, principal)
         self.demand_going_on()
         actor = principal.actor
         others = [SetMember(scope, one, actor=actor) for one in dict.fromkeys(members) if one != actor]
         with telling():
-            verdicts = await self.log.submit_many([OpenStream(scope, actor), *others], Mode.ALL)
+            verdicts = await self.log.submit_many([OpenStream(scope, actor, self._new_chats_rate), *others], Mode.ALL)
         refused = [one for one in verdicts if isinstance(one, Refused) and one.reason is not Reason.NOT_PROCESSED]
         if refused:
             raise refusal(refused[0])
@@ -231,18 +235,26 @@ class ChatDoor:
         readable = [one for one in page.memberships if principal.grants.may_read(one.scope)]
         return Chats(readable, chat_of(page.memberships[-1].scope) if page.has_more else "")
 
-    async def set_member(self, scope: str, member: str, principal: Principal, *, present: bool) -> bool:
-        """Adds or removes a member; whether that has changed anything."""
+    async def add_member(self, scope: str, member: str, principal: Principal, role: Role | None) -> Role | None:
+        """Add a member or set its role. Return the role that it has then; None if it was removed meanwhile."""
         self.demand_writable(scope, principal)
-        verdict = await self._submit(SetMember(scope, member, present, principal.actor))
-        if isinstance(verdict, Applied):
-            return verdict.changed
-        raise refusal(verdict)
+        await self._apply(SetMember(scope, member, actor=principal.actor, role=role))
+        with telling():
+            found = await self.log.books.standing_of(scope, member)
+        return None if found is None else found.role
+
+    async def remove_member(self, scope: str, member: str, principal: Principal) -> bool:
+        """Remove a member, or the caller; whether that has changed anything."""
+        self.demand_writable(scope, principal)
+        return await self._apply(SetMember(scope, member, present=False, actor=principal.actor))
 
     async def acknowledge(self, scope: str, sequence: int, principal: Principal) -> bool:
         """Moves the caller's watermark forward; whether it was behind."""
         self.demand_readable(scope, principal)
-        verdict = await self._submit(Acknowledge(scope, principal.actor, sequence))
+        return await self._apply(Acknowledge(scope, principal.actor, sequence))
+
+    async def _apply(self, item: SetMember | Acknowledge) -> bool:
+        verdict = await self._submit(item)
         if isinstance(verdict, Applied):
             return verdict.changed
         raise refusal(verdict)
@@ -261,6 +273,8 @@ def refusal(verdict: Verdict) -> DoorError:
         raise TypeError(f"the chat door was answered with {verdict!r}")
     if verdict.reason is Reason.NOT_A_MEMBER:
         return not_a_member()
+    if verdict.reason is Reason.NOT_AN_OWNER:
+        return DoorError(codes.NOT_AN_OWNER, "only owners of the chat may change its members; ask an owner")
     if verdict.reason in NOT_NOW:
         return not_now(verdict)
     code = _CODES.get(verdict.reason, codes.BAD_REQUEST)
@@ -279,5 +293,5 @@ def stopping() -> DoorError:
     return DoorError(codes.SERVER_STOPPING, "the server is being stopped", retry_after_ms=RETRY_AFTER_MS)
 
 
-def _rate(per_second: int) -> Rate | None:
-    return Rate(per_second, burst=per_second) if per_second else None
+def _rate(per_second: int, burst: int = 0) -> Rate | None:
+    return Rate(per_second, burst=burst or per_second) if per_second else None

@@ -11,7 +11,7 @@ from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Replayed
 from oncelog.doors.chat import words
 from oncelog.doors.chat.door import Batch, Chat, ChatDoor
-from oncelog.doors.chat.reading import read_acked, read_chat, read_send, read_user
+from oncelog.doors.chat.reading import read_acked, read_chat, read_role, read_send, read_user
 from oncelog.doors.faults import DoorError
 from oncelog.doors.fields import bad, members_of, parsed, wrong_type
 from oncelog.doors.principal import Principal
@@ -89,18 +89,25 @@ class ChatHttp:
         return await self._door.chat(_scope(request), principal, after, _number(given, "limit"))
 
     async def _add(self, request: web.Request, address: str) -> web.Response:
-        return await self._set_member(request, address, present=True)
-
-    async def _remove(self, request: web.Request, address: str) -> web.Response:
-        return await self._set_member(request, address, present=False)
-
-    async def _set_member(self, request: web.Request, address: str, *, present: bool) -> web.Response:
         principal = self._principal(request, address)
         parameters_of(request, ())
-        user_id = read_user(path_name(request, "user_id"), "user_id")
-        scope = _scope(request)
-        await self._door.set_member(scope, user_id, principal, present=present)
-        return self._ok({"chat_id": path_name(request, "chat_id"), "user_id": user_id, "present": present})
+        user_id, scope = read_user(path_name(request, "user_id"), "user_id"), _scope(request)
+        body = await body_of(request)
+        role = None
+        if body:
+            demand_json(request)
+            role = read_role(members_of(parsed(body), "$").get("role"))
+        principal = self._door.entrance.still(principal)
+        role = await self._door.add_member(scope, user_id, principal, role)
+        answer = {"chat_id": path_name(request, "chat_id"), "user_id": user_id, "present": True}
+        return self._ok(answer if role is None else {**answer, "role": role.value})
+
+    async def _remove(self, request: web.Request, address: str) -> web.Response:
+        principal = self._principal(request, address)
+        parameters_of(request, ())
+        user_id, scope = read_user(path_name(request, "user_id"), "user_id"), _scope(request)
+        await self._door.remove_member(scope, user_id, principal)
+        return self._ok({"chat_id": path_name(request, "chat_id"), "user_id": user_id, "present": False})
 
     # --- messages
 
@@ -193,5 +200,5 @@ def _chat(chat: Chat) -> dict[str, Any]:
         "members": words.members_of(chat.page.members),
     }
     if chat.page.has_more:
-        answer["next_after"] = chat.page.members[-1][0]
+        answer["next_after"] = chat.page.members[-1].name
     return answer

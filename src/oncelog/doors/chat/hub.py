@@ -7,7 +7,7 @@ removed or acknowledges. A broadcast is encoded once. Whoever sent a message has
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,6 +15,7 @@ from oncelog.core.chat import CHAT_PREFIX, chat_of
 from oncelog.core.policy import CHAT
 from oncelog.core.values import Record
 from oncelog.doors.chat import words
+from oncelog.doors.chat.lookups import MemberLookups, WaitingFrame
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.outbox import Flusher, Outbox
@@ -42,11 +43,14 @@ class Reader(Protocol):
     def abort(self) -> None:
         """Something is wrong with this one alone."""
 
+    def end(self, error: Exception) -> None:
+        """Tell the client of an error, and close the connection."""
+
 
 class _User:
-    """Somebody who is connected, with one device or several, and the chats that he is a member of."""
+    """A connected user, with one device or several, and the chats of which the user is a member."""
 
-    __slots__ = ("chats", "is_loaded", "joining", "loading", "readers", "told")
+    __slots__ = ("chats", "found", "is_loaded", "joining", "loading", "readers", "told")
 
     def __init__(self) -> None:
         self.readers: set[Reader] = set()
@@ -54,6 +58,9 @@ class _User:
         self.joining = 0
         """How many more are about to."""
         self.chats: set[str] = set()
+        """At most `live_chats_max`. A user with more is one of `ChatHub.lookups`."""
+        self.found: set[str] = set()
+        """Further chats, by look-ups."""
         self.is_loaded = False
         self.told: dict[str, bool] = {}
         """What has changed while his chats are being loaded."""
@@ -91,6 +98,7 @@ class ChatHub:
         self._deliveries: dict[str, dict[str, int]] = {}
         """What members have acknowledged and others have not been told yet, by chat."""
         self._delivering: asyncio.TimerHandle | None = None
+        self.lookups = MemberLookups(log, limits, self)
         self.flusher = Flusher()
 
     # --- who is connected
@@ -110,6 +118,8 @@ class ChatHub:
             user.readers.add(reader)
             for scope in user.chats:
                 self._follow(reader, scope)
+            if name in self.lookups.users:
+                self.lookups.add_user(name)  # again: no chat is known for the new reader
         finally:
             user.joining -= 1
             self._forget_if_alone(name, user)
@@ -120,7 +130,7 @@ class ChatHub:
         if user is None or reader not in user.readers:
             return
         user.readers.discard(reader)
-        for scope in user.chats:
+        for scope in user.chats | user.found:
             self._unfollow(reader, scope)
         self._forget_if_alone(reader.user_id, user)
 
@@ -128,16 +138,17 @@ class ChatHub:
         """Its grants have changed."""
         user = self._users.get(reader.user_id)
         if user is not None and reader in user.readers:
-            for scope in user.chats:
+            for scope in user.chats | user.found:
                 self._unfollow(reader, scope)
                 self._follow(reader, scope)
 
     def _forget_if_alone(self, name: str, user: _User) -> None:
         if not user.readers and not user.joining and self._users.get(name) is user:
             del self._users[name]
+            self.lookups.remove_user(name)
 
     async def _load(self, name: str, user: _User) -> None:
-        """The chats of a user. What is changed meanwhile is told, and holds."""
+        """Load the chats of a user, at most `live_chats_max`, with the changes that come meanwhile."""
         chats: set[str] = set()
         after, has_more = "", True
         most = self._limits.live_chats_max
@@ -146,11 +157,11 @@ class ChatHub:
             chats.update(one.scope for one in page.memberships)
             has_more = page.has_more
             after = page.memberships[-1].scope if page.memberships else after
-        if has_more or len(chats) > most:
-            logger.warning("a user has more chats than are sent live", extra={"actor": name, "limit": most})
-            chats = set(sorted(chats)[:most])
         for scope, present in user.told.items():
             (chats.add if present else chats.discard)(scope)
+        if has_more or len(chats) > most:
+            chats = set(sorted(chats)[:most])
+            self.lookups.add_user(name)
         user.chats, user.is_loaded = chats, True
         user.told.clear()
 
@@ -201,13 +212,16 @@ class ChatHub:
 
     def deliver(self, records: Sequence[Record]) -> None:
         """As `Listener` says."""
-        live, senders, put = self._live, self._senders, self.flusher.put
+        live, senders, put, lookups = self._live, self._senders, self.flusher.put, self.lookups
         deliveries = 0
         for record in records:
             if record.policy != CHAT.name:
                 continue
             sent = senders.pop((record.scope, record.key), None) if senders else None
             readers = live.get(record.scope)
+            if lookups.users:
+                sender = () if sent is None or not _is_of(record, *sent) else (sent[0],)
+                lookups.tell(record.scope, words.message_frame(record), sender)
             if readers:
                 but = () if sent is None or sent[0] not in readers or not _is_of(record, *sent) else (sent[0],)
                 if len(readers) > len(but):
@@ -233,16 +247,74 @@ class ChatHub:
         scope, user = change.scope, self._users.get(change.member)
         concerned: set[Reader] = set()
         if user is not None:
-            if not user.is_loaded:
-                user.told[scope] = change.present
-            (user.chats.add if change.present else user.chats.discard)(scope)
             concerned = {reader for reader in user.readers if reader.may_follow(scope)}
-            for reader in user.readers:
-                (self._follow if change.present else self._unfollow)(reader, scope)
+            self._set_chat(change.member, user, scope, present=change.present)
         readers = self._live.get(scope, set()) | concerned
-        if readers:
-            acknowledged = change.acknowledged if change.present else None
-            self.flusher.put(words.membership_frame(chat_of(scope), change.member, acknowledged), readers)
+        if readers or self.lookups.users:
+            frame = words.membership_frame(chat_of(scope), change)
+            self.flusher.put(frame, readers)
+            if self.lookups.users:
+                self.lookups.tell(scope, frame, readers)
+
+    def _set_chat(self, name: str, user: _User, scope: str, *, present: bool) -> None:
+        """Note that a user was added to a chat or removed, and let the user's devices follow it or not."""
+        if not user.is_loaded:
+            user.told[scope] = present
+            return
+        if not present:
+            user.chats.discard(scope)
+            user.found.discard(scope)
+            self.lookups.note_change(scope, name, present=False)
+            for reader in user.readers:
+                self._unfollow(reader, scope)
+        elif name in self.lookups.users or len(user.chats) >= self._limits.live_chats_max:
+            self._add_chat_beyond_limit(name, user, scope)
+        else:
+            user.chats.add(scope)
+            for reader in user.readers:
+                self._follow(reader, scope)
+
+    def _add_chat_beyond_limit(self, name: str, user: _User, scope: str) -> None:
+        """Follow a chat that was looked up. Any other is looked up when a message is sent to it."""
+        if scope in user.chats:  # another role
+            return
+        if name not in self.lookups.users:
+            self.lookups.add_user(name)
+        if self.lookups.is_known(scope):
+            self.found_members(scope, [name], [])
+        else:
+            self.lookups.note_change(scope, name, present=True)
+
+    def found_members(self, scope: str, names: Collection[str], waiting: Sequence[WaitingFrame]) -> None:
+        """As `Follower` says. A device that followed the chat before has the frames."""
+        for name in names:
+            user = self._users.get(name)
+            if user is None or scope in user.chats:
+                continue
+            user.found.add(scope)
+            followed = self._live.get(scope, set())
+            for reader in [one for one in user.readers if one not in followed]:
+                self._follow(reader, scope)
+                frames = [one.frame for one in waiting if reader not in one.excluded]
+                if frames and reader.may_follow(scope):
+                    self.flusher.put(b"".join(frames), [reader])
+                    self._counts.deliveries += len(frames)
+
+    def forget_chat(self, scope: str) -> None:
+        """As `Follower` says."""
+        for name in self.lookups.users:
+            user = self._users.get(name)
+            if user is not None and scope in user.found:
+                user.found.discard(scope)
+                for reader in user.readers:
+                    self._unfollow(reader, scope)
+
+    def fail_lookups(self, names: Collection[str], error: Exception) -> None:
+        """As `Follower` says."""
+        for name in names:
+            user = self._users.get(name)
+            for reader in list(user.readers) if user is not None else ():
+                reader.end(error)
 
     def _tell_deliveries(self) -> None:
         """One frame for each member that has acknowledged something, all of a chat's together."""

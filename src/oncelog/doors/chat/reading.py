@@ -23,6 +23,7 @@ from oncelog.core.chat import (
 )
 from oncelog.core.identity import CONTROL_CHARACTER
 from oncelog.core.limits import NAME_CHARACTERS_MAX
+from oncelog.core.values import Role
 from oncelog.core.writing import uuid_bytes
 from oncelog.doors.faults import DoorError
 from oncelog.doors.fields import bad, members_of, parsed, required, text_of, token_of, whole, wrong_type
@@ -31,6 +32,7 @@ from oncelog.errors import CanonicalError
 REQUEST_ID_CHARACTERS_MAX: Final = 128
 DEVICE_ID_CHARACTERS_MAX: Final = 128
 _CONTENT_TYPE: Final = re.compile(r"[!-.0-~]+/[ -~]+", re.ASCII)
+_ROLES: Final = [role.value for role in Role]
 _ECHOED: Final = ("request_id", "client_message_id", "chat_id")
 _SEQUENCE: Final = "a whole number from 0 to 2^53−1"
 
@@ -252,6 +254,15 @@ def read_user(user_id: JsonValue, path: str) -> str:
     if len(user_id) > NAME_CHARACTERS_MAX or not _is_text(user_id):
         raise bad(path, f"must have at most {NAME_CHARACTERS_MAX} characters, and not U+0000")
     return user_id
+
+
+def read_role(value: JsonValue) -> Role | None:
+    """Return the role that a member is to get; None if the request names none. Raises DoorError."""
+    if value is None:
+        return None
+    if value not in _ROLES:
+        raise bad("$.role", f"must be one of {', '.join(map(repr, _ROLES))}, not {value!r:.100}")
+    return Role(value)
 
 
 def _is_text(text: str) -> bool:

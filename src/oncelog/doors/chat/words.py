@@ -19,11 +19,13 @@ from oncelog.doors.faults import DoorError
 from oncelog.doors.frames import frame, json_text
 from oncelog.doors.requests import JSON
 from oncelog.doors.requests import STATUS as STATUS_OF_ALL
-from oncelog.stores.protocol import Membership
+from oncelog.stores.protocol import MemberChange, Membership, StreamMember
 
 STATUS: Final = {
     **STATUS_OF_ALL,
     codes.NOT_A_MEMBER: 403,
+    codes.NOT_AN_OWNER: 403,
+    codes.LAST_OWNER: 409,
     codes.INVALID_MESSAGE: 400,
     codes.MESSAGE_TOO_LARGE: 413,
     codes.INVALID_ACK: 409,
@@ -161,11 +163,17 @@ def delivery_frame(chat_id: str, user_id: str, sequence: int) -> bytes:
     )
 
 
-def membership_frame(chat_id: str, user_id: str, last_acked_sequence: int | None) -> bytes:
-    """Somebody has come, and how far he had received the chat if he was there before; or has gone (None)."""
-    present = last_acked_sequence is not None
-    told = {"type": "membership", "chat_id": chat_id, "user_id": user_id, "present": present}
-    return frame(orjson.dumps({**told, "last_acked_sequence": last_acked_sequence} if present else told))
+def membership_frame(chat_id: str, change: MemberChange) -> bytes:
+    """Return the frame that tells of a member that was added, removed or got another role.
+
+    A returning member keeps its watermark.
+    """
+    told = {"type": "membership", "chat_id": chat_id, "user_id": change.member, "present": change.present}
+    if change.present:
+        told["last_acked_sequence"] = change.acknowledged
+    if change.role is not None:
+        told["role"] = change.role.value
+    return frame(orjson.dumps(told))
 
 
 def closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
@@ -178,14 +186,19 @@ def closing_frame(reason: str, reconnect_delay_ms: int) -> bytes:
 # --- over HTTP -----------------------------------------------------------------------------------------
 
 
-def members_of(members: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Members, and how far each has received the chat."""
-    return [{"user_id": name, "last_acked_sequence": sequence} for name, sequence in members]
+def members_of(members: Sequence[StreamMember]) -> list[dict[str, Any]]:
+    """Members, the role of each, and how far it has received the chat."""
+    return [{"user_id": one.name, "last_acked_sequence": one.acknowledged, "role": one.role.value} for one in members]
 
 
 def chats_of(memberships: Sequence[Membership]) -> list[dict[str, Any]]:
     """Chats as one of their members sees them."""
     return [
-        {"chat_id": chat_of(one.scope), "last_sequence": one.newest, "last_acked_sequence": one.acknowledged}
+        {
+            "chat_id": chat_of(one.scope),
+            "last_sequence": one.newest,
+            "last_acked_sequence": one.acknowledged,
+            "role": one.role.value,
+        }
         for one in memberships
     ]

@@ -5,7 +5,14 @@ from typing import Any
 from oncelog.core.values import Settings
 from oncelog.stores.postgres import reading
 from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.protocol import MemberChange, MemberPage, MemberPlace, Membership, MembershipPage
+from oncelog.stores.protocol import (
+    MemberChange,
+    MemberPage,
+    MemberPlace,
+    Membership,
+    MembershipPage,
+    StreamMember,
+)
 from oncelog.stores.side_state import behind_prefix, lane_of_scope
 
 
@@ -15,7 +22,7 @@ async def members(connection: Any, scope: str, after: str, limit: int, settings:
         return MemberPage([], has_more=False)
     bounds = (lane_of_scope(scope, settings.lanes), scope, after, limit + 1)
     rows = await connection.fetch(SQL["member_page"], *bounds)
-    return MemberPage.of([(row[0], row[1]) for row in rows], limit)
+    return MemberPage.of([StreamMember.of(*row) for row in rows], limit)
 
 
 async def memberships(connection: Any, member: str, prefix: str, after: str, limit: int) -> MembershipPage:
@@ -24,9 +31,9 @@ async def memberships(connection: Any, member: str, prefix: str, after: str, lim
         return MembershipPage([], has_more=False)
     bounds = (member, after, prefix, behind_prefix(prefix), limit + 1)
     rows = await connection.fetch(SQL["membership_page"], *bounds)
-    return MembershipPage.of([Membership(*row) for row in rows], limit)
+    return MembershipPage.of([Membership.of(*row) for row in rows], limit)
 
 
 async def member_changes(connection: Any, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
     """What has changed in a lane since."""
-    return [MemberChange(*row) for row in await connection.fetch(SQL["member_changes"], lane, *after, limit)]
+    return [MemberChange.of(*row) for row in await connection.fetch(SQL["member_changes"], lane, *after, limit)]

@@ -13,19 +13,28 @@ from typing import Any, Final
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
 from oncelog.stores.postgres.statements import SQL
-from oncelog.stores.side_state import KEPT, MEMBER_CHANGES, TABLES, USAGE, Table, changed_members, lane_of_scope
+from oncelog.stores.side_state import (
+    KEPT,
+    MEMBER_CHANGES,
+    TABLES,
+    USAGE,
+    Table,
+    add_oldest,
+    changed_members,
+    lane_of_scope,
+)
 
 SHORT_BYTES_MAX: Final = 2000
 """UTF-8 bytes that the texts of a key have together if it is indexed by them: below PostgreSQL's limit of 2,704."""
 _SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
 """A character has at most four bytes: up to this many need no counting."""
 _BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure", "digest"}
-_INTEGERS: Final = {"lane", "kind"}
+_INTEGERS: Final = {"lane", "kind", "is_owner"}
 _NUMBERS: Final = {
     *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
-    *("full_at_us", "bytes", "records", "revision", "floor"),
+    *("full_at_us", "bytes", "records", "revision", "floor", "joined", "members", "owners"),
 }
-_SINGLE_NAME: Final = {"streams", "horizons", "floors", USAGE}
+_SINGLE_NAME: Final = {"streams", "horizons", "floors", "rosters", USAGE}
 """Tables whose key is one name, which always fits into an index."""
 
 
@@ -140,6 +149,9 @@ async def load(connection: Any, needs: Footprint, snapshot: Snapshot) -> None:
         wanted = getattr(needs, table.name)
         if wanted:
             setattr(snapshot, table.name, await load_table(connection, table, wanted, snapshot.settings.lanes))
+    if needs.oldest:
+        keys = [(lane_of_scope(scope, snapshot.settings.lanes), scope, count) for scope, count in needs.oldest.items()]
+        add_oldest(snapshot, await connection.fetch(SQL["oldest_members"], *columns_of(keys)))
 
 
 async def load_table(connection: Any, table: Table, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:

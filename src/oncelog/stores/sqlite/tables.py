@@ -13,10 +13,10 @@ import orjson
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
 from oncelog.errors import CorruptError
-from oncelog.stores.side_state import TABLES, Table, changed_members, lane_of_scope
+from oncelog.stores.side_state import TABLES, Table, add_oldest, changed_members, lane_of_scope
 from oncelog.stores.sqlite.recent import TABLES as RECENT
 from oncelog.stores.sqlite.recent import Recent
-from oncelog.stores.sqlite.statements import Insert
+from oncelog.stores.sqlite.statements import SQL, Insert
 
 
 def _load_sql(table: Table) -> str:
@@ -94,7 +94,17 @@ def load(connection: Any, needs: Footprint, snapshot: Snapshot, recent: Recent |
         if wanted:
             known |= load_table(connection, table, wanted, snapshot.settings.lanes)
         setattr(snapshot, table.name, known)
+    if needs.oldest:
+        add_oldest(snapshot, _load_oldest(connection, needs.oldest, snapshot.settings.lanes))
     return asked
+
+
+def _load_oldest(connection: Any, wanted: Mapping[str, int], lanes: int) -> list[tuple[Any, ...]]:
+    """Return the members of some streams that joined first, as `add_oldest` takes them."""
+    keys = [(lane_of_scope(scope, lanes), scope) for scope in wanted]
+    bounds = (orjson.dumps(keys).decode(), max(wanted.values()))
+    rows: list[tuple[Any, ...]] = connection.execute(SQL["oldest_members"], bounds).fetchall()
+    return rows
 
 
 def load_table(connection: Any, table: Table, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:

@@ -90,6 +90,14 @@ def _check_members(source: Source) -> None:
     if found is not None:
         lane, scope = found
         raise ContradictionError(f"the stream {scope!r} has no records, and never had a member", lane)
+    found = source.first("bad_roster")
+    if found is not None:
+        lane, scope, members, owners, counted, named = found
+        raise ContradictionError(
+            f"the stream {scope!r} has {members} members and {owners} owners, and its roster counts {counted} and "
+            f"{named}, or the order of joining is inconsistent",
+            lane,
+        )
     found = source.first("member_change_beyond")
     if found is not None:
         lane, scope, member, revision, newest = found

@@ -15,6 +15,7 @@ from oncelog.testing.contract.ledger import LedgerContract
 from oncelog.testing.contract.members import MembersContract
 from oncelog.testing.contract.quotas import QuotasContract
 from oncelog.testing.contract.reading import ReadingContract
+from oncelog.testing.contract.roles import RolesContract
 from oncelog.testing.contract.time import TimeContract
 
 __all__ = ["StoreContract"]
@@ -28,6 +29,7 @@ class StoreContract(
     LedgerContract,
     DeltasContract,
     MembersContract,
+    RolesContract,
     QuotasContract,
     LeapContract,
 ):

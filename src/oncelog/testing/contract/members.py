@@ -5,7 +5,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from oncelog.core.values import Acknowledge, Applied, Mode, OpenStream, Rate, Reason, SetMember, Settings
+from oncelog.core.values import Acknowledge, Applied, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
 from oncelog.stores.protocol import MemberChange, MemberPlace, Membership
 from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.testing.contract.driven import Contract, DrivenStore
@@ -43,7 +43,7 @@ class MembersContract(Contract):
             assert committed(committed_elsewhere[1]).sequence == 1
             refused(log(OpenStream("chat/2", "user:bob")), Reason.NOT_A_MEMBER)
 
-    def test_members_are_set_by_members_all_or_none(self, tmp_path: Path) -> None:
+    def test_members_are_set_by_owners_all_or_none(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
             adding = [SetMember(CHANNEL, f"user:{number}", actor="user:ann") for number in range(3)]
             refused(log.together(*adding, mode=Mode.ALL)[0], Reason.NOT_A_MEMBER)
@@ -51,7 +51,8 @@ class MembersContract(Contract):
             assert made == [Applied(changed=True)] * 4
             log.reopen()
             refused(log(SetMember(CHANNEL, "user:ann", present=False, actor="user:eve")), Reason.NOT_A_MEMBER)
-            assert log(SetMember(CHANNEL, "user:ann", present=False, actor="user:1")) == Applied(changed=True)
+            refused(log(SetMember(CHANNEL, "user:ann", present=False, actor="user:1")), Reason.NOT_AN_OWNER)
+            assert log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")) == Applied(changed=True)
             refused(log(SetMember(CHANNEL, "user:2", present=False, actor="user:ann")), Reason.NOT_A_MEMBER)
             assert self._members(log, CHANNEL, 10) == [("user:0", 0), ("user:1", 0), ("user:2", 0)]
 
@@ -74,7 +75,7 @@ class MembersContract(Contract):
         while True:
             page = log.run(log.store.members(scope, found[-1][0] if found else "", limit))
             assert len(page.members) <= limit
-            found += page.members
+            found += [(one.name, one.acknowledged) for one in page.members]
             if not page.has_more:
                 return found
 
@@ -86,7 +87,7 @@ class MembersContract(Contract):
             log.together(Acknowledge(scopes[3], "user:ann", 1), SetMember(scopes[5], "user:ann", present=False))
             log.reopen()
             expected = [
-                Membership(scope, int(scope == scopes[3]), int(scope == scopes[3]))
+                Membership(scope, int(scope == scopes[3]), int(scope == scopes[3]), Role.OWNER)
                 for scope in scopes
                 if scope != scopes[5]
             ]
@@ -107,7 +108,8 @@ class MembersContract(Contract):
         with self.opened(tmp_path, Settings(lanes=1)) as log:
             log.together(SetMember(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
             first = log.heads()[1].revision
-            told = [MemberChange(first, CHANNEL, name, MEMBERSHIP, True, 0) for name in ("user:ann", "user:bob")]
+            roles = {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
+            told = [MemberChange(first, CHANNEL, name, MEMBERSHIP, True, 0, role) for name, role in roles.items()]
             assert self._changes(log, 0) == told
             log(message(1))
             assert self._changes(log, first) == []  # a record is none
@@ -115,13 +117,13 @@ class MembersContract(Contract):
             log(Acknowledge(CHANNEL, "user:ann", 1))
             acknowledged = log.heads()[1].revision
             assert self._changes(log, first) == [
-                MemberChange(acknowledged, CHANNEL, "user:ann", ACKNOWLEDGEMENT, True, 1)
+                MemberChange(acknowledged, CHANNEL, "user:ann", ACKNOWLEDGEMENT, True, 1, None)
             ]
             log.together(Acknowledge(CHANNEL, "user:ann", 1), SetMember(CHANNEL, "user:bob"))
             assert log.heads()[1].revision == acknowledged  # nothing has changed
             log(SetMember(CHANNEL, "user:bob", present=False))
             last = log.heads()[1].revision
-            gone = MemberChange(last, CHANNEL, "user:bob", MEMBERSHIP, False, 0)
+            gone = MemberChange(last, CHANNEL, "user:bob", MEMBERSHIP, False, 0, None)
             assert self._changes(log, acknowledged) == [gone]
             # Each is there once, as it stands now, where it changed last.
             assert [(one.member, one.kind) for one in self._changes(log, 0)] == [

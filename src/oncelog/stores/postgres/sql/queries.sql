@@ -551,16 +551,18 @@ SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, finger
 FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 
 -- name: member_page
--- The members of a stream, each with what it has acknowledged.
+-- The members of a stream, each with what it has acknowledged and whether it acts as an owner.
 (
-    SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
+    SELECT m.member, coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL) FROM oncelog_members AS m
+    LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
     LEFT JOIN LATERAL (
         SELECT sequence FROM oncelog_acknowledged AS a
         WHERE a.lane = m.lane AND a.scope = m.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
     ) AS a ON true
     WHERE m.digest IS NULL AND m.lane = $1 AND m.scope = $2 AND m.member > $3 ORDER BY m.member LIMIT $4
 ) UNION ALL (
-    SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
+    SELECT m.member, coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL) FROM oncelog_members AS m
+    LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
     LEFT JOIN LATERAL (
         SELECT sequence FROM oncelog_acknowledged AS a
         WHERE a.lane = m.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
@@ -572,9 +574,11 @@ FROM oncelog_records WHERE sequence_hash = $1 ORDER BY lane, position;
 ORDER BY 1 LIMIT $4;
 
 -- name: membership_page
--- The streams of a member, each with its newest sequence and what the member has acknowledged.
+-- The streams of a member, each with its newest sequence, what the member has acknowledged and whether it acts as an owner.
 (
-    SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
+    SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL)
+    FROM oncelog_members AS m
+    LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
     LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
     LEFT JOIN LATERAL (
         SELECT sequence FROM oncelog_acknowledged AS a
@@ -583,7 +587,9 @@ ORDER BY 1 LIMIT $4;
     WHERE m.digest IS NULL AND m.member = $1 AND m.scope > $2 AND m.scope >= $3 AND m.scope < $4
     ORDER BY m.scope LIMIT $5
 ) UNION ALL (
-    SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0) FROM oncelog_members AS m
+    SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0), (m.is_owner = 1 OR r.owners IS NULL)
+    FROM oncelog_members AS m
+    LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
     LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
     LEFT JOIN LATERAL (
         SELECT sequence FROM oncelog_acknowledged AS a
@@ -596,18 +602,42 @@ ORDER BY 1 LIMIT $4;
 )
 ORDER BY 1 LIMIT $5;
 
+-- name: oldest_members
+-- The members of some streams that joined first, with long names and short ones.
+SELECT n.scope, m.member, m.joined, m.is_owner, coalesce(a.sequence, la.sequence)
+FROM unnest($1::integer[], $2::text[], $3::bigint[]) AS n (lane, scope, wanted)
+CROSS JOIN LATERAL (
+    (
+        SELECT member, joined, is_owner, digest FROM oncelog_members AS m
+        WHERE m.digest IS NULL AND m.lane = n.lane AND m.scope = n.scope ORDER BY joined LIMIT n.wanted
+    ) UNION ALL (
+        SELECT member, joined, is_owner, digest FROM oncelog_members AS m
+        WHERE m.digest IS NOT NULL AND m.lane = n.lane AND left(m.scope, 64) = left(n.scope, 64) AND m.scope = n.scope
+        ORDER BY joined LIMIT n.wanted
+    )
+) AS m
+LEFT JOIN LATERAL (
+    SELECT sequence FROM oncelog_acknowledged AS a
+    WHERE a.lane = n.lane AND a.scope = n.scope AND a.member = m.member AND a.digest IS NULL OFFSET 0
+) AS a ON true
+LEFT JOIN LATERAL (
+    SELECT sequence FROM oncelog_acknowledged AS a
+    WHERE a.lane = n.lane AND a.digest = m.digest AND a.digest IS NOT NULL OFFSET 0
+) AS la ON true;
+
 -- name: member_changes
 -- Members of a lane that were added, were removed or acknowledged something since a revision, in their current state.
 -- A key is short or long, so only one of the two joins of each table finds a row.
 SELECT c.revision, c.scope, c.member, c.kind, (m.member IS NOT NULL OR lm.member IS NOT NULL),
-    coalesce(a.sequence, la.sequence, 0)
+    coalesce(a.sequence, la.sequence, 0), (coalesce(m.is_owner, lm.is_owner) = 1 OR r.owners IS NULL)
 FROM oncelog_member_changes AS c
+LEFT JOIN oncelog_rosters AS r ON r.lane = c.lane AND r.scope = c.scope
 LEFT JOIN LATERAL (
-    SELECT member FROM oncelog_members AS m
+    SELECT member, is_owner FROM oncelog_members AS m
     WHERE m.lane = c.lane AND m.scope = c.scope AND m.member = c.member AND m.digest IS NULL OFFSET 0
 ) AS m ON true
 LEFT JOIN LATERAL (
-    SELECT member FROM oncelog_members AS m
+    SELECT member, is_owner FROM oncelog_members AS m
     WHERE m.lane = c.lane AND m.digest = c.digest AND m.digest IS NOT NULL
         AND left(m.scope, 64) = left(c.scope, 64) AND left(m.member, 64) = left(c.member, 64) OFFSET 0
 ) AS lm ON true
@@ -638,6 +668,19 @@ WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = m.lane AND s
 SELECT s.lane, s.scope FROM oncelog_streams AS s WHERE s.sequence = 0
     AND NOT EXISTS (SELECT 1 FROM oncelog_members AS m WHERE m.lane = s.lane AND m.scope = s.scope)
     AND NOT EXISTS (SELECT 1 FROM oncelog_member_changes AS c WHERE c.lane = s.lane AND c.scope = s.scope) LIMIT 1;
+
+-- name: bad_roster
+-- A stream whose members, owners or numbers of joining differ from its roster, or that has no owner.
+SELECT coalesce(m.lane, r.lane), coalesce(m.scope, r.scope), coalesce(m.members, 0), coalesce(m.owners, 0),
+    coalesce(r.members, 0), r.owners
+FROM (
+    SELECT lane, scope, count(*) AS members, sum(is_owner) AS owners, min(joined) AS first, max(joined) AS last,
+        count(DISTINCT joined) AS numbers, min(is_owner) AS least, max(is_owner) AS most
+    FROM oncelog_members GROUP BY lane, scope
+) AS m FULL JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
+WHERE coalesce(m.members, 0) <> coalesce(r.members, -1) OR coalesce(m.owners, 0) <> coalesce(r.owners, 0)
+    OR m.numbers <> m.members OR m.first < 1 OR m.last > r.joined OR m.least < 0 OR m.most > 1
+    OR (r.owners = 0 AND r.members > 0) LIMIT 1;
 
 -- name: member_change_beyond
 -- A change of a member that its lane has not come to.

@@ -240,23 +240,37 @@ WHERE lane = :lane AND scope = :scope AND subject = :subject AND (resource, rela
 ORDER BY resource, relation LIMIT :limit;
 
 -- name: member_page
--- The members of a stream, each with what it has acknowledged.
-SELECT m.member, coalesce(a.sequence, 0) FROM oncelog_members AS m
+-- The members of a stream, each with what it has acknowledged and whether it acts as an owner.
+SELECT m.member, coalesce(a.sequence, 0), m.is_owner = 1 OR r.owners IS NULL FROM oncelog_members AS m
+LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
 LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
 WHERE m.lane = ? AND m.scope = ? AND m.member > ? ORDER BY m.member LIMIT ?;
 
 -- name: membership_page
--- The streams of a member, each with its newest sequence and what the member has acknowledged.
-SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0)
+-- The streams of a member, each with its newest sequence, what the member has acknowledged and whether it acts as an owner.
+SELECT m.scope, coalesce(s.sequence, 0), coalesce(a.sequence, 0), m.is_owner = 1 OR r.owners IS NULL
 FROM oncelog_members AS m INDEXED BY oncelog_members_member
+LEFT JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
 LEFT JOIN oncelog_streams AS s ON s.lane = m.lane AND s.scope = m.scope
 LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member
 WHERE m.member = ? AND m.scope > ? AND m.scope >= ? AND m.scope < ? ORDER BY m.scope LIMIT ?;
 
+-- name: oldest_members
+-- The members of some streams that joined first, at most as many of each as the second parameter says.
+SELECT m.scope, m.member, m.joined, m.is_owner, a.sequence FROM json_each(?1) AS n
+CROSS JOIN oncelog_members AS m INDEXED BY oncelog_members_joined ON m.lane = n.value ->> 0 AND m.scope = n.value ->> 1
+    AND m.joined IN (
+        SELECT o.joined FROM oncelog_members AS o INDEXED BY oncelog_members_joined
+        WHERE o.lane = n.value ->> 0 AND o.scope = n.value ->> 1 ORDER BY o.joined LIMIT ?2
+    )
+LEFT JOIN oncelog_acknowledged AS a ON a.lane = m.lane AND a.scope = m.scope AND a.member = m.member;
+
 -- name: member_changes
 -- Who has come, gone or acknowledged something in a lane since a revision, as it stands now.
-SELECT c.revision, c.scope, c.member, c.kind, m.member IS NOT NULL, coalesce(a.sequence, 0)
+SELECT c.revision, c.scope, c.member, c.kind, m.member IS NOT NULL, coalesce(a.sequence, 0),
+    m.is_owner = 1 OR r.owners IS NULL
 FROM oncelog_member_changes AS c INDEXED BY oncelog_member_changes_revision
+LEFT JOIN oncelog_rosters AS r ON r.lane = c.lane AND r.scope = c.scope
 LEFT JOIN oncelog_members AS m ON m.lane = c.lane AND m.scope = c.scope AND m.member = c.member
 LEFT JOIN oncelog_acknowledged AS a ON a.lane = c.lane AND a.scope = c.scope AND a.member = c.member
 WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDER BY c.revision, c.scope, c.member, c.kind LIMIT ?;
@@ -409,6 +423,19 @@ WHERE NOT EXISTS (SELECT 1 FROM oncelog_streams AS s WHERE s.lane = m.lane AND s
 SELECT s.lane, s.scope FROM oncelog_streams AS s WHERE s.sequence = 0
     AND NOT EXISTS (SELECT 1 FROM oncelog_members AS m WHERE m.lane = s.lane AND m.scope = s.scope)
     AND NOT EXISTS (SELECT 1 FROM oncelog_member_changes AS c WHERE c.lane = s.lane AND c.scope = s.scope) LIMIT 1;
+
+-- name: bad_roster
+-- A stream whose members, owners or numbers of joining differ from its roster, or that has no owner.
+SELECT coalesce(m.lane, r.lane), coalesce(m.scope, r.scope), coalesce(m.members, 0), coalesce(m.owners, 0),
+    coalesce(r.members, 0), r.owners
+FROM (
+    SELECT lane, scope, count(*) AS members, sum(is_owner) AS owners, min(joined) AS first, max(joined) AS last,
+        count(DISTINCT joined) AS numbers, min(is_owner) AS least, max(is_owner) AS most
+    FROM oncelog_members GROUP BY lane, scope
+) AS m FULL JOIN oncelog_rosters AS r ON r.lane = m.lane AND r.scope = m.scope
+WHERE coalesce(m.members, 0) <> coalesce(r.members, -1) OR coalesce(m.owners, 0) <> coalesce(r.owners, 0)
+    OR m.numbers <> m.members OR m.first < 1 OR m.last > r.joined OR m.least < 0 OR m.most > 1
+    OR (r.owners = 0 AND r.members > 0) LIMIT 1;
 
 -- name: member_change_beyond
 -- A change of a member that its lane has not come to.

@@ -1,0 +1,144 @@
+"""The contract of roles: owners, inheritance, and the limit of new streams."""
+
+# ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
+
+from pathlib import Path
+
+from oncelog.core.values import Acknowledge, Applied, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
+from oncelog.stores.protocol import MemberChange
+from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
+from oncelog.testing.contract.driven import Contract, DrivenStore
+from oncelog.testing.contract.writes import CHANNEL, message, refused
+
+CHANGED = Applied(changed=True)
+UNCHANGED = Applied(changed=False)
+
+
+class RolesContract(Contract):
+    """Storage, inheritance and notification of owners."""
+
+    def test_creator_is_owner_and_names_others(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
+            log.reopen()
+            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
+            naming = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER)
+            assert [log(naming), log(naming)] == [CHANGED, UNCHANGED]
+            log.reopen()
+            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.OWNER}
+            assert log(SetMember(CHANNEL, "user:ann", actor="user:bob", role=Role.MEMBER)) == CHANGED
+            assert self._roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
+
+    def test_plain_member_changes_no_one_but_may_leave(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            names = ("user:bob", "user:eve")
+            log.together(OpenStream(CHANNEL, "user:ann"), *[SetMember(CHANNEL, name) for name in names])
+            log.reopen()
+            for item in (
+                SetMember(CHANNEL, "user:ann", present=False, actor="user:eve"),
+                SetMember(CHANNEL, "user:bob", present=False, actor="user:eve"),
+                SetMember(CHANNEL, "user:zoe", actor="user:eve"),
+                SetMember(CHANNEL, "user:bob", actor="user:eve"),
+                SetMember(CHANNEL, "user:eve", actor="user:eve", role=Role.OWNER),
+                SetMember(CHANNEL, "user:ann", actor="user:eve", role=Role.MEMBER),
+            ):
+                refused(log(item), Reason.NOT_AN_OWNER)
+            assert log(SetMember(CHANNEL, "user:eve", actor="user:eve")) == UNCHANGED
+            assert log(SetMember(CHANNEL, "user:eve", present=False, actor="user:eve")) == CHANGED
+            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
+
+    def test_oldest_member_inherits_when_the_last_owner_leaves(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            # The order of joining is neither that of names nor that of the removals.
+            joining = ("user:m", "user:c", "user:x", "user:a", "user:b")
+            log.together(*[SetMember(CHANNEL, name) for name in joining], message(1, actor="user:x"))
+            log.together(Acknowledge(CHANNEL, "user:x", 1), SetMember(CHANNEL, "user:c", present=False))
+            log(SetMember(CHANNEL, "user:c"))  # returns as the youngest
+            log.reopen()
+            assert log(SetMember(CHANNEL, "user:m", present=False, actor="user:m")) == CHANGED
+            assert self._owners(log) == ["user:x"]
+            log.reopen()
+            # Several owners leave in one batch, and a member that joins in it is the youngest.
+            leaving = [SetMember(CHANNEL, name, present=False) for name in ("user:x", "user:a", "user:b")]
+            assert log.together(SetMember(CHANNEL, "user:0"), *leaving) == [CHANGED] * 4
+            assert self._owners(log) == ["user:c"]
+            assert log.together(*[SetMember(CHANNEL, name, present=False) for name in ("user:c", "user:0")]) == [
+                CHANGED,
+                CHANGED,
+            ]
+            assert self._roles(log) == {}
+            log.reopen()
+            log.together(SetMember(CHANNEL, "user:z"), SetMember(CHANNEL, "user:y"))
+            assert self._roles(log) == {"user:y": Role.MEMBER, "user:z": Role.OWNER}
+
+    def test_returning_owner_is_a_plain_member(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", role=Role.OWNER))
+            log.together(
+                SetMember(CHANNEL, "user:ann", present=False, actor="user:bob"),
+                SetMember(CHANNEL, "user:ann", actor="user:bob"),
+            )
+            log.reopen()
+            assert self._roles(log) == {"user:ann": Role.MEMBER, "user:bob": Role.OWNER}
+
+    def test_last_owner_keeps_the_role_until_another_is_named(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+            for actor in ("", "user:ann"):
+                refused(log(SetMember(CHANNEL, "user:ann", actor=actor, role=Role.MEMBER)), Reason.LAST_OWNER)
+            swap = (
+                SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER),
+                SetMember(CHANNEL, "user:ann", actor="user:ann", role=Role.MEMBER),
+            )
+            assert log.together(*swap, mode=Mode.ALL) == [CHANGED, CHANGED]
+            log.reopen()
+            assert self._owners(log) == ["user:bob"]
+
+    def test_refused_request_leaves_owner_and_heir_as_they_were(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+            leaving = SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")
+            adding = SetMember(CHANNEL, "user:eve", actor="user:ann")
+            refused(log.together(leaving, adding, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
+            assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
+
+    def test_role_changes_are_told_with_what_is_acknowledged(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"), message(1))
+            log(Acknowledge(CHANNEL, "user:bob", 1))
+            before = log.heads()[1].revision
+            log.reopen()
+            log(SetMember(CHANNEL, "user:ann", present=False))
+            revision = log.heads()[1].revision
+            assert log.run(log.store.member_changes(1, (before + 1, "", "", 0), 10)) == [
+                MemberChange(revision, CHANNEL, "user:ann", MEMBERSHIP, False, 0, None),
+                MemberChange(revision, CHANNEL, "user:bob", MEMBERSHIP, True, 1, Role.OWNER),
+                MemberChange(revision, CHANNEL, "user:bob", ACKNOWLEDGEMENT, True, 1, None),
+            ]
+
+    def test_new_streams_of_a_member_have_a_rate(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=4)) as log:
+            rate = Rate(1, burst=2)
+            opening = [OpenStream(f"chat/{number}", "user:ann", rate) for number in range(4)]
+            assert log.together(*opening[:2]) == [CHANGED, CHANGED]
+            log.reopen()
+            assert log.together(*opening[:2]) == [UNCHANGED, UNCHANGED]  # retries take nothing
+            assert refused(log(opening[2]), Reason.RATE_LIMITED).retry_after_ms == 1000
+            assert log(OpenStream("chat/9", "user:bob", rate)) == CHANGED
+            log.clock.advance(1000)
+            # A request that is refused takes nothing.
+            bad = SetMember("chat/9", "user:ann", actor="user:ann")
+            refused(log.together(opening[2], bad, mode=Mode.ALL)[1], Reason.NOT_A_MEMBER)
+            log.reopen()
+            assert log(opening[2]) == CHANGED
+            refused(log(opening[3]), Reason.RATE_LIMITED)
+
+    def _roles(self, log: DrivenStore) -> dict[str, Role]:
+        members = log.run(log.store.members(CHANNEL, "", 100)).members
+        for one in members:
+            page = log.run(log.store.memberships(one.name, CHANNEL, "", 10))
+            assert [membership.role for membership in page.memberships] == [one.role]
+        return {one.name: one.role for one in members}
+
+    def _owners(self, log: DrivenStore) -> list[str]:
+        return [name for name, role in self._roles(log).items() if role is Role.OWNER]
