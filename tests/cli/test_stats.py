@@ -60,7 +60,7 @@ def test_stats_of_a_database_match_those_of_a_file(log: Path, database: str) -> 
     of_a_file = json.loads(RUNNER.invoke(COMMAND, ["stats", str(log), "--json"]).stdout)
     shared = (said.keys() & of_a_file.keys()) - {"epoch", "schema", "bytes"}
     assert shared == {
-        *("created_ms", "settings", "records", "restore_records", "blocks", "lanes"),
+        *("created_ms", "settings", "records", "restore_records", "audit_records", "blocks", "lanes"),
         *("policies", "consumers", "erasures", "tenants"),
     }
     assert {name: said[name] for name in shared} == {name: of_a_file[name] for name in shared}

@@ -37,6 +37,7 @@ from oncelog.core.values import (
     Rate,
     Reason,
     Receipt,
+    RecordAct,
     Refused,
     Release,
     Renew,
@@ -178,8 +179,8 @@ class PlanModel:
                 return self._renew(item)
             case Release():
                 return self._release(item)
-            case Leap():
-                raise NotImplementedError("the contract suite checks leaps")
+            case Leap() | RecordAct():
+                raise NotImplementedError("the contract suite checks leaps and audit records")
             case _:
                 assert_never(item)
 

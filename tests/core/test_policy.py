@@ -17,6 +17,7 @@ from oncelog.core.policy import (
     DELTAS,
     EVENTS,
     FOREVER,
+    INTERNAL_POLICIES,
     KEY_BYTES_MAX,
     LEDGER,
     NAME_CHARACTERS_MAX,
@@ -417,6 +418,7 @@ def a_write(policy: Policy, fingerprint: bytes, fence: int) -> Submission:
     )
 
 
-def test_name_of_restore_records_is_reserved() -> None:
-    with pytest.raises(PolicyError, match="is reserved for restore records"):
-        Policy(name="oncelog.restore", key_bytes=(1, 64), order=Order.LANE, on_reuse=OnReuse.REFUSE, retention=FOREVER)
+@pytest.mark.parametrize("name", sorted(INTERNAL_POLICIES))
+def test_names_of_internal_records_are_reserved(name: str) -> None:
+    with pytest.raises(PolicyError, match="is reserved for internal records"):
+        Policy(name=name, key_bytes=(1, 64), order=Order.LANE, on_reuse=OnReuse.REFUSE, retention=FOREVER)

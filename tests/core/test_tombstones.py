@@ -64,7 +64,7 @@ class Gateway:
     @property
     def delivered(self) -> list[RowDelta]:
         """The deltas that readers of the stream get, in order."""
-        return [read_delta(record.body) for record in self.log.records]
+        return [read_delta(record.body) for record in self.log.records if record.sequence]
 
     @property
     def horizon(self) -> int | None:
@@ -212,7 +212,7 @@ def test_older_delta_of_a_dropped_row_loses_and_stays_known(gateway: Gateway) ->
     assert gateway.delivered[-1].client_id == HORIZON_CLIENT
     (again,) = gateway.push(late)
     assert isinstance(again, Replayed)
-    assert len(gateway.log.records) == 3
+    assert len(gateway.delivered) == 3
 
 
 @pytest.mark.rule("DE-13")

@@ -12,7 +12,7 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import OnReuse, Order, Policy, kept_for
 from oncelog.core.proof import Block
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, Remembered, Request, Settings
+from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, RecordAct, Remembered, Request, Settings
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
 from oncelog.stores.leaps import Renewed
@@ -171,6 +171,9 @@ class WatchedStore:
         await self.after_read(query)
         return page
 
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        return await self.inner.internal_records(after, limit)
+
     async def heads(self) -> Mapping[int, LaneHead]:
         await self.before_heads()
         return await self.inner.heads()
@@ -202,14 +205,14 @@ class WatchedStore:
     async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
         return await self.inner.member_changes(lane, after, limit)
 
-    async def erase(self, lane: int, positions: Sequence[int]) -> int:
-        return await self.inner.erase(lane, positions)
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
+        return await self.inner.erase(lane, positions, act)
 
     async def scrub(self) -> bool:
         return await self.inner.scrub()
 
-    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
-        return await self.inner.set_tenants(tenants)
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
+        return await self.inner.set_tenants(tenants, act)
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         return await self.inner.usage()

@@ -27,8 +27,10 @@ from oncelog.cli.record_id import (
 )
 from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json, printable
 from oncelog.cli.times import utc
+from oncelog.core.audit import audit_entry
 from oncelog.core.gaps import RESTORE_POLICY, last_evicting
-from oncelog.core.policy import CHAT, Forget
+from oncelog.core.internal_records import is_internal
+from oncelog.core.policy import CHAT, INTERNAL_POLICIES, Forget
 from oncelog.core.values import KeyIdentity, Record
 from oncelog.engine.outcome import NEVER_COMMITTED, Outcome, Status, outcome_of
 from oncelog.errors import CorruptError
@@ -175,6 +177,8 @@ class _Found:
         """What the log knows about an identity."""
         name, scope, client, key = identity
         standing = self._view.standing(identity)
+        if name in INTERNAL_POLICIES and standing.record is not None:
+            return self._internal(standing.record)
         outcome = outcome_of(self.policies[name], msgspec.structs.replace(standing, time_ms=self._time_ms))
         return _Shown(outcome, name, self._block_hash(outcome.record), scope, client, key, self._eviction(outcome))
 
@@ -189,9 +193,8 @@ class _Found:
             if passed_over is not None:
                 return _Shown(Outcome(Status.UNKNOWN, passed_over))
             raise CorruptError(f"lane {lane}, position {position}: the record is missing; see `oncelog verify`")
-        if record.policy == RESTORE_POLICY:
-            why = f"the log was restored: its numbers continue above {record.position - 1}"
-            return _Shown(Outcome(Status.COMMITTED, why, record), record.policy, self._block_hash(record))
+        if is_internal(record):
+            return self._internal(record)
         policy = self.policies.get(record.policy)
         if policy is None:
             raise CorruptError(f"lane {lane}, position {position}: the policy {record.policy!r} is not declared")
@@ -205,6 +208,14 @@ class _Found:
         if shown.outcome.record is not None:
             why += f", at position {shown.outcome.record.position}"
         return self._shown(Outcome(Status.FORGOTTEN, why, record), record)
+
+    def _internal(self, record: Record) -> _Shown:
+        if record.policy == RESTORE_POLICY:
+            why = f"the log was restored: its numbers continue above {record.position - 1}"
+        else:
+            entry = audit_entry(record)
+            why = f"an audit record: {entry.act or 'erased'}, by {entry.actor}"
+        return _Shown(Outcome(Status.COMMITTED, why, record), record.policy, self._block_hash(record))
 
     def _shown(self, outcome: Outcome, record: Record) -> _Shown:
         return _Shown(

@@ -40,6 +40,7 @@ def _figures(view: View) -> dict[str, Any]:
         "settings": {**msgspec.structs.asdict(about.settings), "ledger_ttl_ms": _ledger_ttl_ms(view)},
         "records": count_records(heads, gaps),
         "restore_records": sum(len(one.positions) for one in gaps.values()),
+        "audit_records": view.count_audit(),
         "blocks": count_blocks(heads, gaps),
         "lanes": [
             {"lane": lane, "position": head.position, "height": head.height, "log_time_ms": head.log_time_ms}
@@ -55,7 +56,7 @@ def _figures(view: View) -> dict[str, Any]:
 
 def _lines(figures: dict[str, Any]) -> list[str]:
     settings = figures["settings"]
-    records = count_in_words(figures["records"], figures["restore_records"])
+    records = count_in_words(figures["records"], figures["restore_records"], figures["audit_records"])
     return [
         f"epoch {figures['epoch']}, schema {figures['schema']}, created {utc(figures['created_ms'])}",
         f"streams over {settings['lanes']} lanes, evictions every {settings['eviction_interval']} positions",

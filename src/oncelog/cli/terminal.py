@@ -107,11 +107,12 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
 
 
-def count_in_words(records: int, restore_records: int) -> str:
-    """Return the number of records, with restore records apart: a user counts the writes that were made."""
-    if not restore_records:
-        return f"{records} records"
-    return f"{records - restore_records} records and {restore_records} restore records"
+def count_in_words(records: int, restore_records: int, audit_records: int) -> str:
+    """Return the number of records, with internal records apart: a user counts the writes that were made."""
+    internal = [
+        f"{count} {kind} records" for count, kind in ((restore_records, "restore"), (audit_records, "audit")) if count
+    ]
+    return " and ".join([f"{records - restore_records - audit_records} records", *internal])
 
 
 def print_json(value: Any) -> None:

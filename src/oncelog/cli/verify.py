@@ -77,7 +77,7 @@ def summary(passed: Passed) -> str:
     """One line for people."""
     sealed = f" ({passed.sealed_keys} in {passed.segments} segments)" if passed.segments else ""
     return (
-        f"ok: {count_in_words(passed.records, passed.restore_records)} in {passed.lanes} lanes, "
+        f"ok: {count_in_words(passed.records, passed.restore_records, passed.audit_records)} in {passed.lanes} lanes, "
         f"{passed.blocks} blocks, {passed.erased} erased, "
         f"{passed.keys} keys{sealed}, {side_state_summary(passed)}epoch {passed.epoch}"
     )

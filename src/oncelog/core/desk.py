@@ -5,6 +5,7 @@ request that is all or nothing turns out to be nothing.
 """
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -227,6 +228,10 @@ class Desk:
             lane = self._lane_of_stream[stream] = self._lane(lane_of(stream, self.settings.lanes))
         return lane
 
+    def numbered_lane(self, number: int) -> LaneDesk:
+        """Return a lane by its number, which must be one of the log's."""
+        return self._lane(number)
+
     def all_lanes(self) -> list[LaneDesk]:
         """Every lane of the log, whether or not it has been written to."""
         return [self._lane(number) for number in range(self.settings.lanes + 1)]
@@ -246,6 +251,33 @@ class Desk:
         if entry is None or not lane.remembers(policy.retention, entry.last_seen_ms):
             return None
         return entry
+
+    # --- internal records
+
+    def append_internal(
+        self, lane: LaneDesk, policy: str, actor: str, body: bytes, *, scope: str = "", key: bytes = b""
+    ) -> Record:
+        """Append an internal record at the position of the lane, which the caller has advanced (internal_records)."""
+        record = Record(
+            lane=lane.number,
+            position=lane.position,
+            sequence=0,
+            log_time_ms=lane.log_time_ms,
+            height=lane.height,
+            policy=policy,
+            scope=scope,
+            key=key,
+            fingerprint=sha256(body).digest(),
+            actor=actor,
+            client="",
+            client_sequence=0,
+            partitions=(),
+            body=body,
+        )
+        self.records.append(record)
+        if lane.position % self.settings.eviction_interval == 0:
+            lane.eviction_time_ms = lane.log_time_ms
+        return record
 
     # --- all or nothing
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from oncelog.core.audit import act_identity
 from oncelog.core.identity import lane_of
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.operations import DeleteEntity, SetEntity
@@ -23,6 +24,7 @@ from oncelog.core.values import (
     OpenStream,
     OtherItem,
     RateIdentity,
+    RecordAct,
     Refused,
     RelationshipIdentity,
     Release,
@@ -96,27 +98,17 @@ def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
 
 def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
     match item:
-        case Claim():
+        case Claim() | Renew() | Release():
             identity = key_identity(item)
-            needs.keys.add(identity)
             needs.leases.add(identity)
             needs.streams.add(item.scope)
-        case Renew() | Release():
-            needs.leases.add(key_identity(item))
-            needs.streams.add(item.scope)
+            if isinstance(item, Claim):
+                needs.keys.add(identity)
         case OpenStream() | SetMember() | Acknowledge():
-            needs.members.add((item.scope, item.member))
-            needs.streams.add(item.scope)
-            if isinstance(item, Acknowledge):
-                needs.acknowledged.add((item.scope, item.member))
-            else:
-                _add_member_change(item, needs, settings)
+            _add_member(item, needs, settings)
         case SetCursor():
             needs.consumers.add((item.scope, item.consumer))
-            if item.scope:
-                needs.streams.add(item.scope)
-            else:
-                needs.lanes.add(0)
+            _add_lane(item.scope, 0, needs)
         case DropTombstones():
             needs.streams.add(item.scope)
             needs.horizons.add(item.scope)
@@ -124,6 +116,32 @@ def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
             needs.rows.update((item.scope, one.table, one.row_id) for one in item.tombstones)
         case Leap():
             needs.lanes.update(range(settings.lanes + 1))
+        case RecordAct():
+            _add_act(item, needs, settings)
+
+
+def _add_member(item: OpenStream | SetMember | Acknowledge, needs: Footprint, settings: Settings) -> None:
+    needs.members.add((item.scope, item.member))
+    needs.streams.add(item.scope)
+    if isinstance(item, Acknowledge):
+        needs.acknowledged.add((item.scope, item.member))
+    else:
+        _add_member_change(item, needs, settings)
+
+
+def _add_act(item: RecordAct, needs: Footprint, settings: Settings) -> None:
+    if item.key:
+        needs.keys.add(act_identity(item))
+    if item.lane <= settings.lanes:  # `plan` refuses another lane
+        _add_lane(item.scope, item.lane, needs)
+
+
+def _add_lane(scope: str, lane: int, needs: Footprint) -> None:
+    """Add the lane of a stream, or the given one where no stream is named."""
+    if scope:
+        needs.streams.add(scope)
+    else:
+        needs.lanes.add(lane)
 
 
 def _add_member_change(item: OpenStream | SetMember, needs: Footprint, settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from oncelog.core.internal_records import check_internal_record
 from oncelog.core.policy import RESTORE_POLICY
 from oncelog.core.values import Record
 
@@ -28,11 +29,9 @@ def check_restore_record(record: Record) -> str | None:
         return f"a restore record at position {record.position} has height {record.height}, not the same number"
     if record.actor != RESTORE_ACTOR:
         return f"a restore record has the actor {record.actor!r}, not {RESTORE_ACTOR!r}"
-    if (record.scope, record.key, record.client, record.partitions) != ("", b"", "", ()):
-        return "a restore record has a scope, a key, a client or a partition"
-    if record.sequence or record.client_sequence:
-        return "a restore record has a sequence"
-    return None
+    if record.scope or record.key:
+        return "a restore record has a scope, a key, or both"
+    return check_internal_record(record)
 
 
 def gap_at(gaps: Iterable[Gap], number: int) -> Gap | None:

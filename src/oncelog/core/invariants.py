@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from oncelog.core.gaps import RESTORE_POLICY
-from oncelog.core.policy import BUILT_IN, OnReuse, Policy
+from oncelog.core.policy import BUILT_IN, OnReuse, Policy, Retention, retention_of
 from oncelog.core.values import (
     Committed,
     KeyIdentity,
@@ -125,12 +125,12 @@ def idempotency_guarantee(history: History) -> Iterator[str]:
     groups: list[tuple[KeyIdentity | SequenceIdentity, list[Record]]] = [*_by_key(history).items()]
     groups += _by_client_sequence(history).items()
     for name, records in groups:
-        policy = history.policies.get(name[0])
-        if policy is None:
+        retention = retention_of(name[0], history.policies)
+        if retention is None:
             yield f"{_name(name)}: the policy is not known"
             continue
         for before, after in pairwise(records):
-            if not evictions.forgotten(policy, before, after):
+            if not evictions.forgotten(retention, before, after):
                 yield f"{_name(name)}: stored at position {before.position} and again at {after.position}"
 
 
@@ -275,7 +275,7 @@ def one_outcome_each_identity(history: History) -> Iterator[str]:
             _sees_a_difference(verdict)
             and (answer.identity, answer.fingerprint) in told
             and len(records) == 1
-            and evictions.is_remembered(policy, records[0])
+            and evictions.is_remembered(policy.retention, records[0])
         ):
             yield f"{name}: an equal submission was told that it differs"
 
@@ -340,16 +340,16 @@ class _Evictions:
                 self._positions[record.lane].append(record.position)
                 self._times_ms[record.lane].append(record.log_time_ms)
 
-    def forgotten(self, policy: Policy, before: Record, after: Record) -> bool:
+    def forgotten(self, retention: Retention, before: Record, after: Record) -> bool:
         """Whether what `before` left to remember was gone when `after` was decided."""
         evicted = bisect_left(self._positions[before.lane], after.position)
         eviction_time_ms = self._times_ms[before.lane][evicted - 1] if evicted else 0
-        return not policy.retention.remembers(before.log_time_ms, after.log_time_ms, eviction_time_ms)
+        return not retention.remembers(before.log_time_ms, after.log_time_ms, eviction_time_ms)
 
-    def is_remembered(self, policy: Policy, record: Record) -> bool:
+    def is_remembered(self, retention: Retention, record: Record) -> bool:
         """Whether what the record left to remember is still there after the newest record of its lane."""
         newest = self._newest[record.lane]
-        return not self.forgotten(policy, record, replace(newest, position=newest.position + 1))
+        return not self.forgotten(retention, record, replace(newest, position=newest.position + 1))
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
@@ -418,8 +418,8 @@ def _records_without_keys(history: History, keys: Mapping[KeyIdentity, Remembere
     """A key may be missing only if it has been forgotten by the newest record of its lane."""
     evictions = _Evictions(history)
     for identity, records in _by_key(history).items():
-        policy = history.policies.get(identity[0])
-        if identity not in keys and policy is not None and evictions.is_remembered(policy, records[-1]):
+        retention = retention_of(identity[0], history.policies)
+        if identity not in keys and retention is not None and evictions.is_remembered(retention, records[-1]):
             yield f"{_name(identity)}: stored, but not remembered"
 
 

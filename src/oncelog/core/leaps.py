@@ -6,12 +6,11 @@ position and as its height. Fencing numbers, and the sequences of all streams th
 """
 
 from collections.abc import Iterable
-from hashlib import sha256
 from typing import Final
 
 from oncelog.core.desk import Desk
 from oncelog.core.gaps import RESTORE_ACTOR, RESTORE_POLICY
-from oncelog.core.values import Applied, LaneHead, Leap, Reason, Record, Refused
+from oncelog.core.values import Applied, LaneHead, Leap, Reason, Refused
 
 LEAP_MIN: Final = 1_000_000
 LEAP_PER_SECOND: Final = 100_000
@@ -46,28 +45,8 @@ def leap(item: Leap, desk: Desk) -> Applied | Refused:
         return Refused(Reason.UNEXPECTED_POSITION, message, field="above", current=highest)
     if desk.records:
         return Refused(Reason.MALFORMED, "a leap must be the only item of its batch", field="above")
-    fingerprint = sha256(item.body).digest()
     for lane in lanes:
         lane.leap(item.above)
-        desk.records.append(
-            Record(
-                lane=lane.number,
-                position=lane.position,
-                sequence=0,
-                log_time_ms=lane.log_time_ms,
-                height=lane.height,
-                policy=RESTORE_POLICY,
-                scope="",
-                key=b"",
-                fingerprint=fingerprint,
-                actor=RESTORE_ACTOR,
-                client="",
-                client_sequence=0,
-                partitions=(),
-                body=item.body,
-            )
-        )
-        if lane.position % desk.settings.eviction_interval == 0:
-            lane.eviction_time_ms = lane.log_time_ms
+        desk.append_internal(lane, RESTORE_POLICY, RESTORE_ACTOR, item.body)
     desk.leap = item.above
     return Applied(changed=True)

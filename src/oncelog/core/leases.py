@@ -8,6 +8,7 @@ its row is still on disk.
 
 from msgspec.structs import replace
 
+from oncelog.core.audit import LEASE_RELEASED, append_act
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.limits import LEASE_MEMORY_MS
 from oncelog.core.policy import OnReuse
@@ -75,12 +76,16 @@ def renew(item: Renew, lane: LaneDesk, desk: Desk) -> Granted | Refused:
 def release(item: Release, lane: LaneDesk, desk: Desk) -> Applied:
     """Gives a lease back. One that was already lost is not there to be given back."""
     lease = _lease(key_identity(item), lane, desk)
-    if lease is None or not _is_held(lease, item):
+    is_held = lease is not None and (_is_fenced(lease, item) if item.actor else _is_held(lease, item))
+    if lease is None or not is_held:
         return Applied(changed=False)
     released = replace(lease, holder="", until_ms=lane.log_time_ms)
     if item.failure is not None:
         released = replace(released, failed_fence=lease.fence, failure=item.failure)
     _put(key_identity(item), released, lane, desk)
+    if item.actor:
+        details = {"fence": lease.fence, "policy": item.policy.name}
+        append_act(desk, lane, LEASE_RELEASED, item.actor, scope=item.scope, target=item.key.hex(), details=details)
     return Applied(changed=True)
 
 
@@ -120,6 +125,11 @@ def _is_running(lease: Lease, lane: LaneDesk) -> bool:
 def _is_held(lease: Lease, item: Renew | Release | Submission) -> bool:
     """Both must fit: a rival may be told the fence of the lease it waits for, but never its holder."""
     return bool(lease.holder) and (lease.holder, lease.fence) == (item.holder, item.fence)
+
+
+def _is_fenced(lease: Lease, item: Release) -> bool:
+    """Whether this is the lease that an operator saw, and it has not been given back."""
+    return bool(lease.holder) and lease.fence == item.fence
 
 
 def _differs(lease: Lease, item: Claim | Submission) -> bool:

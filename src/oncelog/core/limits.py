@@ -44,6 +44,14 @@ WHOLE_REQUEST_ITEMS_MAX: Final = 10_000
 """Items of a request that is admitted as a whole, and so the tokens that it can owe a bucket."""
 QUOTA_RETRY_AFTER_MS: Final = 60_000
 """When a write that does not fit may be sent again: somebody has to make room first, or to allow more."""
+ACT_CHARACTERS_MAX: Final = 64
+"""Of the name of an administrative act."""
+ACT_KEY_BYTES: Final = 32
+"""Of the hash that identifies an administrative act."""
+TARGET_CHARACTERS_MAX: Final = 1024
+"""Of what an administrative act was done to."""
+ACT_DETAILS_BYTES_MAX: Final = 8192
+"""Of the details of an administrative act, in canonical form: a page of audit records stays small."""
 LEAP_ABOVE_MAX: Final = 2**47
 """Positions have 48 bits in a file: as many as a leap can pass over remain after it."""
 GIVEN_ABOVE_MAX: Final = 2**46

@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.admission import Admission
+from oncelog.core.audit import record_act
 from oncelog.core.consumers import set_cursor
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.effects import effects_of
@@ -51,6 +52,7 @@ from oncelog.core.values import (
     Reason,
     Receipt,
     Record,
+    RecordAct,
     Refused,
     Release,
     Remembered,
@@ -194,8 +196,8 @@ def _decide_other(item: OtherItem, desk: Desk) -> Verdict:
             return set_cursor(item, desk)
         case DropTombstones():
             return drop_tombstones(item, desk)
-        case Leap():
-            return leap(item, desk)
+        case Leap() | RecordAct():
+            return leap(item, desk) if isinstance(item, Leap) else record_act(item, desk)
 
 
 def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:

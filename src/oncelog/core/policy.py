@@ -14,6 +14,7 @@ One that contradicts itself raises PolicyError right there, not when the first w
 """
 
 import re
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
@@ -23,6 +24,10 @@ from oncelog.errors import PolicyError
 
 RESTORE_POLICY: Final = "oncelog.restore"
 """Stands in restore records where others name a policy (core/gaps.py). Nothing can be submitted under it."""
+AUDIT_POLICY: Final = "oncelog.audit"
+"""The same in audit records (core/audit.py)."""
+INTERNAL_POLICIES: Final = frozenset({RESTORE_POLICY, AUDIT_POLICY})
+"""Policies of internal records (core/internal_records.py). Nothing can be submitted under them."""
 NAME_CHARACTERS_MAX: Final = 64
 KEY_BYTES_MAX: Final = 255
 TTL_MS_MAX: Final = 100 * 366 * 86_400_000
@@ -141,7 +146,9 @@ class Policy(Struct, frozen=True, kw_only=True):
             f"a policy's name is 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '_', '.', '-', "
             f"from a letter on; not {self.name!r}",
         )
-        _demand(self.name != RESTORE_POLICY, f"{self.name} is reserved for restore records; choose another name")
+        _demand(
+            self.name not in INTERNAL_POLICIES, f"{self.name} is reserved for internal records; choose another name"
+        )
         self._check_types()
         shortest, longest = self.key_bytes
         _demand(
@@ -281,6 +288,14 @@ def is_ledger(policy: Policy) -> bool:
     built_in = _BUILT_IN.get(policy.name, policy)
     names = [name for name in Policy.__struct_fields__ if name != "retention"]
     return all(getattr(policy, name) == getattr(built_in, name) for name in names)
+
+
+def retention_of(name: str, policies: Mapping[str, Policy]) -> Retention | None:
+    """Return how long keys under a policy are remembered; None if the policy is neither known nor internal."""
+    if name in INTERNAL_POLICIES:
+        return FOREVER
+    policy = policies.get(name)
+    return None if policy is None else policy.retention
 
 
 BUILT_IN: Final = (EVENTS, LEDGER, DELTAS, RUNS, CHAT)

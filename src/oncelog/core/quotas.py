@@ -15,11 +15,18 @@ from oncelog.core.limits import QUOTA_RETRY_AFTER_MS
 from oncelog.core.policy import Order
 from oncelog.core.rates import after_one
 from oncelog.core.tenants import Tenant, Tenants, Usage
-from oncelog.core.values import Claim, Reason, Refused, Request, Submission
+from oncelog.core.values import Claim, Item, OpenStream, Reason, Refused, Request, Submission, is_audited
 
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
 _MILLISECOND_US: Final = 1000
 _NO_USAGE: Final = Usage()
+SYSTEM: Final = "system:"
+"""Begins the actor of internal work (CO-20)."""
+
+
+def is_charged(actor: str) -> bool:
+    """Return whether the audit records of an actor's acts count against quotas: those of clients do."""
+    return actor != "" and not actor.startswith(SYSTEM)
 
 
 def needed_usage(batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]) -> set[str]:
@@ -31,7 +38,7 @@ def needed_usage(batch: Sequence[Request], tenants: Tenants, faults: Mapping[int
         tenant.prefix
         for request in batch
         for item in request.items
-        if isinstance(item, Submission | Claim) and id(item) not in faults and not _is_held_back(item)
+        if id(item) not in faults and not (isinstance(item, Submission | Claim) and _is_held_back(item))
         for tenant in _tenants(item, tenants)
     }
 
@@ -59,6 +66,15 @@ def count_write(submission: Submission, desk: Desk) -> None:
         desk.usage.put(tenant.prefix, counted)
 
 
+def count_act(stream: str, size: int, desk: Desk) -> None:
+    """Count the audit record of a client's act. Rates do not count it: the act is admitted before its record."""
+    if desk.tenants is None:
+        return
+    for tenant in desk.tenants.of(stream, ()):
+        usage = desk.usage.get(tenant.prefix) or _NO_USAGE
+        desk.usage.put(tenant.prefix, replace(usage, bytes=usage.bytes + size, records=usage.records + 1))
+
+
 def count_claim(item: Claim, desk: Desk) -> None:
     """New work is let in: it takes of the rate, and the record that it comes to does not."""
     if desk.tenants is None:
@@ -82,9 +98,13 @@ def give_back(
     return {prefix: now for prefix, now in left.items() if now != usage.get(prefix)}
 
 
-def _tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, ...]:
-    stream = item.scope if item.policy.order is _STREAM else ""
-    return tenants.of(stream, item.partitions if isinstance(item, Submission) else ())
+def _tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
+    if isinstance(item, Submission | Claim):
+        stream = item.scope if item.policy.order is _STREAM else ""
+        return tenants.of(stream, item.partitions if isinstance(item, Submission) else ())
+    if is_audited(item) and is_charged(item.member if isinstance(item, OpenStream) else item.actor):
+        return tenants.of(item.scope, ())
+    return ()
 
 
 def _is_held_back(item: Submission | Claim) -> bool:

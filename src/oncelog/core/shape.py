@@ -4,11 +4,16 @@ Doors check what their wire says; this is what the core and the stores rely on. 
 later step fail, so that one bad submission never costs the others of its group commit anything.
 """
 
+import re
 from typing import Final, TypeVar
 
+from oncelog.core.canonical import canonical_text
 from oncelog.core.hlc import HLC_MAX
 from oncelog.core.identity import normal_partitions
 from oncelog.core.limits import (
+    ACT_CHARACTERS_MAX,
+    ACT_DETAILS_BYTES_MAX,
+    ACT_KEY_BYTES,
     ENTITY_KEY_CHARACTERS_MAX,
     FAILURE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
@@ -22,6 +27,7 @@ from oncelog.core.limits import (
     ROW_COLUMNS_MAX,
     SEQUENCE_MAX,
     STORED_INTEGER_MAX,
+    TARGET_CHARACTERS_MAX,
     TOMBSTONES_MAX,
     WHOLE_REQUEST_ITEMS_MAX,
 )
@@ -38,6 +44,7 @@ from oncelog.core.values import (
     OpenStream,
     Rate,
     Reason,
+    RecordAct,
     Refused,
     Release,
     Renew,
@@ -47,8 +54,10 @@ from oncelog.core.values import (
     SetMember,
     Submission,
 )
+from oncelog.errors import CanonicalError
 
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
+_ACT_NAME: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{ACT_CHARACTERS_MAX - 1}}}")
 T = TypeVar("T")
 
 
@@ -72,14 +81,40 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_cursor(item)
         case DropTombstones():
             return _malformed_tombstones(item)
-        case Leap():
-            return _malformed_leap(item)
+        case Leap() | RecordAct():
+            return _malformed_leap(item) if isinstance(item, Leap) else _malformed_act(item)
 
 
 def _malformed_leap(item: Leap) -> Refused | None:
     if type(item.above) is not int or not 1 <= item.above <= LEAP_ABOVE_MAX:
         return _refused("above", f"must be a whole number from 1 to {LEAP_ABOVE_MAX}, not {item.above!r}")
     return None
+
+
+def _malformed_act(item: RecordAct) -> Refused | None:
+    if type(item.act) is not str or _ACT_NAME.fullmatch(item.act) is None:
+        return _refused("act", f"must be 1 to {ACT_CHARACTERS_MAX} of a-z, 0-9 and '_', from a letter on")
+    for field, number in (("lane", item.lane), ("time_ms", item.time_ms)):
+        if type(number) is not int or not 0 <= number <= STORED_INTEGER_MAX:
+            return _refused(field, f"must be a whole number from 0 to {STORED_INTEGER_MAX}, not {number!r}")
+    if type(item.key) is not bytes or len(item.key) not in (0, ACT_KEY_BYTES):
+        return _refused("key", f"must have {ACT_KEY_BYTES} bytes, or none")
+    return (
+        _malformed_name("actor", item.actor)
+        or _malformed_text("scope", item.scope, NAME_CHARACTERS_MAX)
+        or _malformed_text("target", item.target, TARGET_CHARACTERS_MAX)
+        or _malformed_details(item.details)
+    )
+
+
+def _malformed_details(details: bytes) -> Refused | None:
+    if len(details) > ACT_DETAILS_BYTES_MAX:
+        return _too_long("details", ACT_DETAILS_BYTES_MAX)
+    try:
+        is_object = details.startswith(b"{") and canonical_text(details) == details
+    except CanonicalError:
+        is_object = False
+    return None if is_object else _refused("details", "must be a JSON object in canonical form")
 
 
 def _malformed_setting_of_member(item: SetMember) -> Refused | None:
@@ -276,11 +311,13 @@ def _malformed_lease(item: Claim | Renew | Release, lease_ms: int) -> Refused | 
         return _too_long("failure", FAILURE_BYTES_MAX)
     if not 1 <= lease_ms <= LEASE_MS_MAX:
         return _refused("lease_ms", f"must be from 1 to {LEASE_MS_MAX}, not {lease_ms}")
-    return (
-        _malformed_name("scope", item.scope)
-        or _malformed_name("holder", item.holder)
-        or _malformed_key(item.key, policy)
-    )
+    return _malformed_name("scope", item.scope) or _malformed_holder(item) or _malformed_key(item.key, policy)
+
+
+def _malformed_holder(item: Claim | Renew | Release) -> Refused | None:
+    if isinstance(item, Release) and item.actor != "":
+        return _malformed_name("actor", item.actor)  # an operator does not know the holder
+    return _malformed_name("holder", item.holder)
 
 
 def _malformed_cursor(item: SetCursor) -> Refused | None:
@@ -298,6 +335,7 @@ def _malformed_tombstones(item: DropTombstones) -> Refused | None:
     names = tuple(name for one in item.tombstones for name in (one.table, one.row_id))
     return (
         _malformed_name("scope", item.scope)
+        or _malformed_text("actor", item.actor, NAME_CHARACTERS_MAX)
         or _malformed_texts("consumers", item.consumers, NAME_CHARACTERS_MAX)
         or _malformed_texts("tombstones", names, ENTITY_KEY_CHARACTERS_MAX)
     )

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncelog.core.audit import APPLICATION_ACTOR, COMPACT, append_act
 from oncelog.core.canonical import utf16_order
 from oncelog.core.desk import Desk
 from oncelog.core.hlc import HLC_MAX, hlc_text
@@ -76,7 +77,14 @@ def drop_tombstones(item: DropTombstones, desk: Desk) -> Applied:
     for one in dropped:
         desk.rows.put((item.scope, one.table, one.row_id), None)
     desk.horizons.put(item.scope, max(desk.horizons.get(item.scope) or 0, *map(_horizon_above, dropped)))
-    lane.touch()
+    append_act(
+        desk,
+        lane,
+        COMPACT,
+        item.actor or APPLICATION_ACTOR,
+        scope=item.scope,
+        details={"tombstones": len(dropped)},
+    )
     return Applied(changed=True, count=len(dropped))
 
 

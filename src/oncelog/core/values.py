@@ -7,7 +7,7 @@ cycle, so the collector need not look at them (`gc=False`): a log makes and keep
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import Final, TypeGuard
 
 from msgspec import Struct, field, structs
 
@@ -110,6 +110,8 @@ class Release(Struct, frozen=True, gc=False, kw_only=True):
     fence: int
     failure: bytes | None = None
     """What those who wait for the work are told; None where it did not fail but was given up."""
+    actor: str = ""
+    """An operator who releases the lease of any holder: then only the fence must be that of the lease."""
 
 
 class OpenStream(Struct, frozen=True, gc=False):
@@ -184,6 +186,8 @@ class DropTombstones(Struct, frozen=True, gc=False):
     """A DELETE must have been committed this long ago."""
     consumers: tuple[str, ...]
     """Named consumers of the stream. A DELETE that one of them has not read yet stays."""
+    actor: str = ""
+    """Who compacts; empty where the application itself does."""
 
 
 class Leap(Struct, frozen=True, gc=False):
@@ -194,8 +198,38 @@ class Leap(Struct, frozen=True, gc=False):
     """Of the restore records."""
 
 
-OtherItem = Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones | Leap
+class RecordAct(Struct, frozen=True, gc=False, kw_only=True):
+    """Commits an audit record of an administrative act that happened outside of a batch (core/audit.py)."""
+
+    act: str
+    """The name of the act, such as those of `core.audit`."""
+    actor: str
+    scope: str = ""
+    """The stream that the act concerns. Empty: it concerns the log, or a lane of it."""
+    lane: int = 0
+    """The lane of the record, where no stream is named."""
+    target: str = ""
+    """What the act was done to: a partition, a tenant, the id of a key."""
+    details: bytes = b"{}"
+    """A JSON object in canonical form."""
+    time_ms: int = 0
+    """When the act happened, if the record could not be committed then; 0 is the log time of the record."""
+    key: bytes = b""
+    """Hash of the act, so that several processes that notice it record it once. Empty: it is recorded each time."""
+
+
+OtherItem = (
+    Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones | Leap | RecordAct
+)
 Item = Submission | OtherItem
+AuditedItem = SetMember | OpenStream | DropTombstones | RecordAct | Release
+
+
+def is_audited(item: Item) -> TypeGuard[AuditedItem]:
+    """Return whether an item may append an audit record."""
+    return isinstance(item, SetMember | OpenStream | DropTombstones | RecordAct) or (
+        isinstance(item, Release) and item.actor != ""
+    )
 
 
 class Mode(Enum):

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of
+from oncelog.core.internal_records import is_internal
 from oncelog.core.members import role_of
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
@@ -22,6 +23,7 @@ from oncelog.core.values import (
     KeyIdentity,
     LaneHead,
     Record,
+    RecordAct,
     Remembered,
     Request,
     Role,
@@ -56,14 +58,16 @@ from oncelog.stores.protocol import (
     SideState,
     Standing,
     StreamMember,
+    act_request,
     brief_of,
     close_blocks,
     decide,
     newly_declared,
+    oldest_first,
     partitions_text,
 )
 from oncelog.stores.side_state import TABLES, changed_members
-from oncelog.stores.tenants import Count, SizeRow, given_back, list_of, tenants_of, text_of
+from oncelog.stores.tenants import Count, SizeRow, counts_for_stream, given_back, list_of, tenants_of, text_of
 
 _Name = TypeVar("_Name")
 _CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name not in ("records", "leap"))
@@ -265,6 +269,12 @@ class MemoryStore:
         shown = [show(briefs)] if briefs else []
         return BriefPage(shown, len(briefs), page.next, page.upto, page.has_more, page.newest)
 
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store` says."""
+        self._demand_open()
+        found = (record for record in self._log.records if is_internal(record))
+        return oldest_first((record for record in found if record.position > after.get(record.lane, 0)), limit)
+
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """As `Store` says."""
         self._demand_open()
@@ -300,7 +310,11 @@ class MemoryStore:
         for height in heights[first : first + limit]:
             block = self._where.blocks[lane, height]
             records = self._block_records(block)
-            found.append(ScopedBlock(block, tuple(record.position for record in records if record.scope == scope)))
+            found.append(
+                ScopedBlock(
+                    block, tuple(record.position for record in records if record.sequence and record.scope == scope)
+                )
+            )
         return found
 
     def _block_records(self, block: Block) -> Iterator[Record]:
@@ -407,11 +421,13 @@ class MemoryStore:
             for revision, scope, member, kind in changed[:limit]
         ]
 
-    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """As `Store` says."""
         log = self._demand_open()
         indexes = [self._where.index(lane, position) for position in sorted(set(positions))]
         erased = [index for index in indexes if index is not None and not log.records[index].erased]
+        if erased and act is not None:
+            await self.commit([act_request(act, lane, len(erased))])  # first: it may raise
         for index in erased:
             self._body_hashes[index] = log.erase(index)
         if erased:
@@ -419,11 +435,13 @@ class MemoryStore:
             self._erasures += 1
         return len(erased)
 
-    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
         """As `Store` says."""
         log, text = self._demand_open(), text_of(tenants)
         if text == self._tenants:
             return False
+        if act is not None:
+            await self.commit([act_request(act, 0)])
         count = Count(self._tenants, tenants)
         count.add(map(_size, log.records))
         log.snapshot.tenants, self._tenants = tenants_of(text), text
@@ -625,7 +643,8 @@ def _order_in(orders: dict[_Name, _Order], name: _Name) -> _Order:
 
 
 def _size(record: Record) -> SizeRow:
-    return (record.position, record.sequence, record.scope, partitions_text(record.partitions), len(record.body))
+    partitions = partitions_text(record.partitions)
+    return (record.position, counts_for_stream(record), record.scope, partitions, len(record.body))
 
 
 def _is_any_or(asked: str, name: str) -> bool:

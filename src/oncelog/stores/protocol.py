@@ -4,7 +4,7 @@ A store keeps tables and transactions; it decides nothing. `commit` is the one w
 `footprint` names, hand it to `plan`, close the blocks, save the changes, all in one transaction.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from struct import Struct as Packing
@@ -14,12 +14,14 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncelog.core.audit import with_detail
 from oncelog.core.footprint import Footprint
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
 from oncelog.core.proof import SALT_BYTES, Block, Sealed, seal
+from oncelog.core.shape import malformed
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Changes,
@@ -28,6 +30,7 @@ from oncelog.core.values import (
     LaneHead,
     Lease,
     Record,
+    RecordAct,
     Refused,
     Remembered,
     Request,
@@ -77,6 +80,21 @@ def close_blocks(planned: Plan, salts: Sequence[bytes]) -> Decided:
     """Closes the blocks of a planned batch, with one salt a record."""
     sealed = seal(planned.changes, salts)
     return Decided(planned.verdicts, replace(planned.changes, heads=sealed.heads), salts, sealed)
+
+
+def act_request(act: RecordAct, lane: int, records: int | None = None) -> Request:
+    """Return the batch of an act that is recorded in the transaction of the act. Raises ValueError if it cannot be.
+
+    `records` is the number of records that the act changed, for its details.
+    """
+    if records is not None:
+        act = with_detail(act, "records", records)
+    refused = malformed(act)
+    if refused is not None:
+        raise ValueError(f"the act cannot be recorded: {refused.field} {refused.message}")
+    if not act.scope and act.lane != lane:
+        raise ValueError(f"an act in lane {lane} cannot be recorded in lane {act.lane}")
+    return Request((act,))
 
 
 def newly_declared(known: Mapping[str, Policy], policies: Sequence[Policy]) -> dict[str, Policy]:
@@ -132,6 +150,11 @@ class Page(Struct, frozen=True):
     has_more: bool
     newest: int
     """Of the order that was read, matching or not."""
+
+
+def oldest_first(records: Iterable[Record], limit: int) -> list[Record]:
+    """Merge the records of several lanes by log time, and return the first ones."""
+    return sorted(records, key=lambda one: (one.log_time_ms, one.lane, one.position))[:limit]
 
 
 Brief = tuple[int, int, str, str, str, bytes, str, str | None]
@@ -434,6 +457,12 @@ class Store(Protocol):
         `show` is called in a thread that may not be the caller's, never with none.
         """
 
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """Return the oldest audit and restore records, at most `limit`, by log time, lane and position.
+
+        `after` has the position in each lane that they come after; a lane that it does not name is read from 0.
+        """
+
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """Return the sequence `count` records back; the record at `upto` is the first. 0 if there are fewer records.
 
@@ -473,13 +502,18 @@ class Store(Protocol):
     async def member_changes(self, lane: int, after: MemberPlace, limit: int) -> list[MemberChange]:
         """Who has come, gone or acknowledged something in the lane after that place, in order, each once."""
 
-    async def erase(self, lane: int, positions: Sequence[int]) -> int:
-        """Erases the bodies of records and gives how many had one. The bytes may lie about until `scrub` is done."""
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
+        """Erases the bodies of records and gives how many had one. The bytes may lie about until `scrub` is done.
 
-    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+        In the same transaction the act is recorded, with the number of records in its details, unless that is 0. The
+        act must be of the same lane.
+        """
+
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
         """The log has these quotas from now on, and no others. False if they are those that it has.
 
         What new tenants have already is counted, beside those who write. Whoever has the log open counts with it.
+        In the same transaction the act is recorded.
         """
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:

@@ -10,16 +10,19 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from oncelog.core.quotas import give_back
+from oncelog.core.policy import AUDIT_POLICY
+from oncelog.core.quotas import give_back, is_charged
 from oncelog.core.tenants import Tenant, Tenants, Usage
+from oncelog.core.values import Record
 
 COUNT_ROWS: Final = 5000
 """Records that are looked at in one page when what a new tenant has is counted."""
 COUNT_TRIES: Final = 3
 """How often it is counted beside those who write; if something was erased every time, then while nobody can write."""
 
-SizeRow = tuple[int, int, str, str, int | None]
-"""Of a record: place or position, sequence, scope, partitions in JSON, bytes of its body (None once erased)."""
+SizeRow = tuple[int, bool | int, str, str, int | None]
+"""Of a record: place or position, whether its scope is a stream whose tenants it counts for (`counts_for_stream`),
+scope, partitions in JSON, bytes of its body (None once erased)."""
 
 _TENANTS: Final = msgspec.json.Decoder(list[Tenant])
 _NAMES: Final = msgspec.json.Decoder(tuple[str, ...])
@@ -46,6 +49,11 @@ def list_of(text: str | None) -> list[Tenant]:
 def names_in(partitions_text: str) -> tuple[str, ...]:
     """Partitions out of their JSON array."""
     return _NAMES.decode(partitions_text)
+
+
+def counts_for_stream(record: Record) -> bool:
+    """Return whether a record counts for the tenants of the stream that its scope names."""
+    return record.sequence > 0 or (record.policy == AUDIT_POLICY and is_charged(record.actor))
 
 
 class Seen(NamedTuple):
@@ -79,8 +87,8 @@ class Count:
     def add(self, rows: Iterable[SizeRow]) -> None:
         """Counts records, each once."""
         usage = self.usage
-        for _, sequence, scope, partitions, size in rows:
-            for tenant in self._new.of(scope if sequence else "", names_in(partitions)):
+        for _, is_of_stream, scope, partitions, size in rows:
+            for tenant in self._new.of(scope if is_of_stream else "", names_in(partitions)):
                 before = usage[tenant.prefix]
                 usage[tenant.prefix] = Usage(before.bytes + (size or 0), before.records + 1)
 
@@ -88,7 +96,8 @@ class Count:
 def given_back(usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[SizeRow]) -> dict[str, Usage]:
     """The usage that changes when those bodies go."""
     bodies = (
-        (scope if sequence else "", names_in(partitions), size or 0) for _, sequence, scope, partitions, size in erased
+        (scope if is_of_stream else "", names_in(partitions), size or 0)
+        for _, is_of_stream, scope, partitions, size in erased
     )
     return give_back(usage, tenants, bodies)
 
@@ -97,6 +106,6 @@ def touched_by(tenants: Tenants, erased: Iterable[SizeRow]) -> set[str]:
     """Whose usage that is."""
     return {
         tenant.prefix
-        for _, sequence, scope, partitions, _ in erased
-        for tenant in tenants.of(scope if sequence else "", names_in(partitions))
+        for _, is_of_stream, scope, partitions, _ in erased
+        for tenant in tenants.of(scope if is_of_stream else "", names_in(partitions))
     }

@@ -44,6 +44,12 @@ class View(Protocol):
     def gaps(self) -> Mapping[int, LaneGaps]:
         """What leaps have passed over in these lanes."""
 
+    def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store.internal_records`."""
+
+    def count_audit(self) -> int:
+        """Count the audit records."""
+
     def policies(self) -> list[tuple[str, str]]:
         """Names and declarations."""
 

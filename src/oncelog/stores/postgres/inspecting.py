@@ -1,7 +1,7 @@
 """Looking at a log in a database, for the command line."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -45,6 +45,14 @@ class DatabaseView:
     def gaps(self) -> dict[int, LaneGaps]:
         """As `View` says."""
         return self._session.call(reading.gaps)
+
+    def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `View` says."""
+        return self._session.call(reading.internal_records, after, limit)
+
+    def count_audit(self) -> int:
+        """As `View` says."""
+        return self._session.call(reading.count_audit)
 
     def policies(self) -> list[tuple[str, str]]:
         """As `View` says."""

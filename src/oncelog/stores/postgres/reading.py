@@ -4,12 +4,12 @@ No transaction is needed for a page: positions become visible in their order, so
 one statement is there for the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from oncelog.core.gaps import missing_numbers
 from oncelog.core.proof import Block
-from oncelog.core.values import LaneHead
+from oncelog.core.values import LaneHead, Record
 from oncelog.stores.leaps import LaneGaps, is_over_a_leap, leaps_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.protocol import Brief, BriefPage, Consumer, Evidence, Page, Query, Show
@@ -129,6 +129,20 @@ def _how_many(count: int, size: int, query: Query) -> int:
         room_bytes = query.bytes_max - size
         return max(1, min(room, 1 + room_bytes * count // max(1, size)))
     return min(room, _FETCH_MIN)
+
+
+async def internal_records(connection: Any, after: Mapping[int, int], limit: int) -> list[Record]:
+    """As `Store` says."""
+    lanes = [(lane, after.get(lane, 0), head.position) for lane, head in (await heads(connection)).items()]
+    if not lanes:
+        return []
+    rows = await connection.fetch(SQL["internal_page"], *map(list, zip(*lanes, strict=True)), limit)
+    return [record_of(row) for row in rows]
+
+
+async def count_audit(connection: Any) -> int:
+    """Count the audit records."""
+    return int(await connection.fetchval(SQL["count_audit"]))
 
 
 async def sequence_before(connection: Any, stream: str, upto: int, count: int, lanes: int) -> int:

@@ -16,7 +16,17 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Snapshot, WantedSettings
+from oncelog.core.values import (
+    KeyIdentity,
+    LaneHead,
+    Record,
+    RecordAct,
+    Remembered,
+    Request,
+    Settings,
+    Snapshot,
+    WantedSettings,
+)
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
@@ -62,6 +72,7 @@ from oncelog.stores.protocol import (
     Show,
     SideState,
     Standing,
+    act_request,
     decide,
 )
 from oncelog.stores.rows import DAMAGE_ERRORS
@@ -233,8 +244,9 @@ class PostgresStore:
             self._news.tell()
         return decided
 
-    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """As `Store` says."""
+        writing = self._demand_open()
         wanted = sorted(set(positions))
         erased = 0
 
@@ -249,13 +261,17 @@ class PostgresStore:
                 await connection.execute(SQL["touch_lane"], lane)
                 await connection.execute(SQL["count_erasure"])
                 self._erasing = await connection.fetchval(SQL["own_transaction"])
+                if act is not None:
+                    await _record(writing, connection, act_request(act, lane, len(rows)))
             # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
             erased = max(erased, len(rows))
             return erased
 
-        return await self._transacted((lane,), work, lambda _: ())
+        await self._transacted((lane,), work, lambda _: ())
+        self._tell_others()
+        return erased
 
-    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
         """As `Store` says."""
         text = kept_text(tenants)
         for tried in count(1):
@@ -268,19 +284,33 @@ class PostgresStore:
                 while rows := await self._read(tenants_of_database.sizes, lane, after, newest):
                     counted.add(rows)
                     after = rows[-1][0]
-            if await self._replaced_tenants(text, counted, begun, is_last=tried >= COUNT_TRIES):
+            if await self._replaced_tenants(text, counted, begun, act, is_last=tried >= COUNT_TRIES):
                 return True
         raise AssertionError("it is tried until it is done")
 
-    async def _replaced_tenants(self, text: str | None, counted: Count, begun: Seen, *, is_last: bool) -> bool:
+    async def _replaced_tenants(
+        self, text: str | None, counted: Count, begun: Seen, act: RecordAct | None, *, is_last: bool
+    ) -> bool:
+        writing = self._demand_open()
         before = counted.usage
 
         async def work(connection: Connection) -> bool:
             await self._check_epoch(connection)
             counted.usage = dict(before)  # it may be begun again
-            return await tenants_of_database.replace(connection, text, counted, begun, is_last=is_last)
+            is_done = await connection.fetchval(SQL["tenants"]) == text  # by a COMMIT whose answer was lost
+            is_replaced = await tenants_of_database.replace(connection, text, counted, begun, is_last=is_last)
+            if is_replaced and not is_done and act is not None:
+                await _record(writing, connection, act_request(act, 0))
+            return is_replaced
 
-        return await self._transacted(range(self.settings.lanes + 1), work, lambda _: ())
+        is_replaced = await self._transacted(range(self.settings.lanes + 1), work, lambda _: ())
+        self._tell_others()
+        return is_replaced
+
+    def _tell_others(self) -> None:
+        """Wake the other servers: an audit record may have been committed. The clock that it was given is not kept."""
+        if self._news is not None:
+            self._news.tell()
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Store` says."""
@@ -364,6 +394,10 @@ class PostgresStore:
     async def read_brief(self, query: Query, policy: str, show: Show) -> BriefPage:
         """As `Store` says."""
         return await self._read(reading.read_brief, query, policy, show, self.epoch)
+
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store` says."""
+        return await self._read(reading.internal_records, after, limit)
 
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """As `Store` says."""
@@ -538,6 +572,11 @@ class PostgresStore:
     def _note_durable(self, positions: Mapping[int, int]) -> None:
         for lane, position in positions.items():
             self._durable[lane] = max(position, self._durable.get(lane, 0))
+
+
+async def _record(writing: Writing, connection: Connection, request: Request) -> None:
+    """Commit an audit record in a transaction that other statements are part of, and that holds its lane."""
+    await writing.commit(connection, [request], writing.footprint([request]), None)
 
 
 async def _left_as_it_is(_connection: Connection) -> None:

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -47,6 +47,14 @@ class FileView:
     def gaps(self) -> dict[int, LaneGaps]:
         """As `View` says."""
         return reading.gaps(self._connection)
+
+    def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `View` says."""
+        return reading.internal_records(self._connection, after, limit)
+
+    def count_audit(self) -> int:
+        """As `View` says."""
+        return reading.count_audit(self._connection)
 
     def policies(self) -> list[tuple[str, str]]:
         """As `View` says."""

@@ -1,6 +1,6 @@
 """Reading records: pages by cursor, blocks with their evidence. All of it on a connection inside a transaction."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from oncelog.core.gaps import missing_numbers
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import LaneHead, Record
 from oncelog.stores.leaps import LaneGaps, is_over_a_leap, leaps_of
-from oncelog.stores.protocol import BriefPage, Consumer, Evidence, Page, Query, Show
+from oncelog.stores.protocol import BriefPage, Consumer, Evidence, Page, Query, Show, oldest_first
 from oncelog.stores.side_state import lane_of_scope
 from oncelog.stores.sqlite.index import POSITION_BITS, place_of
 from oncelog.stores.sqlite.statements import SQL
@@ -87,6 +87,23 @@ def _brief_cursor(connection: Any, query: Query, policy: str, upto: int) -> tupl
     has_more = len(positions) > query.limit
     asked = orjson.dumps([place_of(lane, position) for position in positions[: query.limit]]).decode()
     return connection.execute(SQL["briefs_at"], (asked, policy)), positions[query.limit - 1] if has_more else None
+
+
+def internal_records(connection: Any, after: Mapping[int, int], limit: int) -> list[Record]:
+    """As `Store` says."""
+    rows = [
+        row
+        for lane, head in heads(connection).items()
+        for row in connection.execute(
+            SQL["internal_page"], (place_of(lane, after.get(lane, 0)), place_of(lane, head.position), limit)
+        )
+    ]
+    return oldest_first(map(record_of, rows), limit)
+
+
+def count_audit(connection: Any) -> int:
+    """Count the audit records."""
+    return int(connection.execute(SQL["count_audit"]).fetchone()[0])
 
 
 def sequence_before(connection: Any, stream: str, upto: int, count: int, lanes: int) -> int:

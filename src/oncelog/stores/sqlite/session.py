@@ -16,12 +16,12 @@ from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import body_hash
-from oncelog.core.values import KeyIdentity, Remembered, Request, Settings, WantedSettings
+from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, Settings, WantedSettings
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.leaps import Renewed, leap_request
-from oncelog.stores.protocol import Decided, Draw, Standing
+from oncelog.stores.protocol import Decided, Draw, Standing, act_request
 from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.sqlite import tenants
 from oncelog.stores.sqlite.files import (
@@ -217,7 +217,7 @@ class Session:
         proposed, jumped = mark.proposed(self._clock, self._jump_ms_max)
         return proposed.time_ms if jumped is None else 0
 
-    def erase(self, lane: int, positions: Sequence[int]) -> int:
+    def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """In one transaction. The bytes are overwritten in the file when `scrub` has moved it there."""
         with self._translating():
             connection = self._connected()
@@ -227,6 +227,8 @@ class Session:
                     demand_not_moved(connection)
                     places = {place_of(lane, position) for position in positions}
                     erased = [row for place in sorted(places) for row in _erasure(connection, place)]
+                    if erased and act is not None:
+                        self._record(connection, act_request(act, lane, len(erased)))
                     if erased:
                         connection.executemany(SQL["erase"], [hashes for hashes, _ in erased])
                         tenants.give_back(connection, [row for _, row in erased])
@@ -234,15 +236,34 @@ class Session:
                         connection.execute(SQL["count_erasure"])
             finally:
                 connection.execute("PRAGMA secure_delete = FAST")
+            self._confirm_recorded()
             return len(erased)
 
-    def set_tenants(self, text: str | None, count: Count, begun: Seen, is_last: bool) -> bool:
+    def set_tenants(
+        self, text: str | None, count: Count, begun: Seen, is_last: bool, act: RecordAct | None = None
+    ) -> bool:
         """As `tenants.replace`, in one transaction."""
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 demand_not_moved(connection)
-                return tenants.replace(connection, text, count, begun, is_last=is_last)
+                is_replaced = tenants.replace(connection, text, count, begun, is_last=is_last)
+                if is_replaced and act is not None:
+                    self._record(connection, act_request(act, 0))
+            self._confirm_recorded()
+            return is_replaced
+
+    def _record(self, connection: Any, request: Request) -> None:
+        """Commit an audit record in a transaction that other statements are part of."""
+        try:
+            self._committed(connection, [request], None)
+        except BaseException:
+            self.writing.forget()  # the index may count commits that are rolled back
+            raise
+
+    def _confirm_recorded(self) -> None:
+        if self.writing.index is not None and self.writing.index.is_staged:
+            self.writing.confirm()
 
     def scrub(self) -> bool:
         """Moves the write-ahead log into the file and empties it; False if a reader is in the way of that.

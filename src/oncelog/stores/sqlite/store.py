@@ -20,7 +20,17 @@ from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
 from oncelog.core.proof import Block
 from oncelog.core.tenants import Tenant, Usage
-from oncelog.core.values import KeyIdentity, LaneHead, Remembered, Request, Settings, Submission, WantedSettings
+from oncelog.core.values import (
+    KeyIdentity,
+    LaneHead,
+    Record,
+    RecordAct,
+    Remembered,
+    Request,
+    Settings,
+    Submission,
+    WantedSettings,
+)
 from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
 from oncelog.stores.leaps import Renewed
@@ -192,11 +202,11 @@ class SqliteStore:
         """As `Store` says."""
         return await self._write(self._session.standing, identity)
 
-    async def erase(self, lane: int, positions: Sequence[int]) -> int:
+    async def erase(self, lane: int, positions: Sequence[int], act: RecordAct | None = None) -> int:
         """As `Store` says."""
-        return await self._write(self._session.erase, lane, positions)
+        return await self._write(self._session.erase, lane, positions, act)
 
-    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+    async def set_tenants(self, tenants: Sequence[Tenant], act: RecordAct | None = None) -> bool:
         """As `Store` says."""
         text = kept_text(tenants)
         for tried in count(1):
@@ -209,7 +219,7 @@ class SqliteStore:
                 while rows := await self._read(tenants_of_file.sizes, lane, after, newest):
                     counted.add(rows)
                     after = lane_and_position(rows[-1][0])[1]
-            if await self._write(self._session.set_tenants, text, counted, begun, tried >= COUNT_TRIES):
+            if await self._write(self._session.set_tenants, text, counted, begun, tried >= COUNT_TRIES, act):
                 return True
         raise AssertionError("it is tried until it is done")
 
@@ -258,6 +268,10 @@ class SqliteStore:
         # wait, and both together take twice as long as one after the other.
         async with self._brief_turn:
             return await self._read(reading.read_brief, query, policy, show, self.epoch)
+
+    async def internal_records(self, after: Mapping[int, int], limit: int) -> list[Record]:
+        """As `Store` says."""
+        return await self._read(reading.internal_records, after, limit)
 
     async def sequence_before(self, stream: str, upto: int, count: int) -> int:
         """As `Store` says."""

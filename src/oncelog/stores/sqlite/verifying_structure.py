@@ -27,15 +27,28 @@ def check_schema(connection: Any) -> None:
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise ContradictionError(f"the table {name} is not as Oncelog makes it")
+    indexes = dict(connection.execute(SQL["indexes"]))
+    for name, definition in _indexes_of_migrations().items():
+        if indexes.get(name) != definition:
+            raise ContradictionError(f"the index {name} is missing, or not as Oncelog makes it")
 
 
 @cache
 def _schema_of_migrations() -> dict[str, str]:
+    return _after_migrations("schema")
+
+
+@cache
+def _indexes_of_migrations() -> dict[str, str]:
+    return _after_migrations("indexes")
+
+
+def _after_migrations(statement: str) -> dict[str, str]:
     with closing(sqlite3.connect(":memory:")) as made:
         for _, script in migrations():
-            for statement in statements_of(script):
-                made.execute(statement)
-        return dict(made.execute(SQL["schema"]))
+            for one in statements_of(script):
+                made.execute(one)
+        return dict(made.execute(SQL[statement]))
 
 
 def check_newest(connection: Any) -> None:

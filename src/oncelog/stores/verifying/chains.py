@@ -7,8 +7,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from oncelog.core.audit import check_audit_record
 from oncelog.core.gaps import RESTORE_POLICY, check_restore_record
-from oncelog.core.policy import Order
+from oncelog.core.policy import AUDIT_POLICY, Order
 from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, leaf_hash, record_header, root_of
 from oncelog.core.values import LaneHead, Record
 from oncelog.stores.leaps import count_records
@@ -41,6 +42,7 @@ class Figures(Struct):
 
     records: int = 0
     restore_records: int = 0
+    audit_records: int = 0
     lanes: int = 0
     """Those that have been written to."""
     blocks: int = 0
@@ -75,6 +77,7 @@ class Chains:
             self._check_head(lane, head, self._tails.get(lane) or Tail())
             self.figures.lanes += head.revision > 0
         self._check_leaps()
+        self._check_internal()
         for lane, mark in self._exported.items():
             self._check_reached(mark, self._tails.get(lane) or Tail())
 
@@ -187,6 +190,9 @@ class Chains:
         is_leap = record.position - 1 in self._rules.leaps
         if is_leap or record.policy == RESTORE_POLICY:
             return _fault_of_leap(record, block, is_leap=is_leap)
+        if record.policy == AUDIT_POLICY:
+            self.figures.audit_records += 1
+            return check_audit_record(record, self._rules.settings.lanes)
         policy = self._rules.policies.get(record.policy)
         if policy is None:
             return f"the policy {record.policy!r} is not declared"
@@ -208,6 +214,14 @@ class Chains:
             found = self._tails[lane].leaps if lane in self._tails else 0
             if found != len(leaps):
                 raise ContradictionError(f"has {found} restore records, and the log has leapt {len(leaps)} times", lane)
+
+    def _check_internal(self) -> None:
+        """The index by which `oncelog audit` finds records has all of them."""
+        wanted, found = self.figures.audit_records + self.figures.restore_records, self._source.first("count_internal")
+        if found is None or found[0] != wanted:
+            raise ContradictionError(
+                f"the log has {wanted} audit and restore records, and the index of them has {found and found[0]}"
+            )
 
     def _check_head(self, lane: int, head: LaneHead, tail: Tail) -> None:
         for what, said, found in (

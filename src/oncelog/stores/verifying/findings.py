@@ -47,6 +47,7 @@ class Passed(Struct, frozen=True):
     """Those of a file that are in segments; the newest are not yet. A database has none."""
     segments: int = 0
     restore_records: int = 0
+    audit_records: int = 0
     """One for each lane and restore."""
     same: dict[str, int] = {}
     """Entries of side state that are as the records make them, by table."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from oncelog.core.gaps import last_evicting
+from oncelog.core.policy import FOREVER, retention_of
 from oncelog.core.values import KeyIdentity, Record, SequenceIdentity
 from oncelog.stores.leaps import NO_GAPS
 from oncelog.stores.verifying.findings import ContradictionError
@@ -40,5 +41,5 @@ def _was_forgotten(before: Record, after: Record, rules: Rules, log_time_at: Log
     """Whether what `before` left to remember was gone when `after` was decided, as `core.invariants` has it."""
     gaps = rules.gaps.get(after.lane, NO_GAPS).positions
     evicting = last_evicting(after.position - 1, rules.settings.eviction_interval, gaps)
-    retention = rules.policies[after.policy].retention
+    retention = retention_of(after.policy, rules.policies) or FOREVER
     return not retention.remembers(before.log_time_ms, after.log_time_ms, log_time_at(after.lane, evicting))

@@ -122,6 +122,7 @@ def _verify(
     yield Passed(
         records=chains.figures.records,
         restore_records=chains.figures.restore_records,
+        audit_records=chains.figures.audit_records,
         lanes=chains.figures.lanes,
         blocks=chains.figures.blocks,
         erased=chains.figures.erased,

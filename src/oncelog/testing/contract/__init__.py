@@ -7,6 +7,7 @@
 pytest finds the tests in the class. They need no plugin, and no time: the clock is moved by hand.
 """
 
+from oncelog.testing.contract.audit import AuditContract
 from oncelog.testing.contract.committing import CommitContract
 from oncelog.testing.contract.deltas import DeltasContract
 from oncelog.testing.contract.keeping import KeepingContract
@@ -32,6 +33,7 @@ class StoreContract(
     RolesContract,
     QuotasContract,
     LeapContract,
+    AuditContract,
 ):
     """Subclass it, name the class Test…, and say in `make_store` how a store is made.
 

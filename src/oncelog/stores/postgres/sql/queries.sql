@@ -140,8 +140,8 @@ SELECT tenant, bytes, records, full_at_us FROM oncelog_usage WHERE lane = 0 AND 
 ORDER BY tenant FOR NO KEY UPDATE;
 
 -- name: record_sizes
--- What records have, and whose they are.
-SELECT position, sequence, scope, partitions, octet_length(body) FROM oncelog_records
+-- What records have, and whose they are: those of a stream, and the audit records of clients in it.
+SELECT position, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, octet_length(body) FROM oncelog_records
 WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
 -- name: begin_usage
@@ -221,6 +221,24 @@ WHERE l.lane = n.lane;
 -- Records of a lane, by position.
 SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
+
+-- name: internal_page
+-- Audit and restore records of all lanes, by log time. A lane has no more than `limit` of them in the page.
+SELECT found.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (lane, after, upto) CROSS JOIN LATERAL (
+    SELECT lane, position, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+    FROM oncelog_records AS r
+    WHERE r.lane = n.lane AND r.position > n.after AND r.position <= n.upto
+        AND policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore')
+    ORDER BY r.position LIMIT $4
+) AS found ORDER BY found.log_time_ms, found.lane, found.position LIMIT $4;
+
+-- name: count_internal
+-- Audit and restore records, by the index that finds them.
+SELECT count(*) FROM oncelog_records
+WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore');
+
+-- name: count_audit
+SELECT count(*) FROM oncelog_records WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy = 'oncelog.audit';
 
 -- name: partition_positions
 SELECT position FROM oncelog_partition_records
@@ -305,7 +323,7 @@ SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 
 -- name: bodies
-SELECT position, salt, body, sequence, scope, partitions FROM oncelog_records
+SELECT position, salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
 
 -- name: blocks
@@ -315,7 +333,7 @@ WHERE lane = $1 AND height > $2 ORDER BY height LIMIT $3;
 
 -- name: scoped_positions
 -- Which of the records between two positions are of a scope.
-SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND scope = $4 ORDER BY position;
+SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 AND scope = $4 AND sequence > 0 ORDER BY position;
 
 -- name: entity_page
 -- Entities of a scope by key, without those that have expired: so many, and of so many bytes until one goes beyond.

@@ -67,8 +67,8 @@ UPDATE oncelog_state SET tenants = ?, commits = commits + 1;
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage ORDER BY tenant;
 
 -- name: record_sizes
--- What records have, and whose they are.
-SELECT place, sequence, scope, partitions, length(body) FROM oncelog_records
+-- What records have, and whose they are: those of a stream, and the audit records of clients in it.
+SELECT place, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, length(body) FROM oncelog_records
 WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
 
 -- name: begin_usage
@@ -182,6 +182,22 @@ SELECT place, r.sequence, log_time_ms, height, policy, r.scope, key, fingerprint
 FROM oncelog_stream_records AS s CROSS JOIN oncelog_records AS r ON r.place = s.lane << 48 | s.position
 WHERE s.lane = ? AND s.scope = ? AND s.sequence > ? AND s.sequence <= ? ORDER BY s.sequence LIMIT ?;
 
+-- name: internal_page
+-- Audit and restore records of a lane, by place.
+SELECT place, sequence, log_time_ms, height, policy, scope, key, fingerprint, actor, client, client_sequence, partitions, body
+FROM oncelog_records INDEXED BY oncelog_records_internal
+WHERE place > ? AND place <= ? AND policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore')
+ORDER BY place LIMIT ?;
+
+-- name: count_internal
+-- Audit and restore records, by the index that finds them.
+SELECT count(*) FROM oncelog_records INDEXED BY oncelog_records_internal
+WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy IN ('oncelog.audit', 'oncelog.restore');
+
+-- name: count_audit
+SELECT count(*) FROM oncelog_records INDEXED BY oncelog_records_internal
+WHERE policy >= 'oncelog.' AND policy < 'oncelog/' AND policy = 'oncelog.audit';
+
 -- name: lane_head
 SELECT position FROM oncelog_lanes WHERE lane = ?;
 
@@ -195,7 +211,7 @@ FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place;
 
 -- name: scoped_positions
 -- Which of the records between two places are of a scope.
-SELECT place & 281474976710655 FROM oncelog_records WHERE place > ? AND place <= ? AND scope = ? ORDER BY place;
+SELECT place & 281474976710655 FROM oncelog_records WHERE place > ? AND place <= ? AND scope = ? AND sequence > 0 ORDER BY place;
 
 -- name: entity_page
 -- Entities of a scope by key, without those that have expired. An empty bound is none.
@@ -277,7 +293,7 @@ WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDE
 
 -- name: body
 -- What is about to be erased, and whose it is.
-SELECT salt, body, sequence, scope, partitions FROM oncelog_records WHERE place = ?;
+SELECT salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions FROM oncelog_records WHERE place = ?;
 
 -- name: erase
 -- Only the hash of the body stays, and as many zeros as keep the row at its size.
@@ -468,3 +484,6 @@ SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 
 -- name: schema
 -- Our tables as they were made.
 SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND name LIKE 'oncelog\_%' ESCAPE '\' ORDER BY name;
+
+-- name: indexes
+SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL AND name LIKE 'oncelog\_%' ESCAPE '\' ORDER BY name;

@@ -1,0 +1,28 @@
+"""Internal records: records that Oncelog writes about the log itself. They do not come from submissions.
+
+Restore records (core/leaps.py) and audit records (core/audit.py) are internal. They have a position in their lane and
+stand in its hash chain. They have no sequence, no client and no partition, so that a reader of a stream or of a
+partition does not get them. A reader of a lane gets them, and recognises them by their policy.
+"""
+
+from hashlib import sha256
+
+from oncelog.core.policy import INTERNAL_POLICIES
+from oncelog.core.values import Record
+
+
+def is_internal(record: Record) -> bool:
+    """Return whether Oncelog itself wrote the record."""
+    return record.policy in INTERNAL_POLICIES
+
+
+def check_internal_record(record: Record) -> str | None:
+    """Describe the fault of an internal record in what all kinds of them have in common; None without a fault."""
+    kind = record.policy
+    if record.client or record.partitions:
+        return f"a record of {kind} has a client or a partition"
+    if record.sequence or record.client_sequence:
+        return f"a record of {kind} has a sequence"
+    if not record.erased and record.fingerprint != sha256(record.body).digest():
+        return f"a record of {kind} has another fingerprint than its body"
+    return None
