@@ -1,4 +1,4 @@
-"""The wait for a session ends at its deadline, however many hosts there are."""
+"""The wait for a session ends at its deadline, and leaves no connection open."""
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
@@ -8,7 +8,7 @@ import pytest
 
 from engine.watched import LoopClock
 from gateways.gateway_stores import LONG_MS
-from oncelog.stores.postgres.connecting import Timeouts
+from oncelog.stores.postgres.connecting import Timeouts, addresses_of
 from oncelog.stores.postgres.sessions import HEAD_START_S, Sessions
 from waiting import turns, until
 
@@ -43,3 +43,11 @@ async def test_hosts_that_do_not_answer_are_given_up_at_the_deadline(loop_clock:
         sessions.close()
         for writer in accepted:
             writer.close()
+
+
+async def test_session_completed_while_it_is_given_up_is_closed(address: str) -> None:
+    sessions = Sessions(address, Timeouts(), lambda _: asyncio.sleep(0))
+    (host,) = addresses_of(address)
+    connection = await sessions._begun(host)
+    await sessions._give_up([host])
+    assert connection.is_closed()

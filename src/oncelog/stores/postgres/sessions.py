@@ -84,9 +84,7 @@ class Sessions:
 
     def close(self) -> None:
         """Lets go of those that are being made."""
-        for host, task in list(self._making.items()):
-            if task.done() and not task.cancelled() and task.exception() is None:
-                task.result().terminate()
+        for host in list(self._making):
             self._abandon(host)
 
     # --- one of several servers
@@ -154,8 +152,8 @@ class Sessions:
         making, waiting = self._making.pop(host, None), self._at_barrier.get(host)
         if waiting is not None:
             waiting.terminate()
-        elif making is not None:
-            making.cancel()
+        elif making is not None and not making.cancel() and _error_of(making) is None:
+            making.result().terminate()  # it was completed meanwhile
 
     async def _is_waiting_for_standby(self, host: str) -> bool:
         """Whether the server has our barrier, and waits; else it is the network that is deaf."""
