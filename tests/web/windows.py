@@ -25,6 +25,8 @@ READ: Final = """
 READY: Final = """
 document.getElementById("state").dataset.state === "live" && !document.getElementById("manage").hidden
 """
+NAVIGATED: Final = "Inspected target navigated"
+"""What Chromium answers to a script during which the page was loaded anew."""
 KEYS: Final = {"Enter": "\r", " ": " "}
 SHIFT: Final = 8
 WELCOME_BOT: Final = "doorkeeper"
@@ -59,7 +61,12 @@ class Window:
         seen = [None]
 
         async def is_so() -> bool:
-            seen[0] = await self.tab.run(script)
+            try:
+                seen[0] = await self.tab.run(script)
+            except RuntimeError as error:
+                if NAVIGATED not in str(error):
+                    raise
+                return False  # the page was being loaded
             return bool(seen[0] == wanted)
 
         await until(is_so, lambda: (script, wanted, seen[0]))
