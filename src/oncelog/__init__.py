@@ -36,7 +36,7 @@ from oncelog.core.policy import (
     kept_for,
 )
 from oncelog.core.proof import Block, Proof, verify, verify_header
-from oncelog.core.tenants import Tenant, Usage
+from oncelog.core.tenants import Tenant, Usage, event_scope
 from oncelog.core.transactions import ledger_scope, transaction
 from oncelog.core.values import (
     Acknowledge,
@@ -275,6 +275,7 @@ __all__ = [
     "delta_id",
     "deltas_scope",
     "event",
+    "event_scope",
     "evicted_after",
     "extract",
     "fingerprint",

@@ -40,7 +40,7 @@ REFUSALS: Final = {
     "unstorable": Refusal(MARK, "sending it again does not help"),
     "too large": Refusal(LARGE, "large", {"frame_bytes_max": len(LARGE)}),
 }
-LIMITS_OF_A_TENANT: Final[dict[str, dict[str, int]]] = {
+LIMITS_OF_A_TENANT: Final[dict[str, Any]] = {
     "quota_exceeded": {"records_max": 1},
     "rate_limited": {"new_writes_per_second_max": 1000, "new_writes_at_once_max": 1},
     "read_only": {},

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from oncelog.core.audit import act_identity
+from oncelog.core.event_ids import former_identity
 from oncelog.core.identity import lane_of
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.operations import DeleteEntity, SetEntity
@@ -168,6 +169,7 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
         needs.streams.add(scope)
     else:
         needs.lanes.add(0)
+        _add_former(submission, needs)
     if policy.members_only:
         needs.members.add((scope, submission.actor))
     if submission.rate is not None:
@@ -183,6 +185,12 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
             needs.sequences.add((*identity, submission.client_sequence))
     if policy.rows or policy.entities:
         add_effects(submission, needs)
+
+
+def _add_former(submission: Submission, needs: Footprint) -> None:
+    former = former_identity(submission) if submission.scope else None
+    if former is not None:
+        needs.keys.add(former)
 
 
 def add_effects(submission: Submission, needs: Footprint) -> None:

@@ -25,6 +25,7 @@ from oncelog.core.audit import record_act
 from oncelog.core.consumers import set_cursor
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.effects import effects_of
+from oncelog.core.event_ids import former_identity, outside_its_tenant
 from oncelog.core.hlc import drift_of
 from oncelog.core.leaps import leap
 from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
@@ -216,6 +217,8 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
     identity = key_identity(submission)
     remembered = desk.keys.get(identity) if submission.key else None
     answer = None if remembered is None else _known(submission, remembered, lane)
+    if answer is None and submission.scope and not lane.number:
+        answer = _known_before(submission, desk)
     if answer is None and policy.client_sequence:
         answer = not_the_next(submission, lane, desk)
     if answer is None and policy.leased:
@@ -268,6 +271,18 @@ def _known(item: Submission | Claim, remembered: Remembered, lane: LaneDesk) -> 
     return known_answer(item, remembered)
 
 
+def _known_before(submission: Submission, desk: Desk) -> Replayed | None:
+    """Answer an event that was committed before its tenant got separate ids.
+
+    Equal content has equal partitions, so it is the tenant's own event. Other content may be another tenant's.
+    """
+    former = former_identity(submission)
+    remembered = None if former is None else desk.keys.get(former)
+    if remembered is None or remembered.fingerprint != submission.fingerprint:
+        return None
+    return Replayed(remembered.receipt, erased=remembered.erased)
+
+
 def known_answer(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
     """The answer of a known identity. All it takes is what is remembered of it, so that a cache can give it too.
 
@@ -309,8 +324,11 @@ def _check_limits(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused
     """Check the limits of new writes."""
     if submission.retry_after_ms > 0 and (refused := held_back(submission)) is not None:
         return refused
-    if desk.tenants is not None and (refused := beyond_quota(submission, desk)) is not None:
-        return refused
+    if desk.tenants is not None:
+        if desk.tenants.have_own_ids and (refused := outside_its_tenant(submission, desk.tenants)) is not None:
+            return refused
+        if (refused := beyond_quota(submission, desk)) is not None:
+            return refused
     if submission.rate is not None or submission.stream_rate is not None:
         return take(submission, lane, desk)  # the last check of all: what passes it is committed
     return None

@@ -10,10 +10,13 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.core.canonical import nfc
+from oncelog.core.identity import scope_of
 from oncelog.core.limits import NAME_CHARACTERS_MAX, RATE_MAX, STORED_INTEGER_MAX, TENANTS_MAX
 from oncelog.errors import SettingsError
 
 SEPARATOR: Final = "/"
+TENANT: Final = "tenant"
+"""First part of the scopes of tenants that have separate ids."""
 _KNOWN_MAX: Final = 10_000
 """Of names whose tenants have been looked for."""
 
@@ -34,6 +37,8 @@ class Tenant(Struct, frozen=True, gc=False):
     """In the long run."""
     new_writes_at_once_max: int = 0
     """After a pause; 0 is as many as a second gives."""
+    own_ids: bool = False
+    """Whether ids of events are unique within the tenant (`event_scope`). It cannot be switched off again."""
 
 
 class Usage(Struct, frozen=True, gc=False):
@@ -51,6 +56,7 @@ class Tenants:
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self.by_prefix: Mapping[str, Tenant] = {tenant.prefix: tenant for tenant in tenants}
         self._known: dict[tuple[str, tuple[str, ...]], tuple[Tenant, ...]] = {}
+        self.have_own_ids = any(tenant.own_ids for tenant in self.by_prefix.values())
 
     def of(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
         """In the order of their names. `stream` is empty where the order is the lane's."""
@@ -62,9 +68,34 @@ class Tenants:
             found = self._known[asked] = self._found((stream, *partitions) if stream else partitions)
         return found
 
+    def event_scope_of(self, partitions: tuple[str, ...]) -> str:
+        """Return the scope in which the id of an event with these partitions is unique.
+
+        Empty, the scope of the whole log, unless the partitions belong to exactly one tenant with separate ids.
+        """
+        if not self.have_own_ids:
+            return ""
+        owners = [tenant for tenant in self.of("", partitions) if tenant.own_ids]
+        return event_scope(owners[0].prefix) if len(owners) == 1 else ""
+
     def _found(self, names: Iterable[str]) -> tuple[Tenant, ...]:
         prefixes = {prefix for name in names for prefix in (name, *_above(name)) if prefix in self.by_prefix}
         return tuple(self.by_prefix[prefix] for prefix in sorted(prefixes))
+
+
+def event_scope(prefix: str) -> str:
+    """Return the scope of the events of a tenant with separate ids: `tenant/acme`."""
+    return scope_of(TENANT, prefix)
+
+
+def check_own_ids_kept(before: Iterable[Tenant], after: Iterable[Tenant]) -> None:
+    """Raise SettingsError if a tenant loses its own ids: retries of its events would be committed again."""
+    kept = {tenant.prefix for tenant in after if tenant.own_ids}
+    for tenant in before:
+        if tenant.own_ids and tenant.prefix not in kept:
+            raise SettingsError(
+                f"tenants must keep own_ids of {tenant.prefix!r}: the log has events with ids of that tenant"
+            )
 
 
 def _above(name: str) -> Iterable[str]:
@@ -87,6 +118,11 @@ def demand_tenants(tenants: Sequence[Tenant]) -> None:
         if tenant.prefix in seen:
             raise SettingsError(f"tenants must have distinct prefixes; {tenant.prefix!r} appears twice")
         seen.add(tenant.prefix)
+    owners = {tenant.prefix for tenant in tenants if tenant.own_ids}
+    for prefix in owners:
+        outer = next((one for one in _above(prefix) if one in owners), None)
+        if outer is not None:
+            raise SettingsError(f"tenants must not have own_ids within each other; {prefix!r} is below {outer!r}")
 
 
 def _demand_tenant(tenant: Tenant) -> None:
@@ -122,6 +158,13 @@ def _demand_tenant(tenant: Tenant) -> None:
             raise SettingsError(
                 f"tenants must have a {name} from 1 to {highest}, or 0 for no limit; {prefix!r} has {value!r}"
             )
+    if type(tenant.own_ids) is not bool:
+        raise SettingsError(f"tenants must have an own_ids of true or false; {prefix!r} has {tenant.own_ids!r}")
+    if tenant.own_ids and len(event_scope(prefix)) > NAME_CHARACTERS_MAX:
+        raise SettingsError(
+            f"tenants must have shorter prefixes for own_ids: the scope {event_scope(prefix)!r} has more than "
+            f"{NAME_CHARACTERS_MAX} characters"
+        )
     if at_once and not per_second:
         raise SettingsError(
             f"tenants must set new_writes_per_second_max where they set new_writes_at_once_max; {prefix!r} does not"

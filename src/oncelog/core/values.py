@@ -333,7 +333,10 @@ class Reason(Enum):
     READ_ONLY = "read_only"
     """Said by an engine that takes no new writes for now, never by the decision: nothing was written, try later."""
     BUSY = "busy"
-    """Said by an engine whose queue is full, never by the decision: nothing was written, try again later."""
+    """The queue of the engine is full, or the writer does not know yet that a tenant has separate ids.
+
+    Nothing was written; try again later.
+    """
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
     INVALID_CURSOR = "invalid_cursor"
     NOT_PROCESSED = "not_processed"

@@ -198,7 +198,7 @@ class Server:
     def _new_events_door(self) -> EventsDoor:
         shows_actor = self.settings.show_actors
         first = FirstDialect(shows_actor=shows_actor)
-        return EventsDoor(
+        door = EventsDoor(
             self.log,
             Hub(self._clock.wall_ms, self.counts, self._cannot_read, first),
             self._entrance,
@@ -207,6 +207,8 @@ class Server:
             first=first,
             second=Camel(None, shows_actor=shows_actor),
         )
+        door.set_tenants(self.settings.tenants)
+        return door
 
     def _new_rpc(self, door: LedgerDoor) -> LedgerRpc:
         return LedgerRpc(
@@ -469,6 +471,7 @@ class Server:
             while (wanted := self._wanted_tenants) is not None:
                 self._wanted_tenants = None
                 is_changed = await self.log.set_tenants(wanted)
+                self._door.set_tenants(wanted)
                 self.settings = replace(self.settings, tenants=wanted)
                 if is_changed:
                     logger.info("quotas were reloaded", extra={"tenants": len(wanted)})

@@ -207,11 +207,15 @@ def _tenant(value: object, is_text: bool) -> Tenant:  # noqa: ARG001
     if isinstance(value, str):
         prefix, *limits = value.split()
         pairs = [one.partition("=") for one in limits]
-        value = {"prefix": prefix, **{name: _limit(number) for name, _, number in pairs}}
+        value = {"prefix": prefix, **{name: _tenant_value(name, text) for name, _, text in pairs}}
     if isinstance(value, dict) and value.keys() <= set(Tenant.__struct_fields__):
         with suppress(msgspec.ValidationError):
             return msgspec.convert(value, Tenant)
     raise _WrongError(_TENANT_FORM)
+
+
+def _tenant_value(name: str, text: str) -> int | bool | None:
+    return text == "true" if name == "own_ids" and text in ("true", "false") else _limit(text)
 
 
 def _limit(text: str) -> int | None:
@@ -219,8 +223,9 @@ def _limit(text: str) -> int | None:
 
 
 _TENANT_FORM: Final = (
-    f'"prefix name=number …", where the names are {", ".join(Tenant.__struct_fields__[1:])}; or in a file a table '
-    "with prefix and these"
+    '"prefix name=number …", where the names are '
+    f"{', '.join(name for name in Tenant.__struct_fields__[1:] if name != 'own_ids')}, and own_ids=true or "
+    "own_ids=false; or in a file a table with prefix and these"
 )
 _KEY_FILE_FORM: Final = (
     f'"kind:path" or "kind#key_id:path", where the kind is {", ".join(one.value for one in KeyKind)}; or in a file '

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar, cast, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncelog.core.event_ids import former_identity
 from oncelog.core.operations import SetEntity
 from oncelog.core.plan import Validate, known_answer
 from oncelog.core.policy import Policy
@@ -592,6 +593,8 @@ class Committer:
         item = waiting.asked
         if waiting.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
+        if former_identity(item) is not None:
+            return  # the record may have the identity from before its tenant got separate ids
         if verdict.receipt is not None and not verdict.mismatch:
             self._cache.put(waiting.identity, Remembered(verdict.receipt, item.fingerprint, verdict.erased))
 

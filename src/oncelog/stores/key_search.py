@@ -11,7 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncelog.core.policy import Order, Policy
+from oncelog.core.policy import EVENTS, Order, Policy
+from oncelog.core.tenants import event_scope
 from oncelog.core.values import KeyIdentity
 from oncelog.stores.verifying.findings import Progress
 from oncelog.stores.viewing import View
@@ -111,6 +112,10 @@ def _candidates(view: View, wanted: Wanted) -> Iterator[KeyIdentity]:
     for policy in wanted.policies:
         if not policy.client_sequence:
             yield from wanted.identities(policy, wanted.scope or "")
+    if wanted.scope is None and EVENTS in wanted.policies:
+        for tenant, _ in view.usage():
+            if tenant.own_ids:
+                yield from wanted.identities(EVENTS, event_scope(tenant.prefix))
     streams = [one for one in wanted.policies if one.order is Order.STREAM and not one.client_sequence]
     for scope in view.streams() if streams and wanted.scope is None else ():
         for policy in streams:

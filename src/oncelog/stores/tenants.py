@@ -12,7 +12,7 @@ import msgspec
 
 from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.quotas import give_back, is_charged
-from oncelog.core.tenants import Tenant, Tenants, Usage
+from oncelog.core.tenants import Tenant, Tenants, Usage, check_own_ids_kept
 from oncelog.core.values import Record
 
 COUNT_ROWS: Final = 5000
@@ -66,9 +66,13 @@ class Seen(NamedTuple):
 
 
 class Count:
-    """What tenants have that a log has not counted for until now, from all its records."""
+    """What tenants have that a log has not counted for until now, from all its records.
+
+    Raises SettingsError if a tenant would lose its own ids.
+    """
 
     def __init__(self, before: str | None, tenants: Sequence[Tenant]) -> None:
+        check_own_ids_kept(list_of(before), tenants)
         known = {tenant.prefix for tenant in list_of(before)}
         self._new = Tenants([tenant for tenant in tenants if tenant.prefix not in known])
         self.usage = dict.fromkeys(self._new.by_prefix, Usage())

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from oncelog.codes import FORBIDDEN, HISTORY_CHANGED, VALIDATION_FAILED
+from oncelog.core.tenants import Tenant, Tenants
 from oncelog.core.values import Committed, Mode, Rate, Reason, Refused, Replayed, Submission, Verdict
 from oncelog.doors.entrance import Entrance
 from oncelog.doors.events.camel import Camel
@@ -55,7 +56,12 @@ class EventsDoor:
         self._body_bytes_max = log.limits.body_bytes_max
         self.is_closing = False
         self.first = first
+        self._tenants = Tenants(())
         self.second: Dialect = second or Camel(None)
+
+    def set_tenants(self, tenants: Sequence[Tenant]) -> None:
+        """Put ids of events into the scopes of these tenants. The log must have them already."""
+        self._tenants = Tenants(tenants)
 
     # --- submit
 
@@ -67,6 +73,7 @@ class EventsDoor:
         `known` are partitions that this principal, as it is now, may write: found here, and looked up the next time.
         """
         rate = self._rate
+        have_own_ids = self._tenants.have_own_ids
         items: list[Submission | Rejected] = []
         bytes_max = self._body_bytes_max  # the log would refuse all of them for the size of one
         for item in submit.items:
@@ -77,6 +84,8 @@ class EventsDoor:
                 if (known is None or item.partitions not in known) and not self._may_write(item, principal, known):
                     items.append(_NOT_WRITABLE)
                     continue
+                if have_own_ids and not item.scope:
+                    item = replace(item, scope=self._tenants.event_scope_of(item.partitions))  # noqa: PLW2901 - the same, in its tenant
                 if rate is not None:
                     item = replace(item, rate=rate)  # noqa: PLW2901 - the same, with what its actor may do
             items.append(item)

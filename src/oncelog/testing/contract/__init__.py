@@ -10,6 +10,7 @@ pytest finds the tests in the class. They need no plugin, and no time: the clock
 from oncelog.testing.contract.audit import AuditContract
 from oncelog.testing.contract.committing import CommitContract
 from oncelog.testing.contract.deltas import DeltasContract
+from oncelog.testing.contract.event_ids import EventIdsContract
 from oncelog.testing.contract.keeping import KeepingContract
 from oncelog.testing.contract.leaps import LeapContract
 from oncelog.testing.contract.ledger import LedgerContract
@@ -32,6 +33,7 @@ class StoreContract(
     MembersContract,
     RolesContract,
     QuotasContract,
+    EventIdsContract,
     LeapContract,
     AuditContract,
 ):

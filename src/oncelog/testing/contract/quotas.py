@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Committed, Granted, Mode, Reason, Record
@@ -116,7 +117,7 @@ class QuotasContract(Contract):
 
     def test_a_request_is_admitted_by_all_quotas_or_not_at_all(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
-            limits = {"new_writes_per_second_max": 2, "new_writes_at_once_max": 1}
+            limits: dict[str, Any] = {"new_writes_per_second_max": 2, "new_writes_at_once_max": 1}
             set_tenants(log, Tenant("acme", records_max=3), Tenant("acme/a", **limits))
             events = [event(number, partitions=("acme/a",)) for number in range(1, 5)]
             verdicts = log.together(*events, is_admitted_whole=True)

@@ -1,0 +1,107 @@
+"""Ids of events within a tenant: no tenant can take an id that another one is going to use."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.runner import COMMAND, RUNNER
+from databases import BOTH_STORES
+from doors.material import token
+from doors.serving import Serving, event_id, item, numbers, serving
+from oncelog import Tenant, event_scope
+from oncelog.doors.settings import load
+from oncelog.engine.outcome import Status
+from oncelog.errors import SettingsError
+from oncelog.stores import key_search
+
+A = token(sub="a", grants={"read": ["a/*"], "write": ["a/*"]})
+B = token(sub="b", grants={"read": ["b/*"], "write": ["b/*"]})
+BOTH = token(sub="c", grants={"read": ["*"], "write": ["*"]})
+OWN = (Tenant("a", own_ids=True), Tenant("b", own_ids=True))
+
+
+async def statuses(served: Serving, *writes: tuple[str, int, str]) -> list[str]:
+    """Submit an event for each token, number and partition, and return the status of each."""
+    answers = [await served.submit(item(number, partition), credential=who) for who, number, partition in writes]
+    return [answer.json["results"][0]["status"] if answer.status == 200 else answer.error["code"] for answer in answers]
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-4", "EV-5", "CO-22")
+async def test_tenant_cannot_squat_on_the_id_of_another(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, tenants=OWN) as served:
+        squatted = await served.submit({**item(1, "b/x"), "event": {"type": "squat"}}, credential=B)
+        assert squatted.json["results"][0]["status"] == "committed"
+        first = await served.submit(item(1, "a/x"), credential=A)
+        again = await served.submit(item(1, "a/x"), credential=A)
+        assert numbers(first.json["results"]) == numbers(again.json["results"]) == [2]
+        assert await statuses(served, (A, 1, "a/other")) == ["rejected"]
+        socket = await served.connected("laptop", A)
+        assert numbers(await socket.submit(item(1, "a/x"))) == [2]
+        assert [event["id"] for event in (await served.page("a/x", "b/x", credential=BOTH)).json["events"]] == [
+            event_id(1)
+        ] * 2
+
+
+async def test_without_own_ids_an_id_is_unique_in_the_whole_log(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, tenants=(Tenant("a"), Tenant("b"))) as served:
+        assert await statuses(served, (B, 1, "b/x"), (A, 1, "a/x")) == ["committed", "rejected"]
+
+
+@BOTH_STORES
+@pytest.mark.rule("EV-4")
+async def test_ids_from_before_the_switch_stay_known(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True) as served:
+        assert await statuses(served, (A, 1, "a/x"), (B, 2, "b/x")) == ["committed"] * 2
+    async with serving(tmp_path, tokens=True, tenants=OWN) as served:
+        for _ in range(2):
+            assert numbers((await served.submit(item(1, "a/x"), credential=A)).json["results"]) == [1]
+        assert await statuses(served, (A, 2, "a/x")) == ["committed"]
+        assert numbers((await served.submit(item(2, "b/x"), credential=B)).json["results"]) == [2]
+    with pytest.raises(SettingsError, match="must keep own_ids of 'a'"):
+        async with serving(tmp_path, tokens=True):
+            pass
+
+
+async def test_server_that_does_not_know_the_switch_asks_to_try_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True) as served:
+        assert await statuses(served, (A, 1, "a/x")) == ["committed"]
+        await served.server.log.set_tenants(OWN)  # by another server
+        assert await statuses(served, (A, 1, "a/x"), (A, 2, "a/x")) == ["committed", "server_busy"]
+        served.server._wanted_tenants = OWN
+        await served.server._set_tenants()
+        assert await statuses(served, (A, 2, "a/x")) == ["committed"]
+
+
+@pytest.mark.parametrize("scanned_max", [key_search.SCAN_RECORDS_MAX, -1], ids=["records", "index"])
+@BOTH_STORES
+async def test_show_and_lookup_find_ids_of_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scanned_max: int
+) -> None:
+    monkeypatch.setattr(key_search, "SCAN_RECORDS_MAX", scanned_max)
+    async with serving(tmp_path, tokens=True, tenants=OWN) as served:
+        assert await statuses(served, (A, 1, "a/x"), (A, 2, "a/x"), (B, 2, "b/x")) == ["committed"] * 3
+        log = served.server.log
+        assert (await log.lookup(event_id(1), scope=event_scope("a"))).status is Status.COMMITTED
+        assert (await log.lookup(event_id(1), scope=event_scope("b"))).status is Status.UNKNOWN
+        store = served.server.settings.store
+    one, several = [
+        await asyncio.to_thread(RUNNER.invoke, COMMAND, ["show", store, event_id(number), "--json"])
+        for number in (1, 2)
+    ]
+    assert one.exit_code == 0
+    assert "tenant/a" in one.stdout
+    assert (several.exit_code, len(json.loads(several.stdout))) == (3, 2)
+
+
+def test_own_ids_are_a_setting_of_a_tenant(tmp_path: Path) -> None:
+    environment = {"ONCELOG_TENANTS": "acme own_ids=true records_max=5", "ONCELOG_DEVELOPMENT": "true"}
+    assert load(None, environment, {}).tenants == (Tenant("acme", records_max=5, own_ids=True),)
+    file = tmp_path / "oncelog.toml"
+    file.write_text('development = true\n[[tenants]]\nprefix = "acme"\nown_ids = true\n')
+    assert load(str(file), {}, {}).tenants == (Tenant("acme", own_ids=True),)
+    for text in ("acme own_ids=1", "acme own_ids=yes", "acme own_ids=true,acme/b own_ids=true"):
+        with pytest.raises(SettingsError, match="own_ids"):
+            load(None, {"ONCELOG_TENANTS": text, "ONCELOG_DEVELOPMENT": "true"}, {})
