@@ -151,9 +151,11 @@ def test_api_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
         line,
     )
     assert text[-43:] not in line
-    revoked = run("apikey", "revoke", path, str(found.key_id))
+    done = RUNNER.invoke(COMMAND, ["apikey", "revoke", str(path), str(found.key_id)])
+    revoked = done.stdout.removesuffix("\n")
     assert " revoked 2" in revoked
-    assert run("apikey", "revoke", path, str(found.key_id)) == revoked
+    assert "refuse the key and end its connections about a second from now" in done.stderr
+    assert RUNNER.invoke(COMMAND, ["apikey", "revoke", str(path), str(found.key_id)]).stdout == done.stdout
     assert run("apikey", "list", path) == revoked
     keys.reload()
     with pytest.raises(AuthError):
@@ -171,11 +173,29 @@ def test_api_keys_are_printed_as_json(tmp_path: Path) -> None:
         "grants": {"read": [], "write": []},
         "created_ms": made["created_ms"],
         "revoked_ms": None,
+        "expires_ms": None,
     }
     listed = run("apikey", "list", path, "--json")
     assert json.loads(listed) == [made]
     assert "sha256" not in listed
     assert "read nothing; write nothing" in run("apikey", "list", path)
+
+
+@pytest.mark.rule("CO-28")
+def test_expiry_of_api_keys_is_listed_and_enforced(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    now_ms = SystemClock().wall_ms()
+    create: list[str | Path] = ["apikey", "create", path, "--client-id", "a", "--name", "n"]
+    made = json.loads(run(*create, "--json", "--expires", "90d"))
+    assert 0 <= made["expires_ms"] - now_ms - 90 * 86_400_000 < 600_000
+    assert re.search(r" UTC, expires 2\d{3}-.* UTC; ", run("apikey", "list", path))
+    text = run(*create, "--expires", "0s")
+    assert " UTC, expired 2" in run("apikey", "list", path)
+    keys = ApiKeys(path, SystemClock().wall_ms)
+    keys.reload()
+    with pytest.raises(AuthError):
+        keys.principal_of(text)
+    assert "is no duration" in refusal(*create, "--expires", "soon")
 
 
 def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:

@@ -113,14 +113,41 @@ def test_revoked_key_stays_in_the_file_and_is_refused(path: Path) -> None:
     assert keys.list() == [revoked, other.key]
     assert "revoked" in refusal(keys, created.text)
     keys.principal_of(other.text)
-    assert keys.current(created.key.id) is None
-    assert keys.current(other.key.id) == keys.principal_of(other.text)
+    assert keys.current(created.key.id, NOW_MS) is None
+    assert keys.current(other.key.id, NOW_MS) == keys.principal_of(other.text)
+
+
+@pytest.mark.rule("CO-28")
+def test_key_is_refused_from_its_expiry_on(path: Path) -> None:
+    clock = SetClock()
+    keys = ApiKeys(path, clock)
+    created = keys.create("a", "a", GRANTS, expires_ms=NOW_MS + 1000)
+    clock.now_ms += 999
+    assert keys.principal_of(created.text).expires_ms == NOW_MS + 1000
+    assert keys.current(created.key.id, clock.now_ms) is not None
+    clock.now_ms += 1
+    assert "expired" in refusal(keys, created.text)
+    assert keys.current(created.key.id, clock.now_ms) is None
+    assert keys.list() == [created.key]
+
+
+@pytest.mark.rule("CO-28")
+def test_file_without_expiry_is_readable_by_versions_that_do_not_know_it(path: Path, keys: ApiKeys) -> None:
+    keys.create("a", "a", GRANTS)
+    before = json.loads(path.read_bytes())
+    assert before["version"] == 1
+    assert "expires_ms" not in before["keys"][0]
+    keys.create("b", "b", GRANTS, expires_ms=NOW_MS + 1)
+    after = json.loads(path.read_bytes())
+    assert after["version"] == 2
+    assert "expires_ms" not in after["keys"][0]
+    assert after["keys"][1]["expires_ms"] == NOW_MS + 1
 
 
 def test_revoking_an_unknown_key_returns_none(keys: ApiKeys) -> None:
     keys.create("a", "a", GRANTS)
     assert keys.revoke("0" * 16) is None
-    assert keys.current("0" * 16) is None
+    assert keys.current("0" * 16, NOW_MS) is None
 
 
 @pytest.mark.rule("CO-21")
@@ -261,7 +288,7 @@ def test_grants_edited_in_the_file_apply_after_a_reload(path: Path, keys: ApiKey
     created = keys.create("a", "a", granted(["old"]))
     path.write_text(path.read_text().replace('"old"', '"cafe\u0301/*"'), encoding="utf-8")
     keys.reload()
-    current = keys.current(created.key.id)
+    current = keys.current(created.key.id, NOW_MS)
     assert current is not None
     assert current.grants == granted(["caf\u00e9/*"])
 
@@ -322,6 +349,7 @@ def entry(**changed: Any) -> dict[str, Any]:
         *(([entry(grants={"read": [""]})], "$.keys[0].grants.read[0]"), ([entry(created_ms="1")], "created_ms")),
         *(([entry(revoked_ms=LEFT_OUT)], "revoked_ms"), ([entry(revoked_ms=True)], "revoked_ms")),
         *(([entry(grants={"red": []})], "$.keys[0].grants"), ([entry(created_ms=1.5)], "created_ms")),
+        ([entry(expires_ms="1")], "expires_ms"),
     ],
 )
 def test_invalid_entry_is_refused_with_its_field(path: Path, keys_in_it: Any, field: str) -> None:
@@ -332,7 +360,7 @@ def test_invalid_entry_is_refused_with_its_field(path: Path, keys_in_it: Any, fi
     with pytest.raises(SettingsError, match=re.escape(field)) as caught:
         keys.reload()
     assert str(path) in str(caught.value)
-    assert keys.current("0123456789abcdef") is not None
+    assert keys.current("0123456789abcdef", NOW_MS) is not None
 
 
 @pytest.mark.parametrize(
@@ -342,7 +370,7 @@ def test_invalid_entry_is_refused_with_its_field(path: Path, keys_in_it: Any, fi
         b"{",
         b"[]",
         b"\xff",
-        b'{"version":2,"keys":[]}',
+        b'{"version":3,"keys":[]}',
         b'{"version":1,"version":1,"keys":[]}',
         b'{"keys":[]}',
         b"[" * 9999,

@@ -83,9 +83,9 @@ def test_api_key_is_current_until_revoked_and_has_its_newest_grants(tmp_path: Pa
     assert known.current(current, NOW_MS) is None
 
 
-@pytest.mark.rule("CO-21")
+@pytest.mark.rule("CO-28")
 @pytest.mark.parametrize("bad", ["tokens", "API keys"])
-def test_reload_applies_tokens_and_api_keys_together_or_not_at_all(tmp_path: Path, bad: str) -> None:
+def test_bad_file_keeps_its_content_and_the_other_is_reloaded(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "keys.json"
     operator = ApiKeys(path, SetClock())
     old = operator.create("a", "a", granted())
@@ -94,19 +94,18 @@ def test_reload_applies_tokens_and_api_keys_together_or_not_at_all(tmp_path: Pat
     operator.revoke(old.key.id)
     secret = tmp_path / "HS256-0.key"
     secret.write_bytes(b"another secret, which is long enough")
-    good, broken = (path, secret) if bad == "tokens" else (secret, path)
-    kept = broken.read_bytes()
+    broken, kept, ended = (secret, token(), old.text) if bad == "tokens" else (path, old.text, token())
+    content = broken.read_bytes()
     broken.write_bytes(b"{")
     with pytest.raises(SettingsError, match=broken.name):
         known.reload()
-    known.authenticate(token())
-    known.authenticate(old.text)
-    broken.write_bytes(kept)
-    assert good.exists()
+    known.authenticate(kept)
+    with pytest.raises(AuthError):
+        known.authenticate(ended)
+    broken.write_bytes(content)
     known.reload()
-    for credential in (token(), old.text):
-        with pytest.raises(AuthError):
-            known.authenticate(credential)
+    with pytest.raises(AuthError):
+        known.authenticate(kept)
 
 
 @pytest.mark.rule("CO-21")

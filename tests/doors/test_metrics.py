@@ -24,6 +24,7 @@ def metrics_of(counts: Counts, queue_items: int = 0, position: int = 0, subscrib
         subscribers=lambda: subscribers,
         evictions=lambda: (2, 5),
         guard=guard,
+        failed_files=lambda: {"api_keys": 0},
     )
     metrics.usage = [(Tenant("acme", bytes_max=5, records_max=6), Usage(3, 4))]
     return metrics

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from joserfc.jwk import ECKey, OctKey
+from msgspec.structs import replace
 
 from doors import material
 from doors.material import ALGORITHMS, CLAIMS, NOW_MS, NOW_S, SetClock, encoded, key_file, key_of, signed, token
@@ -39,7 +40,7 @@ def test_valid_token_yields_its_principal(tmp_path: Path, algorithm: str) -> Non
         warnings.simplefilter("error")
         tokens = material.tokens(tmp_path, algorithm)
         found = tokens.principal_of(token(algorithm, client_id="laptop"))
-    assert found == Principal(
+    assert replace(found, signing_key=None) == Principal(
         actor="user:ada",
         client_id="laptop",
         grants=granted(["orders/*"], ["orders/1"]),
@@ -397,7 +398,9 @@ def test_issued_token_is_accepted(tmp_path: Path, algorithm: str) -> None:
     claims = Claims(subject="zoë", grants=grants, issued_ms=NOW_MS, expires_ms=NOW_MS + 1000, audience="logs")
     tokens = material.tokens(tmp_path, algorithm, leeway_ms=0, audiences=("logs",))
     found = tokens.principal_of(issued(claims, signing_key))
-    assert found == Principal(actor="user:zoë", client_id=None, grants=grants, expires_ms=NOW_MS + 1000)
+    assert replace(found, signing_key=None) == Principal(
+        actor="user:zoë", client_id=None, grants=grants, expires_ms=NOW_MS + 1000
+    )
 
 
 def test_token_that_would_be_refused_is_not_issued(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import typer
 from oncelog.cli.secret_files import secret_check
 from oncelog.cli.terminal import FOUND_NOTHING, AsJson, ending_well, print_json
 from oncelog.cli.times import utc
-from oncelog.cli.token import Read, Write
+from oncelog.cli.token import Read, Write, duration_ms
 from oncelog.doors.apikeys import ApiKey, ApiKeys
 from oncelog.doors.grants import granted
 from oncelog.stores.clock import SystemClock
@@ -16,8 +16,8 @@ from oncelog.stores.clock import SystemClock
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "API keys, in a file that a server reads at its start and at SIGHUP. The file has their hashes only. Commands "
-        "at the same time do not lose each other's changes."
+        "API keys, in a file that servers read at their start and poll every second. The file has their hashes only. "
+        "Commands at the same time do not lose each other's changes."
     ),
 )
 
@@ -36,16 +36,20 @@ def create(
     name: Annotated[str, typer.Option(help="What people call it.")],
     read: Read = None,
     write: Write = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="For how long it is valid: 12h, 90d; else until revoked.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Makes a key and prints it. This is the only time that it is shown.
 
-    The file is made if it is not there, for its owner alone.
+    The file is made if it is not there, for its owner alone. Servers accept the key about a second later.
 
-    Example:  oncelog apikey create keys.json --client-id billing --name 'nightly bills' --read 'orders/*'
+    Example:  oncelog apikey create keys.json --client-id billing --name 'nightly bills' --read 'orders/*' --expires 90d
     """
     with ending_well():
-        created = _keys(file).create(client_id, name, granted(read or [], write or []))
+        expires_ms = None if expires is None else SystemClock().wall_ms() + duration_ms(expires)
+        created = _keys(file).create(client_id, name, granted(read or [], write or []), expires_ms)
         if as_json:
             print_json({"key": created.text, **_plain(created.key)})
         else:
@@ -74,7 +78,7 @@ def revoke(
 ) -> None:
     """Revokes a key for ever; its entry stays. The exit status is 1 if there is no such key.
 
-    A server that runs takes note at SIGHUP.
+    Servers that use the file refuse the key about a second later, and end its open connections.
 
     Example:  oncelog apikey revoke keys.json 5f1c0a9be2d34c77
     """
@@ -84,6 +88,11 @@ def revoke(
             typer.echo("there is no key of that id", err=True)
             raise typer.Exit(FOUND_NOTHING)
         typer.echo(_line(key))
+        typer.echo(
+            "Servers that use this file refuse the key and end its connections about a second from now; "
+            "servers with a copy of the file do so when the copy is replaced.",
+            err=True,
+        )
 
 
 def _keys(file: str) -> ApiKeys:
@@ -96,6 +105,12 @@ def _plain(key: ApiKey) -> dict[str, Any]:
 
 def _line(key: ApiKey) -> str:
     grants = key.grants.as_claim()
-    state = "active" if key.revoked_ms is None else f"revoked {utc(key.revoked_ms)}"
+    if key.revoked_ms is not None:
+        state = f"revoked {utc(key.revoked_ms)}"
+    elif key.expires_ms is not None:
+        verb = "expired" if key.has_expired(SystemClock().wall_ms()) else "expires"
+        state = f"{verb} {utc(key.expires_ms)}"
+    else:
+        state = "active"
     allowed = "; ".join(f"{right} {', '.join(map(repr, texts)) or 'nothing'}" for right, texts in grants.items())
     return f"{key.id}  client {key.client_id!r}, {key.name!r}, created {utc(key.created_ms)}, {state}; {allowed}"

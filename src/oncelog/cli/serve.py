@@ -58,8 +58,8 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
     """Serves a log: events, deltas and chats by WebSocket and HTTP, the ledger by HTTP and gRPC.
 
     Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
-    line; the later wins. SIGHUP takes keys, grants, certificates and the settings read_only, disk and tenants anew;
-    SIGTERM finishes what was accepted and exits.
+    line; the later wins. SIGHUP reloads keys, grants, certificates and the settings read_only, disk and tenants;
+    files of keys are also polled every second. SIGTERM finishes what was accepted and exits.
 
     Examples:
 

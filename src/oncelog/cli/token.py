@@ -55,7 +55,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
             subject=sub,
             grants=granted(read or [], write or []),
             issued_ms=now_ms,
-            expires_ms=now_ms + _duration_ms(expires),
+            expires_ms=now_ms + duration_ms(expires),
             client_id=client_id,
             issuer=issuer,
             audience=audience,
@@ -68,7 +68,8 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
         typer.echo(issued(claims, found[0]))
 
 
-def _duration_ms(text: str) -> int:
+def duration_ms(text: str) -> int:
+    """Return the milliseconds of a duration such as `15m` or `30d`. Raises OncelogError."""
     parts = _DURATION.fullmatch(text)
     if parts is None:
         raise OncelogError(f"{text!r} is no duration: write a number and s, m, h or d")

@@ -1,4 +1,4 @@
-"""API keys: for programs, valid until they are revoked. A file has their hashes; nobody has the keys themselves.
+"""API keys: for programs, valid until they are revoked or expire. A file has their hashes only.
 
 A secret is 32 random bytes. There is nothing to guess that a slow hash would have to protect, so a plain SHA-256 is
 kept: it can be compared at every request, and does not lead back.
@@ -23,7 +23,9 @@ from oncelog.core.canonical import JsonValue
 from oncelog.core.identity import text_field
 from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.doors import files
-from oncelog.doors.files import SecretCheck
+from oncelog.doors.credential_events import Act, CredentialEvent, CredentialEvents
+from oncelog.doors.credential_files import CredentialFile
+from oncelog.doors.files import Contents, SecretCheck
 from oncelog.doors.grants import Grants, grants_of_claim
 from oncelog.doors.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
 from oncelog.doors.principal import Principal, actor_of, client_id_of, kind_in
@@ -34,6 +36,9 @@ logger: Final = logging.getLogger("oncelog.doors")
 PREFIX: Final = "olk_"
 """By which a key is told from a token, and found where it should not be."""
 VERSION: Final = 1
+EXPIRY_VERSION: Final = 2
+"""Of a file in which a key expires. Versions of Oncelog that do not know expiry refuse the file; all others are
+version 1, which they read."""
 # The last character carries four bits only, so that one secret has one text.
 _TEXT: Final = re.compile(r"olk_([0-9a-f]{16})_([A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", re.ASCII)
 
@@ -47,6 +52,12 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     grants: Grants
     created_ms: int
     revoked_ms: int | None = None
+    expires_ms: int | None = None
+    """From when on the key is refused; None: it does not expire."""
+
+    def has_expired(self, now_ms: int) -> bool:
+        """Return whether the key is refused because of its age."""
+        return self.expires_ms is not None and now_ms >= self.expires_ms
 
 
 class Created(Struct, frozen=True):
@@ -74,6 +85,7 @@ class _InFile(Struct, frozen=True, forbid_unknown_fields=True):
     grants: dict[str, list[str]]
     created_ms: int
     revoked_ms: int | None
+    expires_ms: int | None = None
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +109,10 @@ class ApiKeys:
         self._keys: Keys = {}
         self._reported: set[str] = set()
         """Ids of keys that a warning was logged for."""
+        self._is_loaded = False
+        self._next_expiry_ms: int | None = None
+        """When the next key expires whose end has not been reported."""
+        self.events = CredentialEvents()
 
     # --- who has come --------------------------------------------------------------------------------
 
@@ -112,12 +128,16 @@ class ApiKeys:
             raise AuthError("API key: unknown" if kept is None else f"API key {parts[1]}: another secret")
         if kept.key.revoked_ms is not None:
             raise AuthError(f"API key {kept.key.id}: revoked")
+        if kept.key.has_expired(self._now_ms()):
+            raise AuthError(f"API key {kept.key.id}: expired")
         return _principal(kept.key)
 
-    def current(self, key_id: str) -> Principal | None:
-        """Who has come by that key, with the grants it has now; None if it was revoked or is not there any more."""
+    def current(self, key_id: str, now_ms: int) -> Principal | None:
+        """Return the principal of a key with its grants of now; None if the key was revoked or removed, or expired."""
         kept = self._keys.get(key_id)
-        return None if kept is None or kept.key.revoked_ms is not None else _principal(kept.key)
+        if kept is None or kept.key.revoked_ms is not None or kept.key.has_expired(now_ms):
+            return None
+        return _principal(kept.key)
 
     # --- the file ------------------------------------------------------------------------------------
 
@@ -125,15 +145,26 @@ class ApiKeys:
         """Takes the keys that are in the file now. Raises SettingsError if it is bad, and keeps those it had."""
         self.use(self.read())
 
+    def file(self) -> CredentialFile:
+        """Return the file of keys, for polling."""
+        return CredentialFile("api_keys", str(self._path), API_KEYS_FILE_BYTES_MAX, self._parse, self.use)
+
     def read(self) -> Keys:
         """What is in the file now, for `use`. Raises SettingsError, and changes nothing."""
-        contents = files.read(str(self._path), API_KEYS_FILE_BYTES_MAX)
+        return self._parse(files.read(str(self._path), API_KEYS_FILE_BYTES_MAX))
+
+    def _parse(self, contents: Contents) -> Keys:
         contents.check_secret("API keys", self._check)
         return _keys_in(files.json_of(contents), contents.path)
 
     def use(self, keys: Keys) -> None:
-        """Knows these from now on. Warns once of each whose client id looks like another principal."""
-        self._keys = keys
+        """Accept these keys from now on, and report keys that have ended.
+
+        A warning is logged once for each key whose client id looks like another principal.
+        """
+        self.report_expired()
+        before, self._keys = self._keys, keys
+        self._report_ended(before)
         for id_, kept in keys.items():
             kind = kind_in(kept.key.client_id)
             if kind is not None and kept.key.revoked_ms is None and id_ not in self._reported:
@@ -145,11 +176,53 @@ class ApiKeys:
                     extra={"key_id": id_, "client_id": kept.key.client_id},
                 )
 
+    def report_expired(self) -> None:
+        """Report the keys that have expired since the last call."""
+        now_ms, due_ms = self._now_ms(), self._next_expiry_ms
+        if due_ms is not None and now_ms >= due_ms:
+            for key in self._expiring(since_ms=due_ms):
+                if key.has_expired(now_ms):
+                    self._report("api_key_expired", key, key.expires_ms or 0)
+            self._next_expiry_ms = self._expiry_after(now_ms)
+
+    def _report_ended(self, before: Keys) -> None:
+        """Report the keys that were revoked or removed since the previous content, and plan the next expiry."""
+        now_ms, is_initial = self._now_ms(), not self._is_loaded
+        self._is_loaded = True
+        for id_, kept in self._keys.items():
+            key, known = kept.key, before[id_].key if id_ in before else None
+            if key.revoked_ms is not None:
+                if known is None or known.revoked_ms is None:
+                    self._report("api_key_revoked", key, key.revoked_ms, is_initial=is_initial)
+            elif key.has_expired(now_ms) and (known is None or known.expires_ms != key.expires_ms):
+                self._report("api_key_expired", key, key.expires_ms or 0, is_initial=is_initial)
+        for id_ in before.keys() - self._keys.keys():
+            if before[id_].key.revoked_ms is None:
+                self._report("api_key_removed", before[id_].key, now_ms)
+        self._next_expiry_ms = self._expiry_after(now_ms)
+
+    def _expiring(self, since_ms: int) -> Iterator[ApiKey]:
+        """Yield the keys that expire then or later and are not revoked."""
+        for kept in self._keys.values():
+            expires_ms = kept.key.expires_ms
+            if expires_ms is not None and expires_ms >= since_ms and kept.key.revoked_ms is None:
+                yield kept.key
+
+    def _expiry_after(self, after_ms: int) -> int | None:
+        return min((key.expires_ms or 0 for key in self._expiring(since_ms=after_ms + 1)), default=None)
+
+    def _report(self, act: Act, key: ApiKey, at_ms: int, *, is_initial: bool = False) -> None:
+        self.events.emit(
+            CredentialEvent(
+                act=act, id=key.id, path=str(self._path), at_ms=at_ms, client_id=key.client_id, is_initial=is_initial
+            )
+        )
+
     def list(self) -> Sequence[ApiKey]:
         """The keys of the file, revoked ones too, the oldest first."""
         return [kept.key for kept in self.read().values()]
 
-    def create(self, client_id: str, name: str, grants: Grants) -> Created:
+    def create(self, client_id: str, name: str, grants: Grants, expires_ms: int | None = None) -> Created:
         """Makes a key, and the file if there is none. It is on the disk when this returns its text, and only then.
 
         Raises CanonicalError for a name that is none, LimitExceededError when the file is full, and SettingsError
@@ -166,7 +239,9 @@ class ApiKeys:
             if len(keys) >= API_KEYS_MAX:
                 raise LimitExceededError("API_KEYS_MAX", API_KEYS_MAX)
             id_ = _unused_id(keys)
-            key = ApiKey(id=id_, client_id=client_id, name=name, grants=grants, created_ms=self._now_ms())
+            key = ApiKey(
+                id=id_, client_id=client_id, name=name, grants=grants, created_ms=self._now_ms(), expires_ms=expires_ms
+            )
             self._write(path, {**keys, id_: _Kept(key, sha256(secret).digest())})
         return Created(key, f"{PREFIX}{id_}_{base64.urlsafe_b64encode(secret).decode().rstrip('=')}")
 
@@ -198,7 +273,7 @@ class ApiKeys:
 
 def _principal(key: ApiKey) -> Principal:
     actor = actor_of("client", key.client_id, "$.client_id")
-    return Principal(actor=actor, client_id=key.client_id, grants=key.grants, key_id=key.id)
+    return Principal(actor=actor, client_id=key.client_id, grants=key.grants, expires_ms=key.expires_ms, key_id=key.id)
 
 
 def _unused_id(keys: Keys) -> str:
@@ -220,10 +295,12 @@ def _text_of(keys: Keys) -> bytes:
             "grants": kept.key.grants.as_claim(),
             "created_ms": kept.key.created_ms,
             "revoked_ms": kept.key.revoked_ms,
+            **({} if kept.key.expires_ms is None else {"expires_ms": kept.key.expires_ms}),
         }
         for kept in keys.values()
     ]
-    return orjson.dumps({"version": VERSION, "keys": entries}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    version = VERSION if all(kept.key.expires_ms is None for kept in keys.values()) else EXPIRY_VERSION
+    return orjson.dumps({"version": version, "keys": entries}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _keys_in(value: JsonValue, path: str) -> Keys:
@@ -234,8 +311,8 @@ def _keys_in(value: JsonValue, path: str) -> Keys:
 
 
 def _keys(found: _File) -> Keys:
-    if found.version != VERSION:
-        raise CanonicalError("$.version", f"must be {VERSION}: another Oncelog has written it")
+    if found.version not in (VERSION, EXPIRY_VERSION):
+        raise CanonicalError("$.version", f"must be {VERSION} or {EXPIRY_VERSION}: a newer Oncelog has written it")
     if len(found.keys) > API_KEYS_MAX:
         raise CanonicalError("$.keys", f"must have at most {API_KEYS_MAX} entries")
     keys: dict[str, _Kept] = {}
@@ -258,6 +335,7 @@ def _kept(found: _InFile, path: str) -> _Kept:
         grants=grants_of_claim(found.grants, f"{path}.grants"),
         created_ms=found.created_ms,
         revoked_ms=found.revoked_ms,
+        expires_ms=found.expires_ms,
     )
     return _Kept(key, bytes.fromhex(found.secret_sha256))
 

@@ -8,6 +8,8 @@ import re
 from typing import ClassVar, Final, Protocol
 
 from oncelog.doors.apikeys import PREFIX, ApiKey, ApiKeys, Created
+from oncelog.doors.credential_events import CredentialEvent, CredentialListener
+from oncelog.doors.credential_files import CredentialFiles
 from oncelog.doors.grants import EVERYTHING, Grants, granted, grants_of_claim
 from oncelog.doors.principal import Principal
 from oncelog.doors.signing import KeyFile, KeyKind
@@ -21,6 +23,8 @@ __all__ = [
     "Authenticates",
     "Authenticator",
     "Created",
+    "CredentialEvent",
+    "CredentialListener",
     "DevelopmentAuthenticator",
     "Grants",
     "KeyFile",
@@ -46,7 +50,7 @@ class Authenticates(Protocol):
         """The principal with the rights of now; None if their connection must end."""
 
     def reload(self) -> None:
-        """Takes keys and grants from their files anew. Raises SettingsError, and then keeps all that it had."""
+        """Load every credential file. Raises SettingsError for bad files, which keep their content, at the end."""
 
 
 class Authenticator:
@@ -59,6 +63,8 @@ class Authenticator:
             raise SettingsError("neither tokens nor API keys are configured: nobody could come in")
         self._tokens = tokens
         self._api_keys = api_keys
+        signing_keys = [] if tokens is None else tokens.files()
+        self.files = CredentialFiles(signing_keys if api_keys is None else [*signing_keys, api_keys.file()])
 
     def authenticate(self, credential: str | None) -> Principal:
         """As `Authenticates` says. What begins like an API key is one, all else a token."""
@@ -70,22 +76,27 @@ class Authenticator:
         return known.principal_of(credential)
 
     def current(self, principal: Principal, now_ms: int) -> Principal | None:
-        """As `Authenticates` says: a token until it expires, an API key until it is revoked."""
-        if principal.has_expired(now_ms):
-            return None
+        """As `Authenticates` says: a token or key until it expires, is revoked, or its (signing) key is removed."""
         if principal.key_id is None:
-            return principal
-        current = None if self._api_keys is None else self._api_keys.current(principal.key_id)
+            has_key = self._tokens is not None and self._tokens.has_key(principal.signing_key)
+            return principal if has_key and not principal.has_expired(now_ms) else None
+        current = None if self._api_keys is None else self._api_keys.current(principal.key_id, now_ms)
         return current if current is not None and current.actor == principal.actor else None
 
     def reload(self) -> None:
-        """As `Authenticates` says: both or neither."""
-        keys = None if self._tokens is None else self._tokens.read()
-        api_keys = None if self._api_keys is None else self._api_keys.read()
-        if self._tokens is not None and keys is not None:
-            self._tokens.use(keys)
-        if self._api_keys is not None and api_keys is not None:
-            self._api_keys.use(api_keys)
+        """As `Authenticates` says."""
+        self.files.reload()
+
+    def report_expired(self) -> None:
+        """Report the API keys that have expired since the last call to the listeners."""
+        if self._api_keys is not None:
+            self._api_keys.report_expired()
+
+    def watch(self, listener: CredentialListener) -> None:
+        """Call the listener when a key has been revoked or removed, or has expired."""
+        for source in (self._tokens, self._api_keys):
+            if source is not None:
+                source.events.watch(listener)
 
 
 DEVELOPER: Final = Principal(actor="user:developer", client_id=None, grants=EVERYTHING)
@@ -98,6 +109,7 @@ class DevelopmentAuthenticator:
     """Lets everybody do everything, whatever they show. For a server that only its own machine can reach."""
 
     is_open: ClassVar = True
+    files: ClassVar = CredentialFiles()
 
     def authenticate(self, credential: str | None) -> Principal:
         """The developer; or, where a plain name is shown, the user of that name."""
@@ -111,3 +123,9 @@ class DevelopmentAuthenticator:
 
     def reload(self) -> None:
         """There is nothing to take."""
+
+    def report_expired(self) -> None:
+        """Do nothing: development mode has no keys."""
+
+    def watch(self, listener: CredentialListener) -> None:
+        """Do nothing: development mode has no keys."""

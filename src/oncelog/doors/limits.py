@@ -24,6 +24,8 @@ RSA_BITS_MIN: Final = 2048
 LEEWAY_MS_DEFAULT: Final = 30_000
 """How far the issuer's clock may be from ours."""
 LEEWAY_MS_MAX: Final = 300_000
+TOKEN_LIFETIME_MS_DEFAULT: Final = 30 * 86_400_000
+"""30 days: a token cannot be revoked alone, so its lifetime bounds how long a stolen one is useful."""
 TOKEN_TIME_S_MAX: Final = 253_402_300_799
 """The end of the year 9999. A time beyond it was given in milliseconds."""
 

@@ -83,6 +83,7 @@ class Metrics:
         subscribers: Callable[[], int],
         evictions: Callable[[], tuple[int, int]],
         guard: Guard | None = None,
+        failed_files: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         self.counts = counts
         self.usage: Sequence[tuple[Tenant, Usage]] = ()
@@ -90,6 +91,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         if guard is not None:
             self.registry.register(_Room(guard))
+        if failed_files is not None:
+            self.registry.register(_CredentialFiles(failed_files))
         self.registry.register(_Tenants(self))
         self.registry.register(_Counted(counts))
         self.registry.register(_Asked(queue_items, positions, subscribers, evictions))
@@ -190,6 +193,18 @@ class _Room(Collector):
             yield GaugeMetricFamily("oncelog_disk_free_bytes", "Free bytes of the log's disk, less its -wal.", free)
         if size is not None:
             yield GaugeMetricFamily("oncelog_store_bytes", "Bytes of the file or the database.", size)
+
+
+class _CredentialFiles(Collector):
+    """Makes metrics of credential files that could not be reloaded."""
+
+    def __init__(self, failed: Callable[[], Mapping[str, int]]) -> None:
+        self._failed = failed
+
+    def collect(self) -> Iterator[Metric]:
+        """As Prometheus' `Collector` says."""
+        text = "Credential files whose newest content could not be loaded; their previous content is in use."
+        yield _gauge("credential_files_failed", text, "kind", self._failed())
 
 
 class _Tenants(Collector):

@@ -22,9 +22,11 @@ class Principal(Struct, frozen=True, kw_only=True):
     """The only client that this one may connect as; None leaves the choice."""
     grants: Grants
     expires_ms: int | None = None
-    """From when on the token would not be accepted any more, leeway included. None for API keys."""
+    """From when on the credential is not accepted any more: the end of a token, leeway included, or of an API key."""
     key_id: str | None = None
     """Of an API key."""
+    signing_key: bytes | None = None
+    """Of a token: the digest of the key that verified its signature."""
 
     def has_expired(self, now_ms: int) -> bool:
         """Whether a connection of theirs must end (CO-23)."""

@@ -42,6 +42,7 @@ from oncelog.doors.events.session import Session as EventsSession
 from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.http_headers import HttpProtocol, add_response_headers
 from oncelog.doors.http_log import http_logger
+from oncelog.doors.identity import CredentialListener
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
@@ -80,6 +81,8 @@ METRICS_S: Final = 1.0
 READY_S: Final = 5.0
 """How long a store may take before a server says that it is not ready: whoever asks waits for seconds, not for ever."""
 BACKLOG: Final = 1024
+CREDENTIALS_POLL_S: Final = 1.0
+"""How often credential files are checked for changes."""
 RENEW_S: Final = 1.0
 """How often the rights of those who are connected are looked at."""
 RATE_KEYS_MAX: Final = 100_000
@@ -164,6 +167,7 @@ class Server:
             evictions=lambda: (self.log.evictions, self.log.evicted_clients),
             subscribers=lambda: self._readers,
             guard=self.log.guard,
+            failed_files=self._authenticator.files.failed,
         )
         self.log.watch_commits(self.metrics.observe_commit)
         self._origins = settings.allowed_origins
@@ -183,6 +187,7 @@ class Server:
             varies=bool(self._origins),
         )
         self._renewing: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
@@ -263,6 +268,8 @@ class Server:
             await self.log.close()
             raise
         self._renewing = asyncio.get_running_loop().create_task(self._renew_all())
+        if self._authenticator.files:
+            self._polling = asyncio.get_running_loop().create_task(self._poll_credentials())
         self._is_ready = True
         where = {"urls": " ".join(self.urls), "store": shown(self.settings.store)}
         logger.info("listening", extra={**where, "grpc": self.grpc_address} if self.rpc is not None else where)
@@ -288,7 +295,7 @@ class Server:
         logger.info("stopping", extra={"connections": self._readers, "queued": self.log.queued})
         await self._accept_last()
         calls = None if self.rpc is None else asyncio.ensure_future(self.rpc.stop(self.settings.shutdown_ms / 1000))
-        for task in (self._renewing, self._listening, self._counting):
+        for task in (self._renewing, self._polling, self._listening, self._counting):
             if task is not None:
                 task.cancel()
         try:
@@ -479,6 +486,27 @@ class Server:
             logger.error("the quotas stay as they were: %s", error)  # noqa: TRY400 - as above
         finally:
             self._counting = None
+
+    async def _poll_credentials(self) -> None:
+        """Reload credential files that have changed, and end the connections of credentials that have gone."""
+        credential_files = self._authenticator.files
+        while True:
+            await asyncio.sleep(CREDENTIALS_POLL_S)
+            try:
+                changes = await asyncio.to_thread(credential_files.read_changes)
+                has_changed, failures = credential_files.apply(changes)
+            except Exception:
+                logger.exception("the credential files could not be polled")
+                continue
+            for failure in failures:
+                logger.error("not reloaded; its previous content stays in use: %s", failure)
+            self._authenticator.report_expired()
+            if has_changed:
+                self._renew()
+
+    def watch_credentials(self, listener: CredentialListener) -> None:
+        """Call the listener when this server notices that a key was revoked or removed, or has expired."""
+        self._authenticator.watch(listener)
 
     async def _renew_all(self) -> None:
         while True:

@@ -22,7 +22,7 @@ from oncelog.core.tenants import Tenant, demand_tenants
 from oncelog.doors import settings_sources as sources
 from oncelog.doors.apikeys import ApiKeys
 from oncelog.doors.files import SecretCheck
-from oncelog.doors.identity import Authenticates, Authenticator, DevelopmentAuthenticator
+from oncelog.doors.identity import Authenticator, DevelopmentAuthenticator
 from oncelog.doors.limits import SETTING_NUMBER_MAX, DoorLimits
 from oncelog.doors.logs import Format, Level
 from oncelog.doors.origins import Networks, networks_of, normal_origin
@@ -349,7 +349,7 @@ def _token_settings(values: Mapping[str, Any]) -> TokenSettings | None:
     return TokenSettings(**values)
 
 
-def authenticator_of(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticates:
+def authenticator_of(settings: ServerSettings, now_ms: Callable[[], int]) -> Authenticator | DevelopmentAuthenticator:
     """Who says who comes. It knows no key before its `reload`."""
     if settings.development:
         return DevelopmentAuthenticator()

@@ -5,10 +5,13 @@ and can be nothing to HS256. So a token chooses among the keys of its algorithm,
 """
 
 import enum
+import hmac
+import secrets
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import msgspec
 from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwa import JWSAlgModel
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
@@ -34,6 +37,9 @@ _KEY_TYPES: Final[Mapping[str, type[Key]]] = {"oct": OctKey, "RSA": RSAKey, "EC"
 _PEM_TYPES: Final[Sequence[type[Key]]] = (RSAKey, ECKey, OKPKey)
 _REFUSALS: Final = (JoseError, ValueError, TypeError, KeyError, AttributeError, SecurityWarning)
 """What joserfc and cryptography raise for keys and signatures that are none."""
+
+
+_DIGEST_KEY: Final = secrets.token_bytes(32)
 
 
 class KeyKind(enum.Enum):
@@ -62,6 +68,18 @@ class SigningKey(Struct, frozen=True):
     algorithm: str
     key_id: str | None
     key: Key
+    digest: bytes = b""
+    """Identifies the key in this process, by algorithm, id and material. It reveals nothing of a secret."""
+
+    def __post_init__(self) -> None:
+        material = self.key.raw_value if isinstance(self.key, OctKey) else self.key.thumbprint().encode()
+        named = f"{self.algorithm}\0{self.key_id}\0".encode()
+        msgspec.structs.force_setattr(self, "digest", hmac.digest(_DIGEST_KEY, named + material, "sha256"))
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Return the thumbprint of a public key (RFC 7638); None for a secret, which a hash might reveal."""
+        return None if isinstance(self.key, OctKey) else self.key.thumbprint()
 
     def __repr__(self) -> str:
         return f"SigningKey({self.algorithm!r}, {self.key_id!r})"
@@ -121,14 +139,20 @@ def keys_of(
 
     Raises SettingsError, which names the file, for one that is not as it should be, or has no such key at all.
     """
-    found = [key for source in sources for key in read_key_file(source, algorithms, check)]
+    found = [key for source in sources for key in parse_key_file(source, read_key_file(source), algorithms, check)]
     check_together(found)
     return found
 
 
-def read_key_file(source: KeyFile, algorithms: Sequence[str], check: SecretCheck) -> list[SigningKey]:
+def read_key_file(source: KeyFile) -> Contents:
+    """Return the content of a key file. Raises SettingsError."""
+    return files.read(source.path, TOKEN_KEY_FILE_BYTES_MAX)
+
+
+def parse_key_file(
+    source: KeyFile, contents: Contents, algorithms: Sequence[str], check: SecretCheck
+) -> list[SigningKey]:
     """Return the keys of one file that are for one of these algorithms. Raises SettingsError."""
-    contents = files.read(source.path, TOKEN_KEY_FILE_BYTES_MAX)
     match source.kind:
         case KeyKind.SECRET:
             keys = [_of_secret(contents, source.key_id, check)]

@@ -7,7 +7,8 @@ wrong with a token is for the log alone.
 import base64
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import orjson
@@ -17,9 +18,19 @@ from msgspec import Struct
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.core.identity import object_field, required
 from oncelog.doors import signing
-from oncelog.doors.files import SecretCheck
+from oncelog.doors.credential_events import CredentialEvent, CredentialEvents
+from oncelog.doors.credential_files import CredentialFile
+from oncelog.doors.files import Contents, SecretCheck
 from oncelog.doors.grants import Grants, grants_of_claim
-from oncelog.doors.limits import LEEWAY_MS_DEFAULT, LEEWAY_MS_MAX, TOKEN_CHARACTERS_MAX, TOKEN_TIME_S_MAX
+from oncelog.doors.limits import (
+    LEEWAY_MS_DEFAULT,
+    LEEWAY_MS_MAX,
+    SETTING_NUMBER_MAX,
+    TOKEN_CHARACTERS_MAX,
+    TOKEN_KEY_FILE_BYTES_MAX,
+    TOKEN_LIFETIME_MS_DEFAULT,
+    TOKEN_TIME_S_MAX,
+)
 from oncelog.doors.principal import Principal, actor_of, client_id_of
 from oncelog.doors.signing import ALGORITHMS, KeyFile, SigningKey
 from oncelog.errors import AuthError, CanonicalError, SettingsError
@@ -41,6 +52,8 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
     """One of them must be in `aud`. Empty: anything."""
     leeway_ms: int = LEEWAY_MS_DEFAULT
     """How far the issuer's clock may be from ours."""
+    lifetime_max_ms: int = TOKEN_LIFETIME_MS_DEFAULT
+    """Longest time from `iat` (without it, from now) to `exp`. Tokens that live longer are refused. 0 turns it off."""
     grants_claim: str = "grants"
     token_characters_max: int = TOKEN_CHARACTERS_MAX
 
@@ -51,14 +64,12 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
             raise SettingsError("key_files must name at least one file")
         if not 0 <= self.leeway_ms <= LEEWAY_MS_MAX:
             raise SettingsError(f"leeway_ms must be from 0 to {LEEWAY_MS_MAX}, not {self.leeway_ms}")
+        if not 0 <= self.lifetime_max_ms <= SETTING_NUMBER_MAX:
+            raise SettingsError(f"lifetime_max_ms must be a whole number from 0 on, not {self.lifetime_max_ms}")
         if not self.grants_claim or self.grants_claim in _REGISTERED:
             raise SettingsError(f"grants_claim must be the name of a claim of its own, not {self.grants_claim!r}")
         if not 1 <= self.token_characters_max <= TOKEN_CHARACTERS_MAX:
             raise SettingsError(f"token_characters_max must be from 1 to {TOKEN_CHARACTERS_MAX}")
-
-
-Keys = Mapping[str, list[SigningKey]]
-"""By algorithm."""
 
 
 class Tokens:
@@ -68,38 +79,81 @@ class Tokens:
         self._settings = settings
         self._check = check
         self._now_ms = now_ms
-        self._keys: Keys = {}
+        self._of_file: Mapping[KeyFile, Sequence[SigningKey]] = {}
+        self._keys: Mapping[str, Sequence[SigningKey]] = {}
+        """By algorithm."""
+        self._digests: frozenset[bytes] = frozenset()
+        self.events = CredentialEvents()
+
+    def files(self) -> list[CredentialFile]:
+        """Return the files of keys, for polling."""
+        return [
+            CredentialFile(
+                "signing_keys",
+                source.path,
+                TOKEN_KEY_FILE_BYTES_MAX,
+                partial(self._parse, source),
+                partial(self._use_file, source),
+            )
+            for source in self._settings.key_files
+        ]
 
     def reload(self) -> None:
-        """Takes the keys that are in the files now. Raises SettingsError if one is bad, and keeps those it had."""
-        self.use(self.read())
+        """Load all files together. Raises SettingsError if one is bad, and keeps the keys of all of them."""
+        self._use({source: self._parse(source, signing.read_key_file(source)) for source in self._settings.key_files})
 
-    def read(self) -> Keys:
-        """What is in the files now, for `use`. Raises SettingsError, and changes nothing."""
-        keys: dict[str, list[SigningKey]] = defaultdict(list)
-        for key in signing.keys_of(self._settings.key_files, self._settings.algorithms, self._check):
-            keys[key.algorithm].append(key)
-        return dict(keys)
+    def has_key(self, digest: bytes | None) -> bool:
+        """Return whether the key that verified a token is still there."""
+        return digest in self._digests
 
-    def use(self, keys: Keys) -> None:
-        """Verifies with these from now on. A token that is being verified is so with all of the old ones or the new."""
-        self._keys = keys
+    def _parse(self, source: KeyFile, contents: Contents) -> list[SigningKey]:
+        return signing.parse_key_file(source, contents, self._settings.algorithms, self._check)
+
+    def _use_file(self, source: KeyFile, keys: Sequence[SigningKey]) -> None:
+        self._use({**self._of_file, source: keys})
+
+    def _use(self, of_file: Mapping[KeyFile, Sequence[SigningKey]]) -> None:
+        """Verify with these keys from now on. Raises SettingsError if they do not go together, and changes nothing."""
+        keys = [key for source in self._settings.key_files for key in of_file.get(source, ())]
+        signing.check_together(keys)
+        by_algorithm: dict[str, list[SigningKey]] = defaultdict(list)
+        for key in keys:
+            by_algorithm[key.algorithm].append(key)
+        before = self._of_file
+        self._of_file, self._keys = of_file, dict(by_algorithm)
+        self._digests = frozenset(key.digest for key in keys)
+        for source, old in before.items():
+            for key in old:
+                if key.digest not in self._digests:
+                    self._report_removed(source, key)
+
+    def _report_removed(self, source: KeyFile, key: SigningKey) -> None:
+        self.events.emit(
+            CredentialEvent(
+                act="signing_key_removed",
+                id=f"{key.algorithm}/{key.key_id or ''}",
+                path=source.path,
+                at_ms=self._now_ms(),
+                fingerprint=key.fingerprint,
+            )
+        )
 
     def principal_of(self, token: str) -> Principal:
         """Who the token is of. Raises AuthError if it is not good, or not any more."""
-        payload = self._signed_payload(token)
+        payload, key = self._verified(token)
         claims = _strictly_parsed(payload)
         if type(claims) is not dict:
             raise AuthError("token: its claims are no JSON object, or one of them is there twice")
         try:
-            return self._principal(claims)
+            return self._principal(claims, key)
         except CanonicalError as error:
             reason = f"token: claim {error}"
         raise AuthError(reason)
 
     # --- the signature -------------------------------------------------------------------------------
 
-    def _signed_payload(self, token: str) -> bytes:
+    def _verified(self, token: str) -> tuple[bytes, SigningKey]:
+        """Return the payload of a token, and the key that has signed it. Raises AuthError."""
         if len(token) > self._settings.token_characters_max:
             raise AuthError(f"token: longer than {self._settings.token_characters_max} characters")
         signature = signing.opened(token)
@@ -113,7 +167,7 @@ class Tokens:
             raise AuthError("token: its header wants something that is not supported")
         for key in self._candidates(header.get("alg"), header.get("kid")):
             if key.has_signed(signature):
-                return _payload(signature)
+                return _payload(signature), key
         raise AuthError("token: its signature is none of a key that it may be of")
 
     def _candidates(self, algorithm: JsonValue, key_id: JsonValue) -> list[SigningKey]:
@@ -126,7 +180,7 @@ class Tokens:
 
     # --- the claims ----------------------------------------------------------------------------------
 
-    def _principal(self, claims: Mapping[str, JsonValue]) -> Principal:
+    def _principal(self, claims: Mapping[str, JsonValue], key: SigningKey) -> Principal:
         expires_ms = self._checked_times(claims)
         self._demand_issuer(claims)
         self._demand_audience(claims)
@@ -137,6 +191,7 @@ class Tokens:
             client_id=client_id,
             grants=grants_of_claim(claims[name], f"$.{name}") if name in claims else Grants(),
             expires_ms=expires_ms,
+            signing_key=key.digest,
         )
 
     def _checked_times(self, claims: Mapping[str, JsonValue]) -> int:
@@ -148,7 +203,15 @@ class Tokens:
         for name in ("nbf", "iat"):
             if name in claims and now_ms < _time_ms(claims[name], f"$.{name}") - leeway_ms:
                 raise AuthError(f"token: its {name} is yet to come")
+        self._check_lifetime(claims, now_ms)
         return expires_ms
+
+    def _check_lifetime(self, claims: Mapping[str, JsonValue], now_ms: int) -> None:
+        """Raise AuthError for a token that is valid for longer than the maximum, from `iat` on, or from now on."""
+        lifetime_max_ms = self._settings.lifetime_max_ms
+        issued_ms = _time_ms(claims["iat"], "$.iat") if "iat" in claims else now_ms
+        if lifetime_max_ms and _time_ms(required(claims, "exp"), "$.exp") - issued_ms > lifetime_max_ms:
+            raise AuthError("token: valid for longer than tokens.lifetime_max_ms")
 
     def _demand_issuer(self, claims: Mapping[str, JsonValue]) -> None:
         issuer = self._settings.issuer

@@ -1,0 +1,359 @@
+"""Credentials that end while a server runs: polled files, open connections, expiry and lifetimes (CO-28)."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from doors import material
+from doors.ledger.ledger_doors import opened
+from doors.ledger.wires import GRPC
+from doors.material import NOW_S, token, written
+from doors.serving import Serving, SocketClient, item, numbers, serving
+from oncelog.doors import credential_files
+from oncelog.doors import server as server_module
+from oncelog.doors.apikeys import ApiKeys, Created
+from oncelog.doors.credential_events import CredentialEvent
+from oncelog.doors.grants import granted
+from oncelog.doors.identity import Authenticator
+from oncelog.errors import AuthError, SettingsError
+from oncelog.testing.clock import ManualClock
+from waiting import until
+
+pytestmark = pytest.mark.rule("CO-28")
+
+ALL = granted(["*"], ["*"])
+SECOND_SECRET = material.SECRET + b"1"
+"""The key `material.key_of("HS256", 1)`."""
+
+
+@pytest.fixture(autouse=True)
+def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CREDENTIALS_POLL_S", 0.02)
+
+
+def accepts(served: Serving, credential: str) -> bool:
+    try:
+        served.server._authenticator.authenticate(credential)
+    except AuthError:
+        return False
+    return True
+
+
+async def create(served: Serving, client_id: str) -> Created:
+    """Create a key that may do everything, and wait until the server has noticed it."""
+    assert served.api_keys is not None
+    key = served.api_keys.create(client_id, client_id, ALL)
+    await until(lambda: accepts(served, key.text))
+    return key
+
+
+async def check_ended(client: SocketClient) -> None:
+    """Check that the server closes the connection because of its credential."""
+    assert (await client.receive())["payload"]["code"] == "auth_failed"
+    assert await client.closed() == 1008
+
+
+def failed_files(served: Serving, kind: str) -> bool:
+    return f'oncelog_credential_files_failed{{kind="{kind}"}} 1.0' in served.server.metrics.render().decode()
+
+
+# --- revocation -------------------------------------------------------------------------------------------
+
+
+async def test_revoked_key_ends_its_websocket_and_stream_without_a_signal(tmp_path: Path) -> None:
+    async with serving(tmp_path, api_keys=True) as served:
+        gone, kept = await create(served, "gone"), await create(served, "kept")
+        socket, staying = await served.connected("gone", gone.text), await served.connected("kept", kept.text)
+        stream = await served.stream("a", credential=gone.text)
+        await stream.connected()
+        assert served.api_keys is not None
+        served.api_keys.revoke(gone.key.id)
+        await check_ended(socket)
+        message = await stream.next()
+        assert message is not None
+        assert (message.kind, message.json["code"]) == ("error", "auth_failed")
+        assert numbers(await staying.submit(item(1))) == [1]
+        assert (await served.page("a", credential=gone.text)).status == 401
+
+
+async def test_revoked_key_ends_its_grpc_stream_without_a_signal(tmp_path: Path) -> None:
+    async with opened(tmp_path, GRPC, api_keys=True) as door:
+        key = await create(door.served, "gone")
+        watching = await door.ledger(credential=key.text).watch_blocks()
+        await until(lambda: door.server._readers == 1)
+        assert door.served.api_keys is not None
+        door.served.api_keys.revoke(key.key.id)
+        await until(lambda: door.server._readers == 0)
+        await watching.close()
+
+
+@pytest.mark.parametrize("how", ["written in place", "renamed over"])
+async def test_replaced_signing_key_ends_connections_of_its_tokens(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "HS256-0.key"
+    async with serving(tmp_path, tokens=True) as served:
+        text = token(grants=ALL.as_claim())
+        client = await served.connected("laptop", text)
+        assert numbers(await client.submit(item(1))) == [1]
+        if how == "renamed over":
+            written(tmp_path / "new", SECOND_SECRET).replace(path)
+        else:
+            written(path, SECOND_SECRET)
+        await check_ended(client)
+        assert not accepts(served, text)
+        assert accepts(served, token(key=material.key_of("HS256", 1)))
+
+
+async def test_touched_or_rewritten_signing_key_keeps_connections(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "HS256-0.key"
+    async with serving(tmp_path, tokens=True) as served:
+        client = await served.connected("laptop", token(grants=ALL.as_claim()))
+        files = served.server._authenticator.files
+        written(tmp_path / "new", path.read_bytes()).replace(path)
+        with caplog.at_level(logging.INFO, "oncelog.doors"):
+            await until(lambda: files._files[0].version == credential_files._version(str(path)))
+        served.server.reload()
+        assert numbers(await client.submit(item(1))) == [1]
+        assert "HS256-0.key was reloaded" not in caplog.text
+
+
+async def test_changed_grants_apply_without_a_signal(tmp_path: Path) -> None:
+    async with serving(tmp_path, api_keys=True) as served:
+        key = await create(served, "a")
+        client = await served.connected("a", key.text)
+        path = tmp_path / "keys.json"
+        written(tmp_path / "new", path.read_bytes().replace(b'"*"', b'"b"')).replace(path)
+        await until(lambda: not served.server._authenticator.authenticate(key.text).grants.may_write("a"))
+        (refused, taken) = await client.submit(item(1, "a"), item(2, "b"))
+        assert (refused["reason"], taken["status"]) == ("forbidden", "committed")
+
+
+# --- bad files --------------------------------------------------------------------------------------------
+
+
+async def test_bad_file_keeps_its_content_with_a_metric_and_one_log_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, api_keys=True) as served:
+        key = await create(served, "a")
+        client = await served.connected("a", key.text)
+        path = tmp_path / "keys.json"
+        content = path.read_bytes()
+        assert not failed_files(served, "api_keys")
+        path.write_bytes(b"{")
+        await until(lambda: failed_files(served, "api_keys"))
+        files = served.server._authenticator.files
+        polls = files._polls
+        await until(lambda: files._polls > polls + 2 * credential_files.RETRY_POLLS)
+        assert caplog.text.count("not reloaded; its previous content stays in use: ") == 1
+        assert numbers(await client.submit(item(1))) == [1]
+        path.unlink()
+        await until(lambda: "No such file" in caplog.text)
+        assert accepts(served, key.text)
+        written(path, content)
+        await until(lambda: not failed_files(served, "api_keys"))
+        assert caplog.text.count("not reloaded; its previous content stays in use: ") == 2
+
+
+async def test_bad_file_does_not_delay_the_reload_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path, tokens=True, api_keys=True) as served:
+        key = await create(served, "a")
+        client = await served.connected("a", key.text)
+        (tmp_path / "HS256-0.key").write_bytes(b"short")
+        await until(lambda: failed_files(served, "signing_keys"))
+        assert served.api_keys is not None
+        served.api_keys.revoke(key.key.id)
+        await check_ended(client)
+        assert accepts(served, token())
+        assert not failed_files(served, "api_keys")
+
+
+async def test_key_file_that_others_may_read_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path, api_keys=True) as served:
+        key = await create(served, "a")
+        (tmp_path / "keys.json").chmod(0o644)
+        await until(lambda: failed_files(served, "api_keys"))
+        assert "chmod 600" in caplog.text
+        assert accepts(served, key.text)
+        (tmp_path / "keys.json").chmod(0o600)
+        await until(lambda: not failed_files(served, "api_keys"))
+
+
+async def test_polling_goes_on_after_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, api_keys=True) as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(credential_files, "_version", lambda _: 1 // 0)
+            await until(lambda: "the credential files could not be polled" in caplog.text)
+        await create(served, "a")
+
+
+# --- expiry and lifetime ----------------------------------------------------------------------------------
+
+
+async def test_expired_api_key_ends_its_connection(tmp_path: Path) -> None:
+    clock = ManualClock(material.NOW_MS)
+    async with serving(tmp_path, api_keys=True, clock=clock) as served:
+        assert served.api_keys is not None
+        key = served.api_keys.create("a", "a", ALL, expires_ms=material.NOW_MS + 60_000)
+        await until(lambda: accepts(served, key.text))
+        client = await served.connected("a", key.text)
+        clock.advance(59_999)
+        served.server._renew()
+        assert numbers(await client.submit(item(1))) == [1]
+        clock.advance(1)
+        await check_ended(client)
+        assert not accepts(served, key.text)
+
+
+@pytest.mark.parametrize(
+    ("claims", "is_good"),
+    [
+        ({"iat": NOW_S, "exp": NOW_S + 3600}, True),
+        ({"iat": NOW_S, "exp": NOW_S + 3601}, False),
+        ({"iat": NOW_S - 3000, "exp": NOW_S + 600}, True),
+        ({"iat": NOW_S - 3000, "exp": NOW_S + 601}, False),
+        ({"exp": NOW_S + 3600}, True),
+        ({"exp": NOW_S + 3601}, False),
+    ],
+)
+def test_token_that_lives_longer_than_the_maximum_is_refused(
+    tmp_path: Path, claims: dict[str, Any], is_good: bool
+) -> None:
+    tokens = material.tokens(tmp_path, lifetime_max_ms=3_600_000)
+    if is_good:
+        tokens.principal_of(token(**claims))
+        return
+    with pytest.raises(AuthError) as caught:
+        tokens.principal_of(token(**claims))
+    assert caught.value.reason == "token: valid for longer than tokens.lifetime_max_ms"
+
+
+def test_default_lifetime_is_30_days_and_0_is_no_maximum(tmp_path: Path) -> None:
+    month_s = 30 * 86_400
+    material.tokens(tmp_path).principal_of(token(exp=NOW_S + month_s))
+    with pytest.raises(AuthError):
+        material.tokens(tmp_path).principal_of(token(exp=NOW_S + month_s + 1))
+    material.tokens(tmp_path, lifetime_max_ms=0).principal_of(token(exp=NOW_S + 100 * month_s))
+    with pytest.raises(SettingsError, match="lifetime_max_ms"):
+        material.tokens(tmp_path, lifetime_max_ms=-1)
+
+
+def fail(_: CredentialEvent) -> NoReturn:
+    raise RuntimeError("the listener is broken")
+
+
+# --- events -----------------------------------------------------------------------------------------------
+
+
+async def test_listeners_learn_which_keys_have_ended(tmp_path: Path) -> None:
+    clock = ManualClock(material.NOW_MS)
+    keys = ApiKeys(tmp_path / "keys.json", clock.wall_ms)
+    early, revoked, expiring, removed = (keys.create(name, name, ALL) for name in ("early", "a", "b", "c"))
+    keys.revoke(early.key.id)
+    expiring = keys.create("b", "b", ALL, expires_ms=material.NOW_MS + 1000)
+    events: list[CredentialEvent] = []
+    async with serving(tmp_path, tokens=True, api_keys=True, clock=clock) as served:
+        served.server.watch_credentials(events.append)
+        served.server.watch_credentials(fail)  # it keeps nothing from being reported
+        keys.revoke(revoked.key.id)
+        await until(lambda: len(events) == 1)
+        clock.advance(1000)
+        await until(lambda: len(events) == 2)
+        left = [one for one in json.loads((tmp_path / "keys.json").read_bytes())["keys"] if one["client_id"] != "c"]
+        written(tmp_path / "new", json.dumps({"version": 2, "keys": left}).encode()).replace(tmp_path / "keys.json")
+        await until(lambda: len(events) == 3)
+        written(tmp_path / "HS256-0.key", SECOND_SECRET)
+        await until(lambda: len(events) == 4)
+    assert [(one.act, one.id, one.client_id, one.at_ms - material.NOW_MS) for one in events] == [
+        ("api_key_revoked", revoked.key.id, "a", 0),
+        ("api_key_expired", expiring.key.id, "b", 1000),
+        ("api_key_removed", removed.key.id, "c", 1000),
+        ("signing_key_removed", "HS256/", None, 1000),
+    ]
+    assert {one.path for one in events} == {str(tmp_path / "keys.json"), str(tmp_path / "HS256-0.key")}
+    assert not any(one.is_initial for one in events)
+
+
+def test_keys_that_ended_before_the_first_load_are_initial(tmp_path: Path) -> None:
+    clock = material.SetClock()
+    keys = ApiKeys(tmp_path / "keys.json", clock)
+    revoked, expired = keys.create("a", "a", ALL), keys.create("b", "b", ALL, expires_ms=material.NOW_MS - 1)
+    keys.revoke(revoked.key.id)
+    served, events = ApiKeys(tmp_path / "keys.json", clock), list[CredentialEvent]()
+    served.events.watch(events.append)
+    for _ in range(2):
+        served.reload()
+        served.report_expired()
+    assert [(one.act, one.id, one.is_initial) for one in events] == [
+        ("api_key_revoked", revoked.key.id, True),
+        ("api_key_expired", expired.key.id, True),
+    ]
+
+
+def test_removed_public_key_is_reported_with_its_fingerprint(tmp_path: Path) -> None:
+    one, two = (material.public("ES256", name, number) for number, name in enumerate(("one", "two")))
+    source = material.key_set(tmp_path / "set.json", one, two)
+    tokens = material.tokens(tmp_path, "ES256", key_files=(source,))
+    known = Authenticator(tokens)
+    events: list[CredentialEvent] = []
+    known.watch(events.append)
+    found = known.authenticate(token("ES256", header={"kid": "one"}))
+    material.key_set(tmp_path / "set.json", two)
+    known.reload()
+    assert known.current(found, material.NOW_MS) is None
+    (event,) = events
+    fingerprint = material.key_of("ES256", 0).thumbprint()
+    assert (event.act, event.id, event.fingerprint) == ("signing_key_removed", "ES256/one", fingerprint)
+
+
+# --- the files --------------------------------------------------------------------------------------------
+
+
+def test_key_may_move_from_one_file_to_another(tmp_path: Path) -> None:
+    one, two, three = (material.public("ES256", name, number) for number, name in enumerate("123"))
+    sources = (material.key_set(tmp_path / "a", one), material.key_set(tmp_path / "b", two, three))
+    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    known.reload()
+    material.key_set(tmp_path / "a", one, two)
+    known.files.apply(known.files.read_changes())
+    assert known.files.failed() == {"signing_keys": 1}  # the other file still has the key
+    material.key_set(tmp_path / "b", three)
+    assert known.files.apply(known.files.read_changes()) == (True, [])
+    assert known.files.failed() == {"signing_keys": 0}
+    for number, name in enumerate("123"):
+        known.authenticate(token("ES256", material.key_of("ES256", number), header={"kid": name}))
+
+
+def test_poll_that_began_before_a_complete_reload_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    operator, served = (ApiKeys(path, material.SetClock()) for _ in range(2))
+    key = operator.create("a", "a", ALL)
+    known = Authenticator(api_keys=served)
+    known.reload()
+    os.utime(path)
+    before = known.files.read_changes()
+    operator.revoke(key.key.id)
+    known.reload()
+    assert known.files.apply(before) == (False, [])
+    with pytest.raises(AuthError):
+        known.authenticate(key.text)
+
+
+def test_second_change_within_the_resolution_of_the_clock_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "HS256-0.key"
+    known = Authenticator(material.tokens(tmp_path))
+    known.reload()
+    version = credential_files._version(str(path))
+    assert version is not None
+    path.write_bytes(SECOND_SECRET + b"\n")  # of the same size, in the same inode
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(credential_files, "_version", lambda _: version)
+        assert known.files.apply(known.files.read_changes()) == (True, [])
+    known.authenticate(token(key=material.key_of("HS256", 1)))
