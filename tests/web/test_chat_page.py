@@ -127,6 +127,7 @@ async def test_delivery_marks_private_chats_and_invitations(tmp_path: Path, chro
         await bob.until("document.getElementById('empty').textContent.includes('not a member')")
         assert await bob.lines() == []
         await ann.click("#manage summary")
+        await ann.until("document.getElementById('invite').hidden", False)
         await ann.tab.run("document.getElementById('guest').focus()")
         await ann.type("bob")
         await ann.press("Enter")
@@ -257,6 +258,7 @@ async def test_page_is_usable_by_keyboard_and_screen_reader(tmp_path: Path, chro
         await ann.until("document.getElementById('manage').hidden", False)
         await tab_to(ann, "#manage summary")
         await ann.press("Enter")
+        await ann.until("document.getElementById('invite').hidden", False)
         await tab_to(ann, "#guest")
         await ann.type("bob")
         await ann.press("Enter")

@@ -26,6 +26,10 @@ class ModelChat:
         copied.members, copied.gone = dict(self.members), dict(self.gone)
         return copied
 
+    def role(self, user: str) -> str:
+        """Return the role of a member: the oldest one is the owner, because the model names no others."""
+        return "owner" if user == next(iter(self.members)) else "member"
+
     def known(self, client_message_id: str) -> Frame | None:
         return next((one for one in self.log if one["client_message_id"] == client_message_id), None)
 
@@ -60,13 +64,24 @@ class ModelServer:
         frame = {"type": "membership", "chat_id": chat_id, "user_id": user, "present": present}
         if present:
             frame["last_acked_sequence"] = chat.members[user] = chat.gone.pop(user, 0)
+            frame["role"] = chat.role(user)
         else:
+            heirs = [one for one in chat.members if chat.role(one) == "member"]
             chat.gone[user] = chat.members.pop(user)
         self._tell(told, frame)
+        for heir in heirs if not present else ():
+            if chat.role(heir) == "owner":
+                frame = {"type": "membership", "chat_id": chat_id, "user_id": heir, "present": True, "role": "owner"}
+                self._tell(set(chat.members), {**frame, "last_acked_sequence": chat.members[heir]})
 
     def listed(self, user: str) -> list[Frame]:
         return [
-            {"chat_id": name, "last_sequence": chat.last, "last_acked_sequence": chat.members[user]}
+            {
+                "chat_id": name,
+                "last_sequence": chat.last,
+                "last_acked_sequence": chat.members[user],
+                "role": chat.role(user),
+            }
             for name, chat in sorted(self.chats.items())
             if user in chat.members
         ]

@@ -8,7 +8,7 @@ import pytest
 
 from cli.served import serving
 from client.chat.chat_clients import LIMITS, NOWHERE
-from oncelog.client.chat import BlockingChatClient, ChatClient, Mark, Sent, State
+from oncelog.client.chat import MEMBER, OWNER, BlockingChatClient, ChatClient, Mark, Sent, State
 from oncelog.errors import ClosedError
 from waiting import WAIT_S
 
@@ -48,7 +48,13 @@ def test_two_blocking_clients_exchange_messages(tmp_path: Path) -> None:
         assert ann.watermarks("tea")["user:bob"] == 5
         assert [one.mark for one in ann.lines("tea")] == [Mark.DELIVERED] * 5
         assert len(ann.history("tea", limit=2)) == 2
-        ann.add_member("tea", "user:carl")
+        ann.add_member("tea", "user:carl", role=MEMBER)
+        ann.set_role("tea", "user:carl", OWNER)
+        assert {one.user_id: one.role for one in ann.details("tea").members} == {
+            "user:ann": OWNER,
+            "user:bob": MEMBER,
+            "user:carl": OWNER,
+        }
         ann.remove_member("tea", "user:carl")
         bob.forget_messages("tea", 3)
         assert len(bob.lines("tea")) == 2

@@ -24,6 +24,8 @@ from databases import BOTH_STORES
 from doors.serving import api_key, serving
 from oncelog.client.chat import (
     EXPIRED,
+    MEMBER,
+    OWNER,
     Arrived,
     ChatClient,
     ChatLimits,
@@ -67,7 +69,7 @@ async def test_messages_of_one_user_reach_the_other(tmp_path: Path) -> None:
         told = bob.updates()
         made = await ann.create("tea", members=["user:bob"])
         assert {one.user_id for one in made.members} == {"user:ann", "user:bob"}
-        await heard(told, Membership("tea", "user:bob", present=True))
+        await heard(told, Membership("tea", "user:bob", present=True, role=MEMBER))
         pending = await ann.send("tea", "hello")
         outcome = sent(await soon(pending.sent()))
         assert (outcome.sequence, outcome.duplicate, pending.result) == (1, False, outcome)
@@ -135,9 +137,43 @@ async def test_message_is_marked_delivered_when_all_members_have_it(tmp_path: Pa
         assert [one.mark for one in await ann.lines("tea")] == [Mark.DELIVERED]
         for present, change in ((False, ann.remove_member), (True, ann.add_member)):  # carl leaves and joins again
             await change("tea", "user:carl")
-            await heard(told, Membership("tea", "user:carl", present=present))
+            await heard(told, Membership("tea", "user:carl", present, MEMBER if present else None))
         assert (await ann.watermarks("tea"))["user:carl"] == 1
         assert [one.mark for one in await ann.lines("tea")] == [Mark.DELIVERED]
+
+
+@BOTH_STORES
+@pytest.mark.rule("CH-19")
+async def test_owner_names_owners_and_plain_member_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, client_of(served.url) as ann, client_of(served.url, "bob") as bob:
+        await soon(ann.until_live())
+        await soon(bob.until_live())
+        mine, theirs = ann.updates(), bob.updates()
+        made = await ann.create("tea", members=["user:bob"])
+        assert {one.user_id: one.role for one in made.members} == {"user:ann": OWNER, "user:bob": MEMBER}
+        await heard(theirs, Membership("tea", "user:bob", present=True, role=MEMBER))
+        for change in (
+            bob.add_member("tea", "user:carl"),
+            bob.remove_member("tea", "user:ann"),
+            bob.set_role("tea", "user:bob", OWNER),
+        ):
+            with pytest.raises(ServerRefusedError, match="NOT_AN_OWNER"):
+                await change
+        with pytest.raises(ServerRefusedError, match="LAST_OWNER"):
+            await ann.set_role("tea", "user:ann", MEMBER)
+        await ann.set_role("tea", "user:bob", OWNER)
+        await heard(theirs, Membership("tea", "user:bob", present=True, role=OWNER))
+        await heard(mine, Membership("tea", "user:bob", present=True, role=OWNER))
+        assert [one.role for one in bob.chats()] == [OWNER]
+        await bob.add_member("tea", "user:carl", role=OWNER)
+        await bob.set_role("tea", "user:ann", MEMBER)
+        await heard(mine, Membership("tea", "user:ann", present=True, role=MEMBER))
+        found = await ann.details("tea")
+        assert {one.user_id: one.role for one in found.members} == {
+            "user:ann": MEMBER,
+            "user:bob": OWNER,
+            "user:carl": OWNER,
+        }
 
 
 @pytest.mark.rule("CH-7")

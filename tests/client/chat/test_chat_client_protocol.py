@@ -448,6 +448,21 @@ def test_chats_and_members_are_added_and_removed() -> None:
     assert changes.watermarks == [("tea", "user:bob", 0), ("tea", "user:bob", 1)]
 
 
+@pytest.mark.rule("CH-19")
+def test_own_role_follows_frames_and_the_list_of_chats() -> None:
+    talk = Talk(at(1)).begin(Listed("tea", 1, role="member"))
+    chat = talk.protocol.chats["tea"]
+    assert (chat.role, talk.changes.updates) == ("member", [])
+    for role in ("owner", "owner"):  # a repeated frame tells nothing new
+        talk.hear("membership", chat_id="tea", user_id=ME, present=True, role=role)
+    talk.hear("membership", chat_id="tea", user_id=ME, present=True)  # from a server without roles
+    assert (chat.role, talk.changes.updates) == ("owner", [Membership("tea", ME, present=True, role="owner")])
+    talk.protocol.listed([Listed("tea", 1, role="member")], 0)  # changed while the client was away
+    assert talk.changes.updates == [Membership("tea", ME, present=True, role="member")]
+    talk.hear("membership", chat_id="tea", user_id=ME, present=False)
+    assert chat.role is None
+
+
 @pytest.mark.rule("CH-8")
 def test_returning_member_keeps_the_acknowledged_sequence() -> None:
     talk = Talk(at(3)).begin(Listed("tea", 3))

@@ -7,6 +7,8 @@ from oncelog.client.chat.errors import UpdatesLostError
 from oncelog.client.chat.limits import ChatLimits
 from oncelog.client.chat.values import (
     EXPIRED,
+    MEMBER,
+    OWNER,
     Arrived,
     ChatDetails,
     ChatSummary,
@@ -54,6 +56,8 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "EXPIRED",
+    "MEMBER",
+    "OWNER",
     "Arrived",
     "BlockingChatClient",
     "BlockingPending",

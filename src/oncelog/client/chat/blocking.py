@@ -183,9 +183,13 @@ class BlockingChatClient:
         """As `ChatClient.details`."""
         return self._portal.call(self._client.details, chat_id)
 
-    def add_member(self, chat_id: str, user_id: str) -> None:
+    def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
         """As `ChatClient.add_member`."""
-        self._portal.call(self._client.add_member, chat_id, user_id)
+        self._portal.call(self._client.add_member, chat_id, user_id, role=role)
+
+    def set_role(self, chat_id: str, user_id: str, role: str) -> None:
+        """As `ChatClient.set_role`."""
+        self._portal.call(self._client.set_role, chat_id, user_id, role)
 
     def remove_member(self, chat_id: str, user_id: str) -> None:
         """As `ChatClient.remove_member`."""

@@ -84,12 +84,13 @@ class Calls:
             found = msgspec.structs.replace(found, members=found.members + _details(page).members)
         return found
 
-    async def add_member(self, chat_id: str, user_id: str) -> None:
-        """By a member."""
-        await self._done("PUT", f"{_path(chat_id)}/members/{quote(user_id, safe='')}")
+    async def add_member(self, chat_id: str, user_id: str, role: str | None) -> None:
+        """Add a member, or set its role. For owners."""
+        body = None if role is None else orjson.dumps({"role": role})
+        await self._done("PUT", f"{_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
-        """By a member; also oneself."""
+        """Remove a member. For owners; every member may remove itself."""
         await self._done("DELETE", f"{_path(chat_id)}/members/{quote(user_id, safe='')}")
 
     async def history(self, chat_id: str, after: int | None, before: int | None, limit: int) -> list[Message]:

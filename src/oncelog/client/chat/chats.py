@@ -21,7 +21,8 @@ class Chat:
 
     __slots__ = (
         "acked_to", "ahead", "asked_heard_to", "attempts", "chat_id", "complete_to", "entries", "fetched_to",
-        "generation", "heard_to", "in_flight", "is_catching_up", "is_member", "is_synced", "received_to", "sync_id",
+        "generation", "heard_to", "in_flight", "is_catching_up", "is_member", "is_synced", "received_to", "role",
+        "sync_id",
     )  # fmt: skip
 
     def __init__(
@@ -29,6 +30,8 @@ class Chat:
     ) -> None:
         self.chat_id = chat_id
         self.is_member = is_member
+        self.role: str | None = None
+        """Own role, by the server's list and `membership` frames. Not stored."""
         self.complete_to = complete_to
         """Everything up to here has arrived."""
         self.fetched_to = fetched_to

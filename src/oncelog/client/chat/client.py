@@ -321,6 +321,7 @@ class ChatClient:
             ChatSummary(
                 chat_id=chat.chat_id,
                 is_member=chat.is_member,
+                role=chat.role,
                 last_sequence=max(chat.heard_to, chat.complete_to),
                 complete_to=shown[chat.chat_id].complete_to if chat.chat_id in shown else 0,
                 received_to=chat.received_to,
@@ -334,7 +335,7 @@ class ChatClient:
     # --- over HTTP
 
     async def create(self, chat_id: str | None = None, *, members: Iterable[str] = ()) -> ChatDetails:
-        """Makes a chat, or adds members to one that we are in. Can be called again if nobody knows what became of it.
+        """Create a chat and own it, or add members to one that we own. Can be called again after a LostError.
 
         Raises LostError if there is no server, ServerRefusedError if it says no; so do all below.
         """
@@ -342,7 +343,8 @@ class ChatClient:
         demand_chat_id(name)
         protocol = self._desk.protocol
         made = await self._calls.create(name, members)
-        protocol.joined(name)
+        own = next((one.role for one in made.members if one.user_id == protocol.user_id), None)
+        protocol.joined(name, own)
         self._changed()
         return made
 
@@ -352,14 +354,22 @@ class ChatClient:
         self._desk.demand_open()
         return await self._calls.details(chat_id)
 
-    async def add_member(self, chat_id: str, user_id: str) -> None:
-        """Somebody else: `user:bob`."""
+    async def add_member(self, chat_id: str, user_id: str, *, role: str | None = None) -> None:
+        """Add a member (`user:bob`), as an owner of the chat; or set the role of one, `OWNER` or `MEMBER`.
+
+        Without a role a new member is a plain one, and the role of a member stays. ServerRefusedError has the code
+        `NOT_AN_OWNER` for plain members, and `LAST_OWNER` if no owner would be left.
+        """
         demand_chat_id(chat_id)
         self._desk.demand_open()
-        await self._calls.add_member(chat_id, user_id)
+        await self._calls.add_member(chat_id, user_id, role)
+
+    async def set_role(self, chat_id: str, user_id: str, role: str) -> None:
+        """Set the role of a member. A user that is not a member is added."""
+        await self.add_member(chat_id, user_id, role=role)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
-        """Somebody else, or oneself: then what has arrived stays here, and nothing more comes."""
+        """Remove a member, as an owner of the chat; or leave it: messages that have arrived stay here."""
         demand_chat_id(chat_id)
         protocol = self._desk.protocol
         await self._calls.remove_member(chat_id, user_id)

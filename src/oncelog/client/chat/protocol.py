@@ -170,10 +170,11 @@ class Protocol:
             self._changes.touch(chat)
             self._ack_soon(chat, now_ms)
 
-    def joined(self, chat_id: str) -> None:
+    def joined(self, chat_id: str, role: str | None = None) -> None:
         """We are in this chat: the application has made it, or the server says so."""
         self._heard_since_list.add(chat_id)
         chat = self._chat(chat_id)
+        chat.role = role or chat.role
         if not chat.is_member:
             chat.is_member = True
             self._changes.touch(chat)
@@ -187,6 +188,7 @@ class Protocol:
         chat = self.chats.get(chat_id)
         if chat is not None and chat.is_member:
             chat.is_member = chat.is_synced = False
+            chat.role = None
             chat.is_catching_up, chat.acked_to = True, 0
             self._changes.touch(chat)
             self._changes.updates.append(Membership(chat_id, self.user_id, present=False))
@@ -263,8 +265,14 @@ class Protocol:
                 return  # it was left meanwhile
             chat = self._chat(one.chat_id)
             chat.is_member = True
+            chat.role = one.role
             self._changes.touch(chat)
-            self._changes.updates.append(Membership(one.chat_id, self.user_id, present=True))
+            self._changes.updates.append(Membership(one.chat_id, self.user_id, present=True, role=one.role))
+        elif chat.role != one.role:
+            is_change = chat.role is not None
+            chat.role = one.role
+            if is_change:
+                self._changes.updates.append(Membership(one.chat_id, self.user_id, present=True, role=one.role))
         self._acking.listed(chat, one.last_acked_sequence)
         chat.heard_to = max(chat.heard_to, one.last_sequence)
         self._ack_soon(chat, now_ms)
@@ -404,21 +412,22 @@ class Protocol:
 
     def _membership(self, said: words.MembershipFrame) -> None:
         if said.user_id == self.user_id:
-            is_new = said.chat_id not in self.chats or not self.chats[said.chat_id].is_member
+            chat = self.chats.get(said.chat_id)
+            is_new = chat is None or not chat.is_member or (chat.role != said.role and said.role is not None)
             if not said.present:
                 self.left(said.chat_id)
                 if said.chat_id in self.chats and self.chats[said.chat_id].entries:
                     self._syncing.want(said.chat_id)  # the server is to say that they cannot be sent
                     self._sync_some()
                 return
-            self.joined(said.chat_id)
+            self.joined(said.chat_id, said.role)
             if not is_new:
                 return
         elif said.present:
             self._changes.watermarks.append((said.chat_id, said.user_id, said.last_acked_sequence))
         else:
             self._changes.watermarks.append((said.chat_id, said.user_id, None))
-        self._changes.updates.append(Membership(said.chat_id, said.user_id, said.present))
+        self._changes.updates.append(Membership(said.chat_id, said.user_id, said.present, said.role))
 
     # --- errors
 

@@ -119,13 +119,22 @@ class ChatSummary(Struct, frozen=True):
     """The application has received everything up to here."""
     pending: int
     """Own messages in the outbox."""
+    role: str | None = None
+    """Own role, `OWNER` or `MEMBER`. None until the server has listed the chat, and from a server without roles."""
+
+
+OWNER: Final = "owner"
+"""Role of a member that adds and removes members and names owners."""
+MEMBER: Final = "member"
 
 
 class Member(Struct, frozen=True):
-    """Of a chat."""
+    """A member of a chat."""
 
     user_id: str
     last_acked_sequence: Number = 0
+    role: str | None = None
+    """`OWNER` or `MEMBER`; None from a server without roles."""
 
 
 class ChatDetails(Struct, frozen=True):
@@ -142,6 +151,7 @@ class Listed(Struct, frozen=True):
     chat_id: str
     last_sequence: Number
     last_acked_sequence: Number = 0
+    role: str | None = None
 
 
 # --- what is told by `updates`
@@ -171,11 +181,13 @@ class Delivery(Struct, frozen=True):
 
 
 class Membership(Struct, frozen=True):
-    """Somebody has come into a chat, or left it. Also we ourselves: so a new chat is told."""
+    """A member was added to a chat, left it or got another role. Also the own user: so a new chat is told."""
 
     chat_id: str
     user_id: str
     present: bool
+    role: str | None = None
+    """The role from now on; None of a member that left, and from a server without roles."""
 
 
 class HistoryChange(Struct, frozen=True):

@@ -78,6 +78,7 @@ class MembershipFrame(Struct, frozen=True, gc=False):
     present: bool
     last_acked_sequence: int = 0
     """Of one who is present: who comes back has received what he had."""
+    role: str | None = None
 
 
 class ServerError(Struct, frozen=True):

@@ -39,7 +39,7 @@ export class Api {
     return this.#pages(path(), "chats");
   }
 
-  // All members of a chat, and the last sequence that each of them has.
+  // All members of a chat, with the role of each and the last sequence that it has.
   async members(chatId) {
     return this.#pages(path(chatId, "delivery"), "members");
   }
@@ -52,8 +52,13 @@ export class Api {
     await this.#call("PUT", path(chatId, "members", user));
   }
 
-  async leave(chatId, user) {
+  // An owner removes a member; every member may remove itself.
+  async removeMember(chatId, user) {
     await this.#call("DELETE", path(chatId, "members", user));
+  }
+
+  async makeOwner(chatId, user) {
+    await this.#call("PUT", path(chatId, "members", user), { role: "owner" });
   }
 
   // The messages below a sequence, the newest of them.

@@ -10,6 +10,7 @@ import { startTheme } from "./theme.mjs";
 import { ChatsView, membersText } from "./view_chats.mjs";
 import { Composer } from "./view_composer.mjs";
 import { MessagesView } from "./view_messages.mjs";
+import { MembersView } from "./view_members.mjs";
 import { PanelView } from "./view_panel.mjs";
 import { keepPage, welcome } from "./visit.mjs";
 
@@ -117,6 +118,10 @@ const start = async (name, asked) => {
       messages.toEnd();
     },
   });
+  const members = new MembersView({
+    remove: (user) => ask(() => api.removeMember(protocol.openRoom, user)).then(look),
+    makeOwner: (user) => ask(() => api.makeOwner(protocol.openRoom, user)).then(look),
+  });
   const seen = new Map(); // the last sequence that was looked at, by chat
 
   const draw = () => {
@@ -137,6 +142,7 @@ const start = async (name, asked) => {
     byId("empty").hidden = room !== undefined && entries.length > 0;
     byId("earlier").hidden = !(room?.floor > 0);
     byId("manage").hidden = !room;
+    members.draw({ room, me: protocol.me });
     panel.draw({ room, me: protocol.me, entries, silent: SILENT });
     if (protocol.state === "refused") notice(`The server does not let ${name} in: ${protocol.problem}`);
   };
@@ -206,7 +212,7 @@ const start = async (name, asked) => {
   });
   byId("leave").addEventListener("click", () =>
     ask(async () => {
-      await api.leave(protocol.openRoom, protocol.me);
+      await api.removeMember(protocol.openRoom, protocol.me);
       look();
       close();
       open(LOBBY);

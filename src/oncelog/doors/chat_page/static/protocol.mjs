@@ -160,13 +160,14 @@ export class Protocol {
     this.#flush(now);
   }
 
-  // Members of a chat, and the last sequence that each of them has.
+  // Members of a chat, with the role of each and the last sequence that it has.
   described(chatId, members) {
     const room = this.rooms.get(chatId);
     if (!room) return;
     const present = new Set(members.map((member) => member.user_id));
     for (const user of [...room.members.keys()].filter((one) => !present.has(one))) room.members.delete(user);
     for (const { user_id: user, last_acked_sequence: acked } of members) this.#acked(room, user, acked);
+    room.roles = new Map(members.map(({ user_id: user, role }) => [user, role]));
     this.#keep(room);
   }
 
@@ -321,6 +322,7 @@ export class Protocol {
     this.#out.changes.push({ kind: "forget", chat_id: room.chatId });
     const fresh = new Room(room.chatId);
     fresh.members = room.members;
+    fresh.roles = room.roles;
     this.rooms.set(room.chatId, fresh);
     this.#sync(fresh, now);
   }

@@ -13,6 +13,7 @@ export class Room {
     this.lastSequence = cursor;
     this.messages = new Map(messages.map((message) => [message.sequence, message]));
     this.members = new Map(members); // user → the last sequence that they have
+    this.roles = new Map(); // user → owner or member, as the server said last; not stored
     this.isCaughtUp = false; // on this connection
     this.gapSince = null;
     this.syncs = new Map(); // what was asked and has no answer yet: request id → the sequence asked from
