@@ -317,28 +317,6 @@ def test_invalid_wide_and_deep_input_costs_linear_memory() -> None:
     assert peak_bytes < 20 * len(text)
 
 
-@pytest.mark.rule("RU-3", "CO-30")
-@given(st.text(alphabet="ae\u0301\u0327\u0f71\u0f72\u0f73\u0344\u1112\u1161\u11abé", min_size=1025, max_size=1100))
-def test_long_texts_have_the_normal_form_of_unicodedata(long: str) -> None:
-    assert nfc(long) == unicodedata.normalize("NFC", long)
-
-
-@pytest.mark.rule("RU-3", "CO-30")
-def test_long_run_of_combining_marks_is_sorted_before_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It moves marks one at a time, so that its time grows with the square of an unsorted run."""
-    composed: list[str] = []
-    normalize = unicodedata.normalize
-
-    def spy(form: Any, text: str) -> str:
-        if form == "NFC":
-            composed.append(text)
-        return normalize(form, text)
-
-    monkeypatch.setattr(unicodedata, "normalize", spy)
-    nfc("a" + "\u0301\u0327" * 1000)
-    assert composed == ["a" + "\u0327" * 1000 + "\u0301" * 1000]
-
-
 def test_deep_caller_stack_gets_a_form_or_a_refusal() -> None:
     def from_depth(frames: int) -> bytes:
         return canonical(nested(60)) if frames == 0 else from_depth(frames - 1)

@@ -24,10 +24,13 @@ from oncelog.core.canonical import (
     utf16_order,
 )
 from oncelog.core.hlc import parse_hlc
+from oncelog.core.limits import PARTITION_CHARACTERS_MAX
 from oncelog.core.operations import Condition, DeleteEntity, Operation, Relate, SetEntity, Unrelate
 from oncelog.errors import CanonicalError
 
 RUN_KEY_BYTES: Final = 16
+DECOMPOSED_CHARACTERS_MAX: Final = 4
+"""Characters that a character in NFC can be written as: a text is at most four times as long as its normal form."""
 
 
 def frame(label: bytes, value: bytes) -> bytes:
@@ -44,8 +47,16 @@ def normal_partitions(partitions: Sequence[str], path: str = "$.partitions") -> 
         raise CanonicalError(path, "must be an array, not a string")
     if len(partitions) == 1 and type(partitions[0]) is str and partitions[0].isascii():
         return (partitions[0],)
-    normal = {nfc(text_field(partition, f"{path}[{index}]")) for index, partition in enumerate(partitions)}
+    normal = {_normal_partition(partition, f"{path}[{index}]") for index, partition in enumerate(partitions)}
     return tuple(sorted(normal, key=utf16_order))
+
+
+def _normal_partition(partition: str, path: str) -> str:
+    """Return a partition in NFC. One that is too long in every form is refused before the work of normalising."""
+    text = text_field(partition, path)
+    if len(text) > DECOMPOSED_CHARACTERS_MAX * PARTITION_CHARACTERS_MAX:
+        raise CanonicalError(path, f"must have 1 to {PARTITION_CHARACTERS_MAX} characters, not {len(text)}")
+    return nfc(text)
 
 
 def fingerprint(partitions: Sequence[str], event: bytes) -> bytes:

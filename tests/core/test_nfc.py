@@ -1,0 +1,72 @@
+"""Normal form C of names and texts, at a cost that grows with their length and no faster."""
+
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.core import canonical, identity
+from oncelog.core.canonical import nfc
+from oncelog.core.identity import DECOMPOSED_CHARACTERS_MAX, normal_partitions
+from oncelog.errors import CanonicalError
+
+
+@pytest.mark.rule("RU-3", "CO-30")
+@given(st.text(alphabet="ae\u0301\u0327\u0f71\u0f72\u0f73\u0344\u1112\u1161\u11abé", min_size=65, max_size=200))
+def test_long_texts_have_the_normal_form_of_unicodedata(long: str) -> None:
+    assert nfc(long) == unicodedata.normalize("NFC", long)
+
+
+@pytest.mark.rule("RU-3", "CO-30")
+@given(
+    st.lists(
+        st.one_of(
+            st.text(alphabet="\u0301\u0327\u0f71\u0f72\u0f73\u0f80\u0f81\u0344\u05b0\u3099", min_size=20, max_size=90),
+            st.sampled_from(["a", "é", "\u1fa7", "\u0915\u093c", "\u1112\u1161\u11ab", "\u0958", "\ufb2c"]),
+        ),
+        min_size=2,
+    )
+)
+def test_long_runs_of_combining_marks_have_the_normal_form_of_unicodedata(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert nfc(text) == unicodedata.normalize("NFC", text)
+
+
+def test_combining_marks_are_in_the_searched_range() -> None:
+    first, end = canonical._COMBINING_MARKS
+    for code in (*range(first), *range(end, 0x110000)):
+        decomposed = unicodedata.normalize("NFD", chr(code))
+        assert not unicodedata.combining(decomposed[0])
+
+
+@pytest.mark.rule("EV-9", "CO-30")
+def test_no_character_has_more_canonical_parts_than_the_length_check_assumes() -> None:
+    longest = max(len(unicodedata.normalize("NFD", chr(code))) for code in range(0x110000))
+    assert longest == DECOMPOSED_CHARACTERS_MAX
+
+
+@pytest.mark.rule("EV-9", "CO-30")
+def test_partition_that_is_too_long_is_not_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = "\u1f82" * 256
+    assert normal_partitions([unicodedata.normalize("NFD", longest)]) == (longest,)
+    monkeypatch.setattr(identity, "nfc", lambda text: pytest.fail(f"normalised {len(text)} characters"))
+    with pytest.raises(CanonicalError, match="must have 1 to 256 characters, not 1025"):
+        normal_partitions(["\u0301" * 1025])
+
+
+@pytest.mark.rule("RU-3", "CO-30")
+def test_long_run_of_combining_marks_is_sorted_before_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It moves marks one at a time, so that its time grows with the square of an unsorted run."""
+    composed: list[str] = []
+    normalize = unicodedata.normalize
+
+    def spy(form: Any, text: str) -> str:
+        if form == "NFC":
+            composed.append(text)
+        return normalize(form, text)
+
+    monkeypatch.setattr(unicodedata, "normalize", spy)
+    nfc("a" + "\u0301\u0327" * 1000)
+    assert composed == ["a" + "\u0327" * 1000 + "\u0301" * 1000]
