@@ -123,8 +123,12 @@ def test_second_restore_continues_above_the_log_that_it_replaces(tmp_path: Path)
     submit(str(log), [event(1, "e1")])
     run("backup", log, backup)
     given_out = [one.position for one in submit(str(log), [event(2, "e2")])]
+    first = replaced = run("epoch", log).strip()
     for number, above in enumerate(((), (), ("--above=50000000",), (), ()), 3):
         run("restore", backup, log, "--force", *above)
+        with oncelog.open_blocking(log) as opened:
+            assert set(opened._portal.call(opened._log.previous_epochs)) == {first, replaced}
+        replaced = run("epoch", log).strip()
         given_out += [one.position for one in submit(str(log), [event(number, f"e{number}")])]
     assert given_out == sorted(set(given_out))
     refused = RUNNER.invoke(COMMAND, ["restore", str(backup), str(log), "--force", "--above=2000000"])

@@ -242,6 +242,9 @@ class WatchedStore:
     async def sequence_after(self, stream: str, after: int, count: int) -> int:
         return await self.inner.sequence_after(stream, after, count)
 
+    async def previous_epochs(self) -> tuple[str, ...]:
+        return await self.inner.previous_epochs()
+
     async def renew(self, above: int | None = None) -> Renewed:
         return await self.inner.renew(above)
 

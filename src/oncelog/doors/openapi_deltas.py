@@ -213,6 +213,7 @@ def schemas(limits: DoorLimits) -> Schema:
             committed=whole(),
             duplicates=whole(),
             epoch=TEXT,
+            previousEpochs={"type": "array", "items": TEXT},
             serverTime=time(),
             results={"type": "array", "items": known},
         ),

@@ -168,6 +168,10 @@ class Log:
         """The history that cursors belong to: new when a backup is restored."""
         return self._store.epoch
 
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """Return the epochs that restores have ended. The history of this log continues theirs."""
+        return await self._store.previous_epochs()
+
     @property
     def settings(self) -> Settings:
         """What the log was made with."""

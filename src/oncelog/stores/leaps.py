@@ -4,7 +4,8 @@ The text is in the row that every transaction reads anyway, so a log that was ne
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -32,6 +33,16 @@ class Renewed(Struct, frozen=True):
     above: int
 
 
+class ReplacedLog(Struct, frozen=True):
+    """The log that a restore replaces: its epoch, and the highest number that it has given out."""
+
+    epoch: str = ""
+    highest_number: int = 0
+
+
+NO_REPLACED_LOG: Final = ReplacedLog()
+
+
 @lru_cache(maxsize=8)
 def leaps_of(text: str | None) -> tuple[int, ...]:
     """Decode the numbers of all leaps, in ascending order. Raises CorruptError."""
@@ -43,18 +54,43 @@ def leaps_of(text: str | None) -> tuple[int, ...]:
         raise CorruptError(f"the list of the log's leaps cannot be read: {error}") from error
 
 
+PREVIOUS_EPOCHS_MAX: Final = 100
+"""Restores whose previous epochs are returned: the newest ones."""
+
+
+class _RestoreBody(Struct):
+    previous_epoch: str
+    replaced_epoch: str = ""
+
+
+def previous_epochs_of(bodies: Iterable[bytes]) -> tuple[str, ...]:
+    """Return the epochs that the restore records with these bodies name as ended. An erased body names none."""
+    named: list[str] = []
+    for body in bodies:
+        with suppress(msgspec.MsgspecError):
+            restored = msgspec.json.decode(body, type=_RestoreBody)
+            named += [restored.previous_epoch, restored.replaced_epoch]
+    return tuple(dict.fromkeys(filter(None, named)))
+
+
 def text_with(leaps: Sequence[int], above: int) -> str:
     """Encode the numbers of all leaps, with a new one."""
     return orjson.dumps([*leaps, above]).decode()
 
 
 def leap_request(
-    heads: Mapping[int, LaneHead], about: About, above: int | None, now_ms: int, new_epoch: str, given_out: int = 0
+    heads: Mapping[int, LaneHead],
+    about: About,
+    above: int | None,
+    now_ms: int,
+    new_epoch: str,
+    replaced: ReplacedLog = NO_REPLACED_LOG,
 ) -> tuple[Request, Renewed]:
     """Return the batch of a leap. Raises SettingsError for a number that is too low or too high.
 
-    `given_out` is the highest number of the log that this one replaces, where that is known.
+    `replaced` is the log that this one replaces, where that is known.
     """
+    given_out = replaced.highest_number
     highest = max(highest_number(heads.values()), given_out)
     chosen = above
     if chosen is None:
@@ -76,8 +112,10 @@ def leap_request(
     if chosen > most:
         hint = ", so that later restores find higher numbers" if above is not None else ": give a number, with --above"
         raise SettingsError(f"above must be at most {most}, not {chosen}{hint}")
-    body = orjson.dumps({"above": chosen, "epoch": new_epoch, "previous_epoch": about.epoch, "type": "restore"})
-    return Request((Leap(chosen, body),)), Renewed(about.epoch, new_epoch, chosen)
+    body: dict[str, str | int] = {"above": chosen, "epoch": new_epoch, "previous_epoch": about.epoch, "type": "restore"}
+    if replaced.epoch:
+        body["replaced_epoch"] = replaced.epoch
+    return Request((Leap(chosen, orjson.dumps(body)),)), Renewed(about.epoch, new_epoch, chosen)
 
 
 class LaneGaps(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from oncelog.core.footprint import Footprint
+from oncelog.core.gaps import RESTORE_POLICY
 from oncelog.core.identity import lane_of
 from oncelog.core.internal_records import is_internal
 from oncelog.core.members import role_of
@@ -35,7 +36,7 @@ from oncelog.core.values import (
 from oncelog.errors import ClosedError
 from oncelog.stores.about import About, new_epoch, new_settings
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
-from oncelog.stores.leaps import Renewed, leap_request
+from oncelog.stores.leaps import PREVIOUS_EPOCHS_MAX, Renewed, leap_request, previous_epochs_of
 from oncelog.stores.protocol import (
     BriefPage,
     Consumer,
@@ -497,6 +498,12 @@ class MemoryStore:
         await self.commit([request])
         self._epoch = renewed.new_epoch
         return renewed
+
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """As `Store` says."""
+        records = self._demand_open().records
+        restored = [one.body for one in records if one.policy == RESTORE_POLICY and one.lane == 0]
+        return previous_epochs_of(restored[-PREVIOUS_EPOCHS_MAX:])
 
     # --- inside
 

@@ -551,6 +551,9 @@ class Store(Protocol):
         the log.
         """
 
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """Return the epochs of histories that this one continues, from its newest restore records."""
+
     def listen(self, wake: Callable[[], None]) -> None:
         """From now on `wake` is called, in the event loop, when another process may have committed something.
 

@@ -66,6 +66,7 @@ class ModelGateway:
         self.horizon: int | None = None
         self.compacted = 0
         self.epoch = "epoch 1"
+        self.previous_epochs: list[str] = []
         self.now_ms = 1_700_000_000_000
         self.busy = False
         self.lost: set[str] = set()
@@ -97,7 +98,8 @@ class ModelGateway:
                 self.log.append(self._merge(delta))
                 self.known[name] = len(self.log)
             results.append({"deltaId": name, "sequence": self.known[name], "duplicate": is_known})
-        return json_bytes({"epoch": self.epoch, "results": results, "serverTime": self.now_ms})
+        answer = {"epoch": self.epoch, "previousEpochs": self.previous_epochs, "results": results}
+        return json_bytes({**answer, "serverTime": self.now_ms})
 
     def _merge(self, delta: Delta) -> Delta:
         """Keep a new delta, unless it loses to the horizon; return what readers get."""
@@ -174,6 +176,7 @@ class ModelGateway:
         self.lost |= before - self.known.keys()
         self.compacted = min(self.compacted, len(self.log))
         self._epochs += 1
+        self.previous_epochs = [*self.previous_epochs, self.epoch]
         self.epoch = f"epoch {self._epochs}"
 
     # --- rows

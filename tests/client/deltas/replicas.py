@@ -125,7 +125,7 @@ class Replica:
         (batch, _), answer = self.pushed, self.push_answer
         self.pushed = self.push_answer = None
         if isinstance(answer, Acknowledged):
-            if not self.store.acknowledge(batch[-1].number, answer.epoch):
+            if not self.store.acknowledge(batch[-1].number, answer):
                 answer = Unanswered("acknowledged in another history")
             self.pulling.acknowledged(self.store.standing.epoch)
         self.seen[answer.code if isinstance(answer, Fault) else type(answer).__name__] += 1

@@ -12,7 +12,7 @@ from client.deltas.model_gateway import BAD, ModelGateway
 from client.deltas.model_wire import ModelWire
 from oncelog.client.deltas import DELETE, DeltasClient, DeltasLimits, Edits, LocalRow, State
 from oncelog.client.deltas.client import _system_wall_ms
-from oncelog.client.deltas.messages import Fault, PulledPage, Unanswered
+from oncelog.client.deltas.messages import FORBIDDEN, Fault, PulledPage, Unanswered
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.patience import Pause
 from oncelog.errors import CanonicalError, ClientError, ClosedError, SettingsError, StoreUnavailableError
@@ -216,6 +216,29 @@ async def test_push_detects_a_changed_history() -> None:
         assert (changed.known_epoch, changed.epoch) == ("epoch 1", "epoch 2")
         await soon(ann.synced())
         assert await rows_of(ann) == gateway.rows() == {("products", "2"): {"a": 1}}
+
+
+async def test_client_that_may_only_push_continues_after_a_restore() -> None:
+    gateway, wire = modelled()
+    may_read = False
+
+    async def forbidden(name: str) -> Fault | None:
+        return None if name == "push" or may_read else Fault(FORBIDDEN, "may not read")
+
+    wire.before = forbidden
+    async with client_of(NOWHERE, wire=wire) as ann:
+        await ann.put("products", "1", {"a": 1})
+        await soon(ann.until_status(lambda status: status.pending == 0))
+        gateway.restore()
+        for number in ("2", "3"):
+            await ann.put("products", number, {"a": 1})
+            await soon(ann.until_status(lambda status: status.pending == 0))
+        assert gateway.rows().keys() == {("products", "2"), ("products", "3")}
+        may_read = True
+        ann.retry()
+        await soon(ann.synced())
+        assert await rows_of(ann) == gateway.rows()
+        assert str(ann.status().history_change).count("epoch 2") == 1
 
 
 async def test_delta_discarded_during_its_push_leaves_no_refusal() -> None:

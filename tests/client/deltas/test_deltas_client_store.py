@@ -10,7 +10,7 @@ from client.deltas.deltas_clients import HERE
 from client.deltas.model_gateway import id_of
 from oncelog.client.deltas.editing import Edits
 from oncelog.client.deltas.limits import DeltasLimits
-from oncelog.client.deltas.messages import SnapshotRow
+from oncelog.client.deltas.messages import Acknowledged, SnapshotRow
 from oncelog.client.deltas.store import DeltasStore
 from oncelog.client.deltas.values import LocalRow
 from oncelog.core.canonical import parse, utf16_order
@@ -161,7 +161,7 @@ def test_outbox_limits_are_enforced() -> None:
     with pytest.raises(LimitExceededError, match="outbox_deltas_max is 2"):
         put(store, "3", a=1)
     assert store.row("notes", "3") is None
-    store.acknowledge(1, "e")
+    store.acknowledge(1, Acknowledged("e"))
     assert put(store, "3", a=1)
     small = opened(outbox_bytes_max=500)
     put(small, "1", a=1)
@@ -186,10 +186,10 @@ def test_pending_deltas_are_read_in_order_and_in_batches() -> None:
     assert [one.number for one in store.pending(None, ALL, 2 * size + 2)] == [1, 2]
     assert [one.number for one in store.pending(None, ALL, 1)] == [1]
     assert [one.number for one in store.pending(3, ALL, ALL)] == [1, 2]
-    store.acknowledge(4, "e")
+    store.acknowledge(4, Acknowledged("e"))
     assert [one.number for one in store.pending(None, ALL, ALL)] == [5, 6, 7, 8, 9, 10]
     assert (store.standing.pending, store.standing.oldest_number) == (6, 5)
-    store.acknowledge(10, "e")
+    store.acknowledge(10, Acknowledged("e"))
     assert (store.standing.pending, store.standing.oldest_number, store.standing.pending_bytes) == (0, 0, 0)
     put(store, "x")
     assert store.standing.newest_number == 11
@@ -260,11 +260,11 @@ def test_reset_replaces_all_rows_and_applies_the_outbox() -> None:
     store = opened()
     put(store, "1", a="pushed before")
     put(store, "5", a="of the other history")
-    store.acknowledge(2, "old")
+    store.acknowledge(2, Acknowledged("old"))
     store.want_reset()
     put(store, "2", a="pending")
     put(store, "3", a="pushed meanwhile")
-    store.acknowledge(4, "new")
+    store.acknowledge(4, Acknowledged("new"))
     put(store, "4", a="pending")
     theirs = Row({"a": (b'"theirs"', stamp(1)), "b": (b"1", stamp(1))}, stamp(1))
     store.stage([SnapshotRow("notes", "9", theirs)], is_first=True)
@@ -318,10 +318,23 @@ def test_deltas_acknowledged_in_another_history_are_dropped_by_a_reset() -> None
     store = opened()
     store.want_reset()
     put(store, "1", a=1)
-    store.acknowledge(1, "old")
+    store.acknowledge(1, Acknowledged("old"))
     store.stage([], is_first=True)
     assert not store.replace(0, "new", 0).is_complete
     assert store.row("notes", "1") is None
+
+
+def test_acknowledgement_counts_in_the_known_history_and_in_one_that_continues_it() -> None:
+    store = opened()
+    put(store, "1", a=1)
+    assert store.acknowledge(1, Acknowledged("b", ("a",)))
+    put(store, "2", a=1)
+    for _ in range(3):  # of a history that has ended, or that nothing is known of
+        assert not store.acknowledge(2, Acknowledged("a"))
+        assert not store.acknowledge(2, Acknowledged("x", ("a",)))
+    assert (store.standing.pending, store.standing.is_reset_wanted) == (1, False)
+    assert store.acknowledge(2, Acknowledged("c", ("a", "b")))
+    assert (store.standing.pending, store.standing.epoch) == (0, "b"), "the rows are still those of the known history"
 
 
 # --- ownership and damage
@@ -406,7 +419,7 @@ def test_only_changes_that_must_be_durable_are_synced(tmp_path: Path) -> None:
 
     put(store, "1", a=1)
     assert mode() == 2
-    store.acknowledge(1, "e")
+    store.acknowledge(1, Acknowledged("e"))
     assert mode() == 1
     store.want_reset()
     assert mode() == 2

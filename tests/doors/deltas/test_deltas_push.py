@@ -38,7 +38,7 @@ async def test_pushed_deltas_are_committed_and_pulled_unchanged(shared_server: S
         change(4, "r1", client="é", op="DELETE"),
     ]
     answer = await gateway.ok("POST", "push", json={"deltas": deltas})
-    assert set(answer) == {"committed", "duplicates", "epoch", "serverTime", "results"}
+    assert set(answer) == {"committed", "duplicates", "epoch", "previousEpochs", "serverTime", "results"}
     assert (answer["committed"], answer["duplicates"], answer["epoch"]) == (5, 0, shared_server.door.log.epoch)
     assert answer["results"] == [
         {"deltaId": delta["deltaId"], "sequence": number, "duplicate": False} for number, delta in enumerate(deltas, 1)

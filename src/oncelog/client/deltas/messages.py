@@ -54,6 +54,8 @@ class Acknowledged(Struct, frozen=True):
     """All deltas of a push are the gateway's."""
 
     epoch: str
+    previous_epochs: tuple[str, ...] = ()
+    """Epochs of histories that the gateway's continues after restores. A server of version 0.1 names none."""
 
 
 class PulledPage(Struct, frozen=True):
@@ -135,9 +137,10 @@ class _ResultJson(Struct, rename="camel"):
     sequence: Number
 
 
-class _PushedJson(Struct):
+class _PushedJson(Struct, rename="camel"):
     epoch: str
     results: list[_ResultJson]
+    previous_epochs: tuple[str, ...] = ()
 
 
 class _PulledJson(Struct, rename="camel"):
@@ -208,7 +211,7 @@ def read_pushed(body: bytes, entries: Sequence[Entry]) -> Acknowledged:
     answer = _decoded(body, _PushedJson)
     if [one.delta_id for one in answer.results] != [one.delta_id.hex() for one in entries]:
         raise ProtocolError("the gateway acknowledges other deltas than those that were pushed")
-    return Acknowledged(answer.epoch)
+    return Acknowledged(answer.epoch, answer.previous_epochs)
 
 
 def read_pulled(body: bytes) -> PulledPage:

@@ -71,7 +71,7 @@ class Pusher:
         discards, before = pushing.discards, pushing.refusal
         answer = await self._wire.push(batch)
         if isinstance(answer, Acknowledged):
-            is_ours = await desk.in_store(desk.store.acknowledge, batch[-1].number, answer.epoch)
+            is_ours = await desk.in_store(desk.store.acknowledge, batch[-1].number, answer)
             self._on_acknowledged(answer.epoch)
             if not is_ours:
                 answer = Unanswered(f"the push was acknowledged in another history, of epoch {answer.epoch}")

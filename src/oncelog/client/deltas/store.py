@@ -14,7 +14,7 @@ from msgspec import Struct
 from oncelog.client.deltas.editing import Edits, Room, RowName, changes_of, visible
 from oncelog.client.deltas.limits import DeltasLimits
 from oncelog.client.deltas.merging import joined, newest_hlc
-from oncelog.client.deltas.messages import Entry, SnapshotRow
+from oncelog.client.deltas.messages import Acknowledged, Entry, SnapshotRow
 from oncelog.client.deltas.values import Change, LocalRow, parsed
 from oncelog.client.file import StoreFile
 from oncelog.core.canonical import JsonValue
@@ -168,13 +168,15 @@ class DeltasStore:
                 batch.append(Entry(*row))
         return batch
 
-    def acknowledge(self, number: int, epoch: str) -> bool:
+    def acknowledge(self, number: int, answer: Acknowledged) -> bool:
         """The gateway has everything up to this number. False, and nothing is changed, if that was another history.
 
-        An answer that was late may be of a history that a restored backup has ended: what it acknowledges may be lost.
-        During a reset `replace` decides.
+        A late answer may be of a history that a restore has ended: what it acknowledges may be lost. So the gateway's
+        history must be the one that the client knows, or continue it. An ended history does not continue the one that
+        has replaced it, however often it answers. During a reset `replace` decides.
         """
-        if self.standing.epoch not in ("", epoch) and not self.standing.is_reset_wanted:
+        epoch = answer.epoch
+        if self.standing.epoch not in ("", epoch, *answer.previous_epochs) and not self.standing.is_reset_wanted:
             return False
         with self._file.transaction(is_durable=False) as connection:
             connection.execute(SQL["acknowledge"], (epoch, number))

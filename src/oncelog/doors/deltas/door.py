@@ -111,6 +111,14 @@ class DeltasDoor:
         # A push is taken as a whole: with less than its size at once a large one would be put off for ever.
         self._rate = Rate(per_second, burst=max(per_second, PUSH_DELTAS_MAX)) if per_second else None
 
+        self._previous_epochs: tuple[str, ...] | None = None
+
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """Return the epochs that this history continues. They are read once: an open log keeps its epoch."""
+        if self._previous_epochs is None:
+            self._previous_epochs = await self.log.previous_epochs()
+        return self._previous_epochs
+
     # --- push
 
     def demand_writable(self, gateway: str, principal: Principal) -> str:

@@ -78,7 +78,8 @@ class DeltasHttp:
         door = self.door
         scope, body, principal = await self._asked(request, address, door.demand_writable)
         results = await door.push(scope, body, principal)
-        return self._ok(words.pushed_json(results, door.log.epoch, door.entrance.clock.wall_ms()))
+        previous = await door.previous_epochs()
+        return self._ok(words.pushed_json(results, door.log.epoch, previous, door.entrance.clock.wall_ms()))
 
     async def _compact(self, request: web.Request, address: str) -> web.Response:
         door = self.door

@@ -65,7 +65,9 @@ def error_response(error: DoorError, headers: Mapping[str, str] | None = None) -
 # --- pushed -----------------------------------------------------------------------------------------------
 
 
-def pushed_json(results: Sequence[tuple[str, int, bool]], epoch: str, time_ms: int) -> bytes:
+def pushed_json(
+    results: Sequence[tuple[str, int, bool]], epoch: str, previous_epochs: Sequence[str], time_ms: int
+) -> bytes:
     """What became of a push: id, sequence, and whether it was known, of each delta."""
     texts = [
         f'{{"deltaId":"{delta_id}","sequence":{sequence},"duplicate":{"true" if is_known else "false"}}}'
@@ -74,7 +76,7 @@ def pushed_json(results: Sequence[tuple[str, int, bool]], epoch: str, time_ms: i
     duplicates = sum([is_known for _, _, is_known in results])
     return (
         f'{{"committed":{len(results) - duplicates},"duplicates":{duplicates},"epoch":"{epoch}",'
-        f'"serverTime":{time_ms},"results":[{",".join(texts)}]}}'
+        f'"previousEpochs":{orjson.dumps(previous_epochs).decode()},"serverTime":{time_ms},"results":[{",".join(texts)}]}}'
     ).encode()
 
 

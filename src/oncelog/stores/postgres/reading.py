@@ -10,7 +10,7 @@ from typing import Any, Final
 from oncelog.core.gaps import missing_numbers
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead, Record
-from oncelog.stores.leaps import LaneGaps, is_over_a_leap, leaps_of
+from oncelog.stores.leaps import PREVIOUS_EPOCHS_MAX, LaneGaps, is_over_a_leap, leaps_of, previous_epochs_of
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.protocol import Brief, BriefPage, Consumer, Evidence, Page, Query, Show
 from oncelog.stores.rows import evidence_of, record_of
@@ -198,6 +198,13 @@ async def consumers(connection: Any) -> list[Consumer]:
 async def leaps(connection: Any) -> tuple[int, ...]:
     """Return the numbers above which the log continued after restores."""
     return leaps_of(await connection.fetchval(SQL["leaps"]))
+
+
+async def previous_epochs(connection: Any) -> tuple[str, ...]:
+    """Return the epochs that the newest restore records name as ended."""
+    positions = [above + 1 for above in (await leaps(connection))[-PREVIOUS_EPOCHS_MAX:]]
+    rows = await connection.fetch(SQL["records_at"], 0, positions)
+    return previous_epochs_of([record_of(row).body for row in rows])
 
 
 async def gaps(connection: Any) -> dict[int, LaneGaps]:

@@ -374,6 +374,10 @@ class PostgresStore:
             raise AssertionError("a leap that was committed was decided")
         return renewed
 
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """As `Store` says."""
+        return await self._read(reading.previous_epochs)
+
     # --- reading
 
     async def remembered(self, identities: Sequence[KeyIdentity]) -> list[Remembered | None]:

@@ -19,7 +19,7 @@ from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.file_modes import OWNER_ONLY, create_file
 from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, SystemClock
-from oncelog.stores.leaps import Renewed, count_records
+from oncelog.stores.leaps import NO_REPLACED_LOG, Renewed, ReplacedLog, count_records
 from oncelog.stores.sqlite.files import SCHEMA_VERSION, connect, is_foreign_database, look
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
 from oncelog.stores.sqlite.migrating import migrate
@@ -105,7 +105,7 @@ def restore(
             # A backup is never changed, and what it lacks of the current schema cannot be verified.
             _bring_up_to_date(unfinished)
             _verify_backup(source, str(unfinished), report, full=full)
-        renewed = _be_another(unfinished, above, _highest_number_of(target))
+        renewed = _be_another(unfinished, above, _replaced_log(target))
         kept = _set_aside(target) if force else None
         _check_free(target, source, force=False, kept=kept)
         _give_name(unfinished, target)
@@ -207,31 +207,31 @@ def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report:
     return Copied(file.epoch, records, unfinished.stat().st_size)
 
 
-def _highest_number_of(target: Path) -> int:
-    """Return the highest number of the log that a restore replaces; 0 without one, or if it cannot be read."""
+def _replaced_log(target: Path) -> ReplacedLog:
+    """Return epoch and highest number of the log that a restore replaces; empty if none can be read."""
     if not target.exists():
-        return 0
+        return NO_REPLACED_LOG
     try:
-        with looking_at(str(target), allow_older=True) as (connection, _):
-            return highest_number(heads(connection).values())
+        with looking_at(str(target), allow_older=True) as (connection, about):
+            return ReplacedLog(about.epoch, highest_number(heads(connection).values()))
     except StoreError as error:
         logger.warning("the log that is replaced cannot be read, so its numbers are not known: %s", error)
-        return 0
+        return NO_REPLACED_LOG
 
 
-def _be_another(unfinished: Path, above: int | None, given_out: int) -> Renewed:
+def _be_another(unfinished: Path, above: int | None, replaced: ReplacedLog) -> Renewed:
     """A history of its own from here on, also where the log that was backed up has been moved into a database."""
     with closing(connect(ExistingFile(query_only=False), str(unfinished))) as connection:
         set_moved(connection, None)
-    return renew(str(unfinished), above, given_out)
+    return renew(str(unfinished), above, replaced)
 
 
-def renew(path: str, above: int | None, given_out: int = 0) -> Renewed:
-    """Start a new history of a log that nothing else has open, as `Store.renew`. `given_out`: see `leap_request`."""
+def renew(path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG) -> Renewed:
+    """Start a new history of a log that nothing else has open, as `Store.renew`. `replaced`: see `leap_request`."""
     session = Session(path, ExistingFile(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
     try:
         session.open(None)
-        return session.renew(above, given_out)
+        return session.renew(above, replaced)
     finally:
         session.close()
 

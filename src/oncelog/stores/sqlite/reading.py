@@ -10,7 +10,7 @@ import orjson
 from oncelog.core.gaps import missing_numbers
 from oncelog.core.proof import Block, body_hash
 from oncelog.core.values import LaneHead, Record
-from oncelog.stores.leaps import LaneGaps, is_over_a_leap, leaps_of
+from oncelog.stores.leaps import PREVIOUS_EPOCHS_MAX, LaneGaps, is_over_a_leap, leaps_of, previous_epochs_of
 from oncelog.stores.protocol import BriefPage, Consumer, Evidence, Page, Query, Show, oldest_first
 from oncelog.stores.side_state import lane_of_scope
 from oncelog.stores.sqlite.index import POSITION_BITS, place_of
@@ -168,6 +168,13 @@ def consumers(connection: Any, lanes: int) -> list[Consumer]:
 def leaps(connection: Any) -> tuple[int, ...]:
     """Return the numbers above which the log continued after restores."""
     return leaps_of(connection.execute(SQL["leaps"]).fetchone()[0])
+
+
+def previous_epochs(connection: Any) -> tuple[str, ...]:
+    """Return the epochs that the newest restore records name as ended."""
+    places = [place_of(0, above + 1) for above in leaps(connection)[-PREVIOUS_EPOCHS_MAX:]]
+    rows = connection.execute(SQL["records_at"], (orjson.dumps(places).decode(),))
+    return previous_epochs_of([record_of(row).body for row in rows])
 
 
 def gaps(connection: Any) -> dict[int, LaneGaps]:

@@ -20,7 +20,7 @@ from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, Set
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import Clock, ClockMark
-from oncelog.stores.leaps import Renewed, leap_request
+from oncelog.stores.leaps import NO_REPLACED_LOG, Renewed, ReplacedLog, leap_request
 from oncelog.stores.protocol import Decided, Draw, Standing, act_request
 from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.sqlite import tenants
@@ -296,14 +296,14 @@ class Session:
                 mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
                 connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
 
-    def renew(self, above: int | None, given_out: int = 0) -> Renewed:
-        """As `Store` says, in one transaction. `given_out`: see `leap_request`."""
+    def renew(self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG) -> Renewed:
+        """As `Store` says, in one transaction. `replaced`: see `leap_request`."""
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 state = self.writing.state(connection)
                 now_ms = state.clock.latest_ms(self._clock)
-                request, renewed = leap_request(state.heads, self.file, above, now_ms, new_epoch(), given_out)
+                request, renewed = leap_request(state.heads, self.file, above, now_ms, new_epoch(), replaced)
                 self._committed(connection, [request], None)
                 connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
             self.writing.confirm()

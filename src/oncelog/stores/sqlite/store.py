@@ -255,6 +255,10 @@ class SqliteStore:
         """As `Store` says."""
         return await self._write(self._session.renew, above)
 
+    async def previous_epochs(self) -> tuple[str, ...]:
+        """As `Store` says."""
+        return await self._read(reading.previous_epochs)
+
     def listen(self, wake: Callable[[], None]) -> None:
         """As `Store` says: SQLite does not tell."""
 

@@ -50,6 +50,19 @@ class LeapContract(Contract):
                 assert min(head.position, head.height, head.revision) > ABOVE, lane
                 assert head.fence >= ABOVE
 
+    def test_previous_epochs_are_those_that_leaps_have_ended(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, TWO_LANES) as log:
+            first = _fill(log)
+            assert log.run(log.store.previous_epochs()) == ()
+            second = _renew(log).new_epoch
+            log.reopen()
+            assert log.run(log.store.previous_epochs()) == (first,)
+            _renew(log, 5 * ABOVE)
+            log.reopen()
+            assert log.run(log.store.previous_epochs()) == (first, second)
+            log.run(log.store.erase(0, [ABOVE + 1]))
+            assert log.run(log.store.previous_epochs()) == (second,)
+
     def test_streams_that_the_log_does_not_have_start_at_one(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, TWO_LANES) as log:
             _fill(log)
