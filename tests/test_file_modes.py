@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import oncelog
 from cli import sample
 from cli.runner import COMMAND, RUNNER
+from idempotency.asgi_application import START, WHOLE, Scripted, body_part, exchange
 from oncelog.cli.deltas.files import write_new
 from oncelog.client.chat.store import ChatStore
 from oncelog.client.deltas.limits import DeltasLimits
@@ -25,9 +27,11 @@ from oncelog.doors.server import Server
 from oncelog.doors.settings import load
 from oncelog.errors import SettingsError
 from oncelog.file_modes import check_file_mode, create_file, open_or_create, parse_file_mode
+from oncelog.idempotency.asgi import IdempotencyMiddleware
 
 pytestmark = pytest.mark.rule("CO-26")
 
+SOURCE = Path(oncelog.__file__).parent
 EVENT_ID = "00000000-0000-4000-8000-000000000001"
 
 
@@ -220,7 +224,39 @@ def test_existing_client_file_keeps_its_mode_and_is_reported(tmp_path: Path, cap
     assert caplog.records[0].getMessage().endswith(f"chmod 600 {path}")
 
 
+async def test_log_of_the_idempotency_middleware_belongs_to_the_owner_alone(tmp_path: Path, umask: None) -> None:
+    app = IdempotencyMiddleware(Scripted(START, body_part(b"done")), log=tmp_path / "keys.db", scope=lambda _: "ann")
+    await exchange(app, WHOLE)
+    log = await app._log()
+    assert set(modes(tmp_path).values()) == {"0600"}
+    await log.close()
+
+
 # --- the mechanism ----------------------------------------------------------------------------------------
+
+
+def test_no_other_module_creates_files() -> None:
+    """SQLite creates files as well: these modules create the file before they connect, or connect to existing ones."""
+    creates = re.compile(r"O_CREAT|\.touch\(mode|\.write_(text|bytes)\(|(?<!fd)open\([^()]*[\"'][wxa]b?\+?[\"']")
+    connects = re.compile(r"sqlite3\.connect\((?!\":memory:\"|\"\")")
+    found: dict[str, set[str]] = {"creates": set(), "connects": set()}
+    for path in SOURCE.rglob("*.py"):
+        name, text = str(path.relative_to(SOURCE)), path.read_text(encoding="utf-8")
+        if not name.startswith("testing/"):
+            found["creates"] |= {name} if creates.search(text) else set()
+            found["connects"] |= {name} if connects.search(text) else set()
+    assert found == {
+        "creates": {"file_modes.py"},
+        "connects": {
+            "client/file.py",
+            "client/ledger/store.py",
+            "client/store.py",
+            "stores/sqlite/copying.py",
+            "stores/sqlite/files.py",
+            "stores/sqlite/looking.py",
+            "stores/verifying/scratch.py",
+        },
+    }
 
 
 def test_one_of_many_threads_creates_a_file(tmp_path: Path, no_umask: None) -> None:

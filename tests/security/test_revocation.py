@@ -160,6 +160,19 @@ async def test_bad_file_keeps_its_content_with_a_metric_and_one_log_line(
         assert caplog.text.count("not reloaded; its previous content stays in use: ") == 2
 
 
+def test_failure_of_a_complete_reload_is_not_reported_again_by_a_poll(tmp_path: Path) -> None:
+    path = tmp_path / "HS256-0.key"
+    known = Authenticator(material.tokens(tmp_path))
+    path.write_bytes(b"short")
+    with pytest.raises(SettingsError, match="at least 32 bytes"):
+        known.reload()
+    for _ in range(2 * credential_files.RETRY_POLLS):
+        assert known.files.apply(known.files.read_changes()) == (False, [])
+    path.write_bytes(b"shorter")
+    (failure,) = known.files.apply(known.files.read_changes())[1]
+    assert "at least 32 bytes" in failure
+
+
 async def test_bad_file_does_not_delay_the_reload_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(tmp_path, tokens=True, api_keys=True) as served:
         key = await create(served, "a")

@@ -91,7 +91,9 @@ class CredentialFiles:
     def reload(self) -> None:
         """Load every file. Raises SettingsError, after the other files were loaded, with all that is wrong."""
         self._generation += 1
-        self._use([_read(file) for file in self._files])
+        found = [_read(file) for file in self._files]
+        self._use(found)
+        _unreported(found)
         errors = [file.error for file in self._files if file.error is not None]
         if errors:
             raise SettingsError("; ".join(errors))
@@ -110,15 +112,9 @@ class CredentialFiles:
         if changes.generation != self._generation:
             return False, []
         used = self._use(changes.found)
-        failures = []
-        for found in changes.found:
-            file = found.file
-            if file.error is not None and file.reported != (found.version, file.error):
-                file.reported = (found.version, file.error)
-                failures.append(file.error)
         for file in used:
             logger.info("%s was reloaded", file.path, extra={"kind": file.kind})
-        return bool(used), failures
+        return bool(used), _unreported(changes.found)
 
     def _use(self, changes: Sequence[Found]) -> list[CredentialFile]:
         used = []
@@ -140,6 +136,17 @@ class CredentialFiles:
             # Files of signing keys are checked together: a key may have moved from one of them to another.
             pending = left
         return used
+
+
+def _unreported(changes: Sequence[Found]) -> list[str]:
+    """Return the failures of these files that were not returned before: one for each change of a file."""
+    failures = []
+    for found in changes:
+        file = found.file
+        if file.error is not None and file.reported != (found.version, file.error):
+            file.reported = (found.version, file.error)
+            failures.append(file.error)
+    return failures
 
 
 def _try_use(found: Found) -> str | None:
