@@ -58,7 +58,9 @@ CONSUMERS: Final = ("q", "r")
 RATES: Final = (Rate(100, 2), Rate(70, 1), Rate(300, 3), Rate(1, 2))
 """Of some a write is back in the time that the clock moves between two batches."""
 FINGERPRINTS: Final = (b"f", b"f", b"f", b"g")
-SNAPSHOT_TABLES: Final = tuple(name for name in Snapshot.__struct_fields__ if name not in ("settings", "tenants"))
+SNAPSHOT_TABLES: Final = tuple(
+    name for name in Snapshot.__struct_fields__ if name not in ("settings", "tenants", "past_members")
+)
 WRITERS: Final = ("\uffff", "\U00010000")
 """By code point the first is below the second, by UTF-16 code unit above it."""
 

@@ -252,7 +252,7 @@ def restricted(snapshot: Snapshot, needs: Footprint | None) -> Snapshot:
     if needs is not None:
         for table, rows in tables.items():
             tables[table] = {name: value for name, value in rows.items() if name in names_of(needs, table, snapshot)}
-    return Snapshot(settings=snapshot.settings, **tables)
+    return Snapshot(settings=snapshot.settings, past_members=dict(snapshot.past_members), **tables)
 
 
 def names_of(needs: Footprint, table: str, snapshot: Snapshot) -> set[Any]:

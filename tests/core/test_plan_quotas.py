@@ -14,9 +14,10 @@ from oncelog.core.limits import (
     TENANTS_MAX,
     WHOLE_REQUEST_ITEMS_MAX,
 )
-from oncelog.core.quotas import needed_usage
+from oncelog.core.quotas import quota_needs
+from oncelog.core.stored_bytes import submission_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage, demand_tenants
-from oncelog.core.values import Committed, Rate, Reason, Request, SetMember
+from oncelog.core.values import Acknowledge, Committed, Rate, Reason, Request, SetCursor, SetMember
 from oncelog.errors import SettingsError
 
 NAMES = ("a", "a/b", "a/b/c", "ab", "a/bc", "", "/", "a//b", "é/ü")
@@ -63,7 +64,7 @@ def test_tenant_lookup_equals_a_linear_search(tenants: list[str], names: list[st
 
 
 def test_streams_count_by_name_and_events_by_partitions() -> None:
-    log = log_with(Tenant("chat", records_max=1), Tenant("p", records_max=1))
+    log = log_with(Tenant("chat", records_max=2), Tenant("p", records_max=1))
     log(SetMember("chat/1", "user:ann"))
     committed(log(message(1)))
     refused(log(message(2)), Reason.QUOTA_EXCEEDED)
@@ -76,14 +77,16 @@ def test_streams_count_by_name_and_events_by_partitions() -> None:
 
 @pytest.mark.rule("CO-18", "CO-30")
 def test_quota_refusal_names_tenant_limit_and_usage() -> None:
-    log = log_with(Tenant("acme", bytes_max=3))
-    committed(log(event(1, body=b"12", partitions=("acme",))))
+    first = event(1, body=b"12", partitions=("acme",))
+    size = submission_bytes(first)
+    log = log_with(Tenant("acme", bytes_max=2 * size - 1))
+    committed(log(first))
     late = refused(log(event(2, body=b"12", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
-    assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", 3, 2)
+    assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", 2 * size - 1, size)
     assert late.retry_after_ms == QUOTA_RETRY_AFTER_MS
-    assert late.message == "bytes_max of the tenant 'acme' is 3; it has 2, and this is 2 more"
+    assert late.message == f"bytes_max of the tenant 'acme' is {2 * size - 1}; it has {size}, and this is {size} more"
     committed(log(event(2, body=b"1", partitions=("acme",))))
-    assert log.snapshot.usage == {"acme": Usage(3, 2)}
+    assert log.snapshot.usage == {"acme": Usage(2 * size - 1, 2)}
 
 
 @pytest.mark.rule("CO-15", "CO-18")
@@ -95,7 +98,7 @@ def test_quota_is_checked_after_replay_and_other_checks() -> None:
     refused(log(event(2, partitions=("acme",), expected_position=7)), Reason.UNEXPECTED_POSITION)
     refused(log(event(2, partitions=("acme",)), lambda _: "no"), Reason.INVALID)
     refused(log(event(2, partitions=("acme",))), Reason.QUOTA_EXCEEDED)
-    assert log.snapshot.usage == {"acme": Usage(0, 1)}
+    assert log.snapshot.usage["acme"].records == 1
 
 
 def test_quota_and_rate_refusals_do_not_consume_each_other() -> None:
@@ -109,14 +112,14 @@ def test_quota_and_rate_refusals_do_not_consume_each_other() -> None:
     log.snapshot.tenants = Tenants([Tenant("acme")])
     committed(log(event(2, partitions=("acme",), actor="a", rate=rate)))
     refused(log(event(3, partitions=("acme",), actor="a", rate=rate)), Reason.RATE_LIMITED)
-    assert log.snapshot.usage == {"acme": Usage(0, 2)}
+    assert log.snapshot.usage["acme"].records == 2
 
 
 def test_write_must_fit_the_quotas_of_all_its_tenants() -> None:
     log = log_with(Tenant("a", records_max=9), Tenant("a/b", records_max=1), Tenant("c", records_max=9))
     committed(log(event(1, partitions=("a/b", "c"))))
     assert refused(log(event(2, partitions=("a/b", "c"))), Reason.QUOTA_EXCEEDED).tenant == "a/b"
-    assert log.snapshot.usage == {"a": Usage(0, 1), "a/b": Usage(0, 1), "c": Usage(0, 1)}
+    assert {prefix: usage.records for prefix, usage in log.snapshot.usage.items()} == {"a": 1, "a/b": 1, "c": 1}
 
 
 # --- rates -------------------------------------------------------------------------------------------
@@ -198,11 +201,20 @@ def test_tenant_rate_is_never_exceeded(per_second: int, at_once: int, pauses: li
 
 
 def test_footprint_contains_only_relevant_tenants() -> None:
-    tenants = Tenants([Tenant("a"), Tenant("b"), Tenant("c")])
+    tenants = Tenants(map(Tenant, "abcdfg"))
     held = event(1, partitions=("a",), retry_after_ms=1)
     asked, bad = event(2, partitions=("b",)), event(3, partitions=("c",))
     fault = refused(Log()(event(4, partitions=("b", "a"))), Reason.MALFORMED)
-    assert needed_usage([Request((held, asked, bad, SetMember("c", "x")))], tenants, {id(bad): fault}) == {"b"}
+    items = (
+        held,
+        asked,
+        bad,
+        SetMember("d/1", "x"),
+        SetMember("e", "x"),
+        Acknowledge("f", "x", 1),
+        SetCursor("x", 1, "g"),
+    )
+    assert quota_needs([Request(items)], tenants, {id(bad): fault}) == ({"b", "d"}, {("d/1", "x")})
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from databases import query
 
+WITHOUT_USAGE_VERSION = "ALTER TABLE oncelog_state DROP COLUMN usage_version"
+"""Takes back the migration to version 2 of usage, in both databases."""
 WITHOUT_ROLES = (
+    WITHOUT_USAGE_VERSION,
+    "DROP INDEX IF EXISTS oncelog_records_internal",
     "DROP TABLE oncelog_rosters",
     "DROP INDEX IF EXISTS oncelog_members_joined",
     "DROP INDEX IF EXISTS oncelog_members_long_joined",
     "ALTER TABLE oncelog_members DROP COLUMN joined",
     "ALTER TABLE oncelog_members DROP COLUMN is_owner",
 )
-"""Statements, of both databases, that take back the migration that brings roles."""
+"""Statements, of both databases, that take back the migrations from the one of roles on."""
 
 
 def downgrade_to_schema_4(place: str) -> None:

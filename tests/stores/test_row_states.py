@@ -11,9 +11,10 @@ import pytest
 from databases import BOTH_STORES, is_postgres, log_at, query
 from oncelog.core.deltas import delta, deltas_scope
 from oncelog.core.merge import NEVER, Row, RowDelta, Stamp, extract, merge
+from oncelog.core.row_codec import row_of
 from oncelog.core.values import Committed
 from oncelog.engine.log import open_log
-from oncelog.stores.side_state import TABLES, row_of
+from oncelog.stores.side_state import TABLES
 
 SCOPE = deltas_scope("shop")
 (ROWS,) = (table for table in TABLES if table.name == "rows")

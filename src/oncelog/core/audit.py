@@ -112,7 +112,7 @@ def append_act(  # noqa: PLR0913 - what a record of an act has
     lane.next_position()
     record = desk.append_internal(lane, AUDIT_POLICY, actor, body, scope=scope, key=key)
     if desk.tenants is not None and is_charged(actor):
-        count_act(scope, len(body), desk)
+        count_act(record, desk)
     return record
 
 

@@ -206,6 +206,7 @@ class Desk:
         self.horizons = Overlay(snapshot.horizons, self._journal)
         self.rates = Overlay(snapshot.rates, self._journal)
         self.usage = Overlay(snapshot.usage, self._journal)
+        self.past_members = Overlay(snapshot.past_members, self._journal)
 
     # --- lanes
 

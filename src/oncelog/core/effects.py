@@ -7,6 +7,7 @@ from oncelog.core.desk import Desk
 from oncelog.core.limits import ROW_BYTES_MAX, ROW_COLUMNS_MAX
 from oncelog.core.merge import Row, RowDelta, merge
 from oncelog.core.operations import Condition, DeleteEntity, Entity, Must, Relate, SetEntity, Unrelate
+from oncelog.core.stored_bytes import entity_bytes, relationship_bytes, row_bytes
 from oncelog.core.tombstones import row_without_state, winning_horizon_delete
 from oncelog.core.values import EntityIdentity, Reason, Refused, RelationshipIdentity, RowIdentity, Submission
 
@@ -20,6 +21,27 @@ class Effects(Struct, gc=False):
     body: bytes | None = None
     """The body of the record, where it is not that of the submission: of a delta that lost to a tombstone horizon."""
 
+    def growth(self, desk: Desk) -> int:
+        """Return the bytes that they add to the side state of the stream; negative if they free more.
+
+        An entity with an expiry time gives nothing back. Stores delete it when it has expired, at different times, and
+        a decision must not depend on that.
+        """
+        return (
+            sum(
+                entity_bytes(identity, entity) - entity_bytes(identity, _given_back(desk.entities.get(identity)))
+                for identity, entity in self.entities.items()
+            )
+            + sum(
+                relationship_bytes(identity, version) - relationship_bytes(identity, desk.relationships.get(identity))
+                for identity, version in self.relationships.items()
+            )
+            + sum(
+                row_bytes(identity, row) - row_bytes(identity, desk.rows.get(identity))
+                for identity, row in self.rows.items()
+            )
+        )
+
     def apply(self, desk: Desk) -> None:
         """Lays them over what was there."""
         for entity, value in self.entities.items():
@@ -28,6 +50,10 @@ class Effects(Struct, gc=False):
             desk.relationships.put(relationship, version)
         for row, merged in self.rows.items():
             desk.rows.put(row, merged)
+
+
+def _given_back(entity: Entity | None) -> Entity | None:
+    return entity if entity is None or entity.expires_at_ms is None else None
 
 
 def effects_of(submission: Submission, version: int, log_time_ms: int, desk: Desk) -> Effects | Refused:

@@ -75,7 +75,9 @@ class Footprint(Struct):
     horizons: set[str] = field(default_factory=set)
     rates: set[RateIdentity] = field(default_factory=set)
     usage: set[str] = field(default_factory=set)
-    """By prefix. Not named by `footprint`: who the tenants are is known once the lanes are locked (`needed_usage`)."""
+    """By prefix. Not named by `footprint`: the tenants are known once the lanes are locked (`quota_needs`)."""
+    past_members: set[MemberIdentity] = field(default_factory=set)
+    """Also named by `quota_needs`."""
 
 
 def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:

@@ -8,6 +8,7 @@ before roles until an owner is named: every member acts as an owner.
 from msgspec.structs import replace
 
 from oncelog.core.desk import Desk
+from oncelog.core.quotas import count_member, member_beyond_quota
 from oncelog.core.rates import take_for_stream
 from oncelog.core.values import Acknowledge, Applied, Member, OpenStream, Reason, Refused, Role, Roster, SetMember
 
@@ -28,7 +29,9 @@ def open_stream(item: OpenStream, desk: Desk) -> Applied | Refused:
     """Makes a stream with its first member. Of two who make it at once one does, and the other is a stranger to it."""
     if desk.streams.get(item.scope) is not None:
         return not_a_member(item.scope, item.member, desk) or Applied(changed=False)
-    return take_for_stream(item, desk) or set_member(SetMember(item.scope, item.member), desk)
+    # The rate takes a token, so it comes last.
+    refused = member_beyond_quota((item.scope, item.member), desk) or take_for_stream(item, desk)
+    return refused or set_member(SetMember(item.scope, item.member), desk)
 
 
 def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
@@ -41,6 +44,9 @@ def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
     if member is not None and item.present:
         return _set_role(item, member, roster, desk)
     if item.present:
+        refused = member_beyond_quota((item.scope, item.member), desk)
+        if refused is not None:
+            return refused
         _add(item, roster, desk)
     elif member is not None:
         _remove(item, member, roster, desk)
@@ -66,6 +72,7 @@ def _add(item: SetMember, roster: Roster, desk: Desk) -> None:
     is_owner = item.role is Role.OWNER or roster.members == 0
     roster = replace(roster, members=roster.members + 1, joined=roster.joined + 1)
     roster = _with_owners(roster, 1) if is_owner else roster
+    count_member((item.scope, item.member), desk)
     _put(item, Member(roster.joined, is_owner), roster, desk)
 
 

@@ -249,11 +249,12 @@ def _decide_effects(
         return effects
     # The application validates the delta of the client; limits count the body that is stored.
     stored = submission if effects.body is None else replace(submission, body=effects.body)
-    refused = _check_content(submission, lane, validate) or _check_limits(stored, lane, desk)
+    growth = 0 if desk.tenants is None else effects.growth(desk)
+    refused = _check_content(submission, lane, validate) or _check_limits(stored, lane, desk, growth)
     if refused is not None:
         return refused
     effects.apply(desk)
-    return _commit(stored, identity, sequence, lane, desk)
+    return _commit(stored, identity, sequence, lane, desk, growth)
 
 
 def _next_sequence(scope: str, last: int, desk: Desk) -> int:
@@ -320,14 +321,14 @@ def _check_content(submission: Submission, lane: LaneDesk, validate: Validate | 
     return None if validate is None else _objected(submission, validate)
 
 
-def _check_limits(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused | None:
-    """Check the limits of new writes."""
+def _check_limits(submission: Submission, lane: LaneDesk, desk: Desk, growth: int = 0) -> Refused | None:
+    """Check the limits of new writes. `growth` is what the write adds to the side state of its stream."""
     if submission.retry_after_ms > 0 and (refused := held_back(submission)) is not None:
         return refused
     if desk.tenants is not None:
         if desk.tenants.have_own_ids and (refused := outside_its_tenant(submission, desk.tenants)) is not None:
             return refused
-        if (refused := beyond_quota(submission, desk)) is not None:
+        if (refused := beyond_quota(submission, desk, growth)) is not None:
             return refused
     if submission.rate is not None or submission.stream_rate is not None:
         return take(submission, lane, desk)  # the last check of all: what passes it is committed
@@ -354,7 +355,9 @@ def _objected(submission: Submission, validate: Validate) -> Refused | None:
 # --- the commit --------------------------------------------------------------------------------------
 
 
-def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: LaneDesk, desk: Desk) -> Committed:
+def _commit(
+    submission: Submission, identity: KeyIdentity, sequence: int, lane: LaneDesk, desk: Desk, growth: int = 0
+) -> Committed:
     policy = submission.policy
     number, position, log_time_ms, height = lane.number, lane.next_position(), lane.log_time_ms, lane.height
     receipt = Receipt(number, position, sequence, log_time_ms, height, submission.client_sequence)
@@ -370,7 +373,7 @@ def _commit(submission: Submission, identity: KeyIdentity, sequence: int, lane: 
     if policy.leased:
         settle(submission, desk)
     if desk.tenants is not None:
-        count_write(submission, desk)
+        count_write(submission, desk, growth)
     desk.records.append(
         Record(
             number,

@@ -1,8 +1,8 @@
 """Quotas: what a tenant may keep, and how many new writes it may make, over all processes that share the log.
 
 A write belongs to every tenant that its stream or one of its partitions is under, and must fit into each of them. What
-they have is side state (`usage`), counted in the transaction that commits a record or erases a body: so it holds over
-all gateways, and over restarts.
+they have is side state (`usage`), counted in the transaction that commits a record, changes side state or erases a
+body: so it holds over all gateways, and over restarts. `stored_bytes` defines how many bytes each of them counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,21 @@ from oncelog.core.desk import Desk
 from oncelog.core.limits import QUOTA_RETRY_AFTER_MS
 from oncelog.core.policy import Order
 from oncelog.core.rates import after_one
+from oncelog.core.stored_bytes import member_bytes, record_bytes, submission_bytes, utf8_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage
-from oncelog.core.values import Claim, Item, OpenStream, Reason, Refused, Request, Submission, is_audited
+from oncelog.core.values import (
+    Claim,
+    Item,
+    MemberIdentity,
+    OpenStream,
+    Reason,
+    Record,
+    Refused,
+    Request,
+    SetMember,
+    Submission,
+    is_audited,
+)
 
 _STREAM: Final = Order.STREAM  # as in `desk`: asked for every item
 _MILLISECOND_US: Final = 1000
@@ -29,48 +42,64 @@ def is_charged(actor: str) -> bool:
     return actor != "" and not actor.startswith(SYSTEM)
 
 
-def needed_usage(batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]) -> set[str]:
-    """Whose usage a batch may look at: of all that may be committed or claimed.
+def quota_needs(
+    batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]
+) -> tuple[set[str], set[MemberIdentity]]:
+    """Return the tenants whose usage a batch may change, and the members that it may add, for its footprint.
 
-    What is held back anyway asks for none: who only looks must not keep others waiting for what it would lock.
+    A write that is held back anyway needs no usage: a look-up must not wait for rows that others have locked.
     """
-    return {
-        tenant.prefix
-        for request in batch
-        for item in request.items
-        if id(item) not in faults and not (isinstance(item, Submission | Claim) and _is_held_back(item))
-        for tenant in _tenants(item, tenants)
-    }
+    usage: set[str] = set()
+    members: set[MemberIdentity] = set()
+    for request in batch:
+        for item in request.items:
+            if id(item) in faults:
+                continue
+            found = _counted_tenants(item, tenants)
+            usage.update(tenant.prefix for tenant in found)
+            if found and isinstance(item, OpenStream | SetMember):
+                members.add((item.scope, item.member))
+    return usage, members
 
 
-def beyond_quota(item: Submission | Claim, desk: Desk) -> Refused | None:
-    """What a new write is told that does not fit. Work under a lease was let in when it was claimed."""
+def beyond_quota(item: Submission | Claim, desk: Desk, growth: int = 0) -> Refused | None:
+    """Refuse a new write that does not fit. `growth` is what its effects add to the side state of its stream.
+
+    Work under a lease was let in when it was claimed.
+    """
     if desk.tenants is None or (isinstance(item, Submission) and item.fence):
         return None
+    size = submission_bytes(item) if isinstance(item, Submission) else _claim_bytes(item)
+    owners = desk.tenants.of(item.scope, ()) if growth else ()
     for tenant in _tenants(item, desk.tenants):
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
-        refused = _beyond_storage(item, tenant, usage) or _beyond_rate(tenant, usage, desk)
+        more = size + growth if tenant in owners else size
+        refused = _beyond_storage(tenant, usage, more, 1) or _beyond_rate(tenant, usage, desk)
         if refused is not None:
             return refused
     return None
 
 
-def count_write(submission: Submission, desk: Desk) -> None:
-    """A record is committed: it takes of what its tenants may have."""
+def count_write(submission: Submission, desk: Desk, growth: int = 0) -> None:
+    """Count a record that is committed, and the side state that it adds to its stream."""
     if desk.tenants is None:
         return
+    size = submission_bytes(submission)
+    owners = desk.tenants.of(submission.scope, ()) if growth else ()
     for tenant in _tenants(submission, desk.tenants):
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
+        more = size + growth if tenant in owners else size
         full_at_us = usage.full_at_us if submission.fence else _full_at_us(tenant, usage, desk.now_ms)
-        counted = Usage(usage.bytes + len(submission.body), usage.records + 1, full_at_us)
-        desk.usage.put(tenant.prefix, counted)
+        desk.usage.put(tenant.prefix, Usage(max(0, usage.bytes + more), usage.records + 1, full_at_us))
 
 
-def count_act(stream: str, size: int, desk: Desk) -> None:
+def count_act(record: Record, desk: Desk) -> None:
     """Count the audit record of a client's act. Rates do not count it: the act is admitted before its record."""
     if desk.tenants is None:
         return
-    for tenant in desk.tenants.of(stream, ()):
+    names = utf8_bytes(record.scope) + utf8_bytes(record.actor) + len(record.key)
+    size = record_bytes(names, (), len(record.body))
+    for tenant in desk.tenants.of(record.scope, ()):
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
         desk.usage.put(tenant.prefix, replace(usage, bytes=usage.bytes + size, records=usage.records + 1))
 
@@ -83,6 +112,41 @@ def count_claim(item: Claim, desk: Desk) -> None:
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
         if tenant.new_writes_per_second_max:
             desk.usage.put(tenant.prefix, replace(usage, full_at_us=_full_at_us(tenant, usage, desk.now_ms)))
+
+
+def member_beyond_quota(identity: MemberIdentity, desk: Desk) -> Refused | None:
+    """Refuse a new member of a stream that does not fit. A member counts as a record."""
+    size = member_bytes(identity)
+    for tenant in _tenants_of_new_member(identity, desk):
+        refused = _beyond_storage(tenant, desk.usage.get(tenant.prefix) or _NO_USAGE, size, 1)
+        if refused is not None:
+            return refused
+    return None
+
+
+def count_member(identity: MemberIdentity, desk: Desk) -> None:
+    """Count a new member of a stream."""
+    tenants = _tenants_of_new_member(identity, desk)
+    for tenant in tenants:
+        usage = desk.usage.get(tenant.prefix) or _NO_USAGE
+        more = Usage(usage.bytes + member_bytes(identity), usage.records + 1, usage.full_at_us)
+        desk.usage.put(tenant.prefix, more)
+    if tenants:
+        desk.past_members.put(identity, True)
+
+
+def _tenants_of_new_member(identity: MemberIdentity, desk: Desk) -> tuple[Tenant, ...]:
+    """Return the tenants that a member counts for; none if it was a member before: the log has kept its row."""
+    if desk.tenants is None or desk.past_members.get(identity):
+        return ()
+    return desk.tenants.of(identity[0], ())
+
+
+def release_state(scope: str, size: int, desk: Desk) -> None:
+    """Give back the bytes of side state that is dropped from a stream."""
+    for tenant in () if desk.tenants is None else desk.tenants.of(scope, ()):
+        usage = desk.usage.get(tenant.prefix) or _NO_USAGE
+        desk.usage.put(tenant.prefix, replace(usage, bytes=max(0, usage.bytes - size)))
 
 
 def give_back(
@@ -98,27 +162,34 @@ def give_back(
     return {prefix: now for prefix, now in left.items() if now != usage.get(prefix)}
 
 
-def _tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
+def _counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
+    """Return the tenants whose usage a decision about the item may read or change."""
     if isinstance(item, Submission | Claim):
-        stream = item.scope if item.policy.order is _STREAM else ""
-        return tenants.of(stream, item.partitions if isinstance(item, Submission) else ())
-    if is_audited(item) and is_charged(item.member if isinstance(item, OpenStream) else item.actor):
-        return tenants.of(item.scope, ())
-    return ()
+        return () if _is_held_back(item) else _tenants(item, tenants)
+    return tenants.of(item.scope, ()) if is_audited(item) else ()
+
+
+def _tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, ...]:
+    stream = item.scope if item.policy.order is _STREAM else ""
+    return tenants.of(stream, item.partitions if isinstance(item, Submission) else ())
 
 
 def _is_held_back(item: Submission | Claim) -> bool:
     return item.retry_after_ms > 0 and not (isinstance(item, Submission) and item.fence)
 
 
-def _beyond_storage(item: Submission | Claim, tenant: Tenant, usage: Usage) -> Refused | None:
-    # What work under a lease will come to nobody knows when it is claimed: there must be room for something.
-    size = len(item.body) if isinstance(item, Submission) else 1
+def _claim_bytes(item: Claim) -> int:
+    """Return the least that the record of claimed work will count: its body is not known yet."""
+    return record_bytes(utf8_bytes(item.scope) + len(item.key), (), 1)
+
+
+def _beyond_storage(tenant: Tenant, usage: Usage, size: int, records: int) -> Refused | None:
+    """Refuse a write beyond a quota. A tenant over its quota may still write if that frees more bytes than it takes."""
     for name, limit, has, more in (
         ("bytes_max", tenant.bytes_max, usage.bytes, size),
-        ("records_max", tenant.records_max, usage.records, 1),
+        ("records_max", tenant.records_max, usage.records, records),
     ):
-        if limit and has + more > limit:
+        if limit and more > 0 and has + more > limit:
             return Refused(
                 Reason.QUOTA_EXCEEDED,
                 f"{name} of the tenant {tenant.prefix!r} is {limit}; it has {has}, and this is {more} more",

@@ -30,9 +30,9 @@ class Tenant(Struct, frozen=True, gc=False):
     prefix: str
     """`ledger/acme` is that name, and all that begin with `ledger/acme/`."""
     bytes_max: int = 0
-    """Of the bodies of its records. What is erased is given back."""
+    """Of everything that its writes make the log keep (`core.stored_bytes`). Erased bodies are given back."""
     records_max: int = 0
-    """Erased ones too: they stay records."""
+    """Of its records, erased ones too, and of the members of its streams, past ones too."""
     new_writes_per_second_max: int = 0
     """In the long run."""
     new_writes_at_once_max: int = 0

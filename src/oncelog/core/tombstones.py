@@ -17,6 +17,8 @@ from oncelog.core.desk import Desk
 from oncelog.core.hlc import HLC_MAX, hlc_text
 from oncelog.core.identity import delta_id
 from oncelog.core.merge import Op, Row, RowDelta, Stamp
+from oncelog.core.quotas import release_state
+from oncelog.core.stored_bytes import row_bytes
 from oncelog.core.values import Applied, DropTombstones, Tombstone
 
 HORIZON_CLIENT: Final = "oncelog.horizon"
@@ -75,7 +77,10 @@ def drop_tombstones(item: DropTombstones, desk: Desk) -> Applied:
     if not dropped:
         return Applied(changed=False)
     for one in dropped:
-        desk.rows.put((item.scope, one.table, one.row_id), None)
+        identity = (item.scope, one.table, one.row_id)
+        if desk.tenants is not None:
+            release_state(item.scope, row_bytes(identity, desk.rows.get(identity)), desk)
+        desk.rows.put(identity, None)
     desk.horizons.put(item.scope, max(desk.horizons.get(item.scope) or 0, *map(_horizon_above, dropped)))
     append_act(
         desk,

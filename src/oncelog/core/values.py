@@ -576,6 +576,8 @@ class Snapshot(Struct):
     rates: Mapping[RateIdentity, Bucket] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
     """By the tenant's prefix."""
+    past_members: Mapping[MemberIdentity, bool] = field(default_factory=dict)
+    """Members that are or were in a stream, as far as quotas need them. Stores derive it from changes of `members`."""
     tenants: Tenants | None = None
     """None where there are no quotas: then nothing is counted."""
 

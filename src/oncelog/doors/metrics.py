@@ -218,8 +218,15 @@ class _Tenants(Collector):
         usage = self._metrics.usage
         if not usage:
             return
-        yield _gauge("tenant_bytes", "Bytes of bodies.", "tenant", {who.prefix: has.bytes for who, has in usage})
-        yield _gauge("tenant_records", "Records.", "tenant", {who.prefix: has.records for who, has in usage})
+        yield _gauge(
+            "tenant_bytes",
+            "Bytes of records, members and side state.",
+            "tenant",
+            {who.prefix: has.bytes for who, has in usage},
+        )
+        yield _gauge(
+            "tenant_records", "Records and members.", "tenant", {who.prefix: has.records for who, has in usage}
+        )
         limits = {who.prefix: who.bytes_max for who, _ in usage if who.bytes_max}
         yield _gauge("tenant_bytes_max", "Bytes that a tenant may have.", "tenant", limits)
         limits = {who.prefix: who.records_max for who, _ in usage if who.records_max}

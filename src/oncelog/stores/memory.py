@@ -18,6 +18,8 @@ from oncelog.core.members import role_of
 from oncelog.core.plan import Plan, Validate, plan
 from oncelog.core.policy import Policy
 from oncelog.core.proof import SALT_BYTES, Block, body_hash
+from oncelog.core.row_codec import encode_row
+from oncelog.core.stored_bytes import utf8_bytes
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import (
     Changes,
@@ -68,7 +70,17 @@ from oncelog.stores.protocol import (
     partitions_text,
 )
 from oncelog.stores.side_state import TABLES, changed_members
-from oncelog.stores.tenants import Count, SizeRow, counts_for_stream, given_back, list_of, tenants_of, text_of
+from oncelog.stores.tenants import (
+    Count,
+    Seen,
+    SizeRow,
+    StateRow,
+    counts_for_stream,
+    given_back,
+    list_of,
+    tenants_of,
+    text_of,
+)
 
 _Name = TypeVar("_Name")
 _CHANGED: Final = tuple(name for name in Changes.__struct_fields__ if name not in ("records", "leap"))
@@ -109,6 +121,7 @@ class MemoryLog:
         self.salts.extend(decided.salts)
         for name in _CHANGED:
             self._put(name, getattr(decided.changes, name))
+        self._table("past_members").update(dict.fromkeys(decided.changes.members, True))
         if decided.changes.leap:
             self.leaps.append(decided.changes.leap)
             self._put("floors", dict.fromkeys(self.snapshot.streams, decided.changes.leap))
@@ -126,7 +139,7 @@ class MemoryLog:
         record = self.records[index]
         kept_hash = body_hash(self.salts[index], record.body)
         if self.snapshot.tenants is not None:
-            self.keep_usage(given_back(self.snapshot.usage, self.snapshot.tenants, [_size(record)]))
+            self.keep_usage(given_back(self.snapshot.usage, self.snapshot.tenants, [_size(record)[:5]]))
         self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
         client = record.client if record.client_sequence else ""
         identity = (record.policy, record.scope, client)
@@ -443,8 +456,10 @@ class MemoryStore:
             return False
         if act is not None:
             await self.commit([act_request(act, 0)])
-        count = Count(self._tenants, tenants)
+        count = Count(Seen(self._tenants, self._erasures, {}), tenants)
         count.add(map(_size, log.records))
+        count.add_state(_state_sizes(log.snapshot))
+        count.add_members((scope, 1, utf8_bytes(member)) for scope, member in log.snapshot.past_members)
         log.snapshot.tenants, self._tenants = tenants_of(text), text
         log.keep_usage({**dict.fromkeys(count.gone), **count.usage})
         return True
@@ -650,8 +665,20 @@ def _order_in(orders: dict[_Name, _Order], name: _Name) -> _Order:
 
 
 def _size(record: Record) -> SizeRow:
+    names = sum(map(utf8_bytes, (record.scope, record.client, record.actor))) + len(record.key)
     partitions = partitions_text(record.partitions)
-    return (record.position, counts_for_stream(record), record.scope, partitions, len(record.body))
+    return (record.position, counts_for_stream(record), record.scope, partitions, len(record.body), names)
+
+
+def _state_sizes(snapshot: Snapshot) -> Iterator[StateRow]:
+    for (scope, key), entity in snapshot.entities.items():
+        head = snapshot.heads[lane_of(scope, snapshot.settings.lanes)]
+        if entity.is_live(head.log_time_ms):
+            yield scope, 1, utf8_bytes(key), len(entity.value)
+    for scope, *names in snapshot.relationships:
+        yield scope, 1, sum(map(utf8_bytes, names)), 0
+    for (scope, table, row_id), row in snapshot.rows.items():
+        yield scope, 1, utf8_bytes(table) + utf8_bytes(row_id), len(encode_row(row))
 
 
 def _is_any_or(asked: str, name: str) -> bool:

@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from oncelog.core.identity import lane_of
-from oncelog.core.merge import NEVER, Row, Stamp
+from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
+from oncelog.core.row_codec import encode_row, row_of
 from oncelog.core.tenants import Usage
 from oncelog.core.values import Bucket, Changes, ClientEntry, Lease, Member, Roster, Snapshot
 
@@ -17,6 +18,11 @@ _FIRST_SURROGATE: Final = 0xD800
 _FIRST_AFTER_SURROGATES: Final = 0xE000
 USAGE: Final = "usage"
 """The one table whose rows may be of a lane that has not been written to, and are looked for by several lanes."""
+
+
+MEMBERSHIP: Final = 1
+ACKNOWLEDGEMENT: Final = 2
+"""Kinds of changes of a member."""
 
 
 class Table(NamedTuple):
@@ -53,39 +59,8 @@ def _lease_identity(columns: tuple[Any, ...]) -> Any:
     return (policy, scope, client, bytes.fromhex(key_hex))
 
 
-class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A row as it is kept: a column has a stamp of its own only where it is not that of the newest write."""
-
-    columns: dict[str, bytes | tuple[bytes, Stamp]]
-    written: Stamp
-    deleted: Stamp | None
-
-
-_PACKED: Final = msgspec.msgpack.Decoder(_Packed)
-_ROW: Final = msgspec.msgpack.Decoder(Row)
-"""As rows were kept before: a map, where `_Packed` is an array. They are read, and kept anew with their next change."""
-_FIRST_OF_MAP: Final = b"\x83"
-
-
-def _encode_row(row: Row) -> tuple[bytes]:
-    written, deleted = row.written, row.deleted
-    columns = {
-        name: column[0] if column[1] is written or column[1] == written else column
-        for name, column in row.columns.items()
-    }
-    return (msgspec.msgpack.encode(_Packed(columns, written, None if deleted == NEVER else deleted)),)
-
-
-def row_of(state: bytes) -> Row:
-    """A merged row, from its column."""
-    if state.startswith(_FIRST_OF_MAP):
-        return _ROW.decode(state)
-    packed = _PACKED.decode(state)
-    written = packed.written
-    columns = {
-        name: (column, written) if isinstance(column, bytes) else column for name, column in packed.columns.items()
-    }
-    return Row(columns, written, packed.deleted or NEVER)
+def _encoded_row(row: Row) -> tuple[bytes]:
+    return (encode_row(row),)
 
 
 _FIRST: Final[Callable[[Any], Any]] = itemgetter(0)
@@ -126,7 +101,7 @@ TABLES: Final = (
         _FIRST,
         tuple,
         tuple,
-        _encode_row,
+        _encoded_row,
         lambda columns: row_of(columns[0]),
     ),
     Table(
@@ -191,6 +166,17 @@ MEMBER_CHANGES: Final = Table(
     "member_changes", ("scope", "member", "kind"), ("revision",), _FIRST, tuple, tuple, _one, _FIRST
 )
 """No mapping of a snapshot: when members have changed (`changed_members`), for those who follow them."""
+PAST_MEMBERS: Final = Table(
+    "member_changes",
+    ("scope", "member", "kind"),
+    (),
+    _FIRST,
+    lambda identity: (*identity, MEMBERSHIP),
+    lambda columns: columns[:2],
+    _one,
+    lambda _: True,
+)
+"""`Snapshot.past_members`, which is only loaded: it is saved as `MEMBER_CHANGES`."""
 KEPT: Final = (*TABLES, MEMBER_CHANGES)
 """All that a log keeps besides records."""
 
@@ -198,10 +184,6 @@ KEPT: Final = (*TABLES, MEMBER_CHANGES)
 def lane_of_scope(scope: str, lanes: int) -> int:
     """The lane of a stream, or lane 0 where none is named (consumers of the whole log, rates of its writers)."""
     return lane_of(scope, lanes) if scope else 0
-
-
-MEMBERSHIP: Final = 1
-ACKNOWLEDGEMENT: Final = 2
 
 
 def changed_members(changes: Changes, lanes: int) -> list[tuple[int, str, str, int, int]]:

@@ -12,6 +12,7 @@ import msgspec
 
 from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.quotas import give_back, is_charged
+from oncelog.core.stored_bytes import members_bytes, record_bytes, state_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage, check_own_ids_kept
 from oncelog.core.values import Record
 
@@ -20,9 +21,18 @@ COUNT_ROWS: Final = 5000
 COUNT_TRIES: Final = 3
 """How often it is counted beside those who write; if something was erased every time, then while nobody can write."""
 
-SizeRow = tuple[int, bool | int, str, str, int | None]
+USAGE_VERSION: Final = 2
+"""How usage is counted (`core.stored_bytes`). Version 1 counted bodies only; a log of that version is counted again."""
+
+SizeRow = tuple[int, bool | int, str, str, int | None, int]
 """Of a record: place or position, whether its scope is a stream whose tenants it counts for (`counts_for_stream`),
-scope, partitions in JSON, bytes of its body (None once erased)."""
+scope, partitions in JSON, bytes of body (None once erased) and names."""
+ErasedRow = tuple[int, bool | int, str, str, int | None]
+"""Of an erased record: the same without names, which stay."""
+StateRow = tuple[str, int, int, int]
+"""Of the entities, relationships or rows of a scope: scope, count, bytes of other names, bytes of values."""
+MemberRow = tuple[str, int, int]
+"""Of the members of a stream, past ones too: scope, count, bytes of their names."""
 
 _TENANTS: Final = msgspec.json.Decoder(list[Tenant])
 _NAMES: Final = msgspec.json.Decoder(tuple[str, ...])
@@ -63,21 +73,30 @@ class Seen(NamedTuple):
     erasures: int
     positions: dict[int, int]
     """The newest of each lane that has been written to."""
+    version: int = USAGE_VERSION
+    """How the usage in the log was counted."""
+
+    def is_counted(self, text: str | None) -> bool:
+        """Return whether the log has these quotas, with usage of the current version."""
+        return self.text == text and (text is None or self.version == USAGE_VERSION)
 
 
 class Count:
-    """What tenants have that a log has not counted for until now, from all its records.
+    """What tenants have that a log has not counted for until now, from all its records and side state.
+
+    Records can be counted while others write. Side state changes, so it is counted in the transaction that saves it.
 
     Raises SettingsError if a tenant would lose its own ids.
     """
 
-    def __init__(self, before: str | None, tenants: Sequence[Tenant]) -> None:
-        check_own_ids_kept(list_of(before), tenants)
-        known = {tenant.prefix for tenant in list_of(before)}
-        self._new = Tenants([tenant for tenant in tenants if tenant.prefix not in known])
+    def __init__(self, begun: Seen, tenants: Sequence[Tenant]) -> None:
+        check_own_ids_kept(list_of(begun.text), tenants)
+        known = {tenant.prefix for tenant in list_of(begun.text)}
+        counted = known if begun.version == USAGE_VERSION else set()
+        self._new = Tenants([tenant for tenant in tenants if tenant.prefix not in counted])
         self.usage = dict.fromkeys(self._new.by_prefix, Usage())
-        self.gone = known - {tenant.prefix for tenant in tenants}
-        """Those whose usage is to be forgotten."""
+        self.gone = known - (counted & {tenant.prefix for tenant in tenants})
+        """Tenants whose stored usage is deleted: removed tenants, and tenants that are counted again."""
 
     def begin_again(self) -> None:
         """What has been counted is of no use."""
@@ -90,14 +109,28 @@ class Count:
 
     def add(self, rows: Iterable[SizeRow]) -> None:
         """Counts records, each once."""
-        usage = self.usage
-        for _, is_of_stream, scope, partitions, size in rows:
-            for tenant in self._new.of(scope if is_of_stream else "", names_in(partitions)):
-                before = usage[tenant.prefix]
-                usage[tenant.prefix] = Usage(before.bytes + (size or 0), before.records + 1)
+        for _, is_of_stream, scope, partitions, size, names in rows:
+            found = names_in(partitions)
+            tenants = self._new.of(scope if is_of_stream else "", found)
+            self._add(tenants, record_bytes(names, found, size or 0) if tenants else 0, 1)
+
+    def add_state(self, rows: Iterable[StateRow]) -> None:
+        """Count entities, relationships and rows."""
+        for scope, count, names, values in rows:
+            self._add(self._new.of(scope, ()), state_bytes(scope, count, names, values), 0)
+
+    def add_members(self, rows: Iterable[MemberRow]) -> None:
+        """Count members; each counts as a record."""
+        for scope, count, names in rows:
+            self._add(self._new.of(scope, ()), members_bytes(scope, count, names), count)
+
+    def _add(self, tenants: Iterable[Tenant], size: int, records: int) -> None:
+        for tenant in tenants:
+            before = self.usage[tenant.prefix]
+            self.usage[tenant.prefix] = Usage(before.bytes + size, before.records + records)
 
 
-def given_back(usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[SizeRow]) -> dict[str, Usage]:
+def given_back(usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[ErasedRow]) -> dict[str, Usage]:
     """The usage that changes when those bodies go."""
     bodies = (
         (scope if is_of_stream else "", names_in(partitions), size or 0)
@@ -106,7 +139,7 @@ def given_back(usage: Mapping[str, Usage], tenants: Tenants, erased: Iterable[Si
     return give_back(usage, tenants, bodies)
 
 
-def touched_by(tenants: Tenants, erased: Iterable[SizeRow]) -> set[str]:
+def touched_by(tenants: Tenants, erased: Iterable[ErasedRow]) -> set[str]:
     """Whose usage that is."""
     return {
         tenant.prefix

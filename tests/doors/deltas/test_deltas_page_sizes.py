@@ -7,8 +7,8 @@ import pytest
 from databases import BOTH_STORES
 from doors.deltas.delta_doors import SharedServer, change, server_pool_with
 from oncelog.core.merge import Row
+from oncelog.core.row_codec import row_of
 from oncelog.stores.postgres import delta_reading as of_postgres
-from oncelog.stores.side_state import row_of
 from oncelog.stores.sqlite import delta_reading as of_sqlite
 
 pytestmark = BOTH_STORES

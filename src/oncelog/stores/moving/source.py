@@ -60,9 +60,11 @@ class Source:
         """Where the log stands."""
         with self._moment() as connection:
             _, erasures, *clock = connection.execute(SQL["state"]).fetchone()
-            (tenants,) = connection.execute(SQL["tenants"]).fetchone()
+            tenants, usage_version = connection.execute(SQL["tenants"]).fetchone()
             (leaps,) = connection.execute(SQL["leaps"]).fetchone()
-            return State(heads(connection), erasures, ClockMark(*clock), tenants, leaps, gaps(connection))
+            return State(
+                heads(connection), erasures, ClockMark(*clock), tenants, usage_version, leaps, gaps(connection)
+            )
 
     def moved(self) -> Moved | None:
         """The mark of an earlier run that came to its end."""

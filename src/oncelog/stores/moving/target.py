@@ -183,7 +183,7 @@ class Target:
             await connection.execute("DELETE FROM oncelog_policies")
             await self._copy("policies", POLICY, source.policies())
             await connection.execute(TARGET_SQL["set_erasures"], state.erasures)
-            await connection.execute(SQL["set_tenants"], state.tenants)
+            await connection.execute(SQL["set_tenants"], state.tenants, state.usage_version)
             await connection.execute(SQL["set_leaps"], state.leaps)
             await connection.execute(SQL["forget_clocks"])
             if state.clock.boot:  # a gateway on the same machine notices if the database's clock is far ahead of it

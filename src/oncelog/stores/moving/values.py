@@ -10,6 +10,7 @@ from oncelog.core.values import LaneHead
 from oncelog.statements import named_statements
 from oncelog.stores.clock import ClockMark
 from oncelog.stores.leaps import LaneGaps, count_records
+from oncelog.stores.tenants import USAGE_VERSION
 
 _SQL: Final = files("oncelog.stores.moving") / "sql"
 SOURCE_SQL: Final = named_statements((_SQL / "source.sql").read_text(encoding="utf-8"))
@@ -52,6 +53,8 @@ class State(NamedTuple):
     clock: ClockMark
     tenants: str | None = None
     """The quotas (stores/tenants.py)."""
+    usage_version: int = USAGE_VERSION
+    """How the usage of tenants was counted."""
     leaps: str | None = None
     """The numbers above which the log continued after restores (stores/leaps.py)."""
     gaps: Mapping[int, LaneGaps] = {}

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from oncelog.core.row_codec import row_of
 from oncelog.core.values import Settings
 from oncelog.stores.postgres import reading
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.protocol import RowPage
-from oncelog.stores.side_state import lane_of_scope, row_of
+from oncelog.stores.side_state import lane_of_scope
 
 
 async def rows(connection: Any, bounds: tuple[str, str, tuple[str, str], int, int], settings: Settings) -> RowPage:

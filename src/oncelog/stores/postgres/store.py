@@ -76,7 +76,7 @@ from oncelog.stores.protocol import (
     decide,
 )
 from oncelog.stores.rows import DAMAGE_ERRORS
-from oncelog.stores.tenants import COUNT_TRIES, Count, Seen
+from oncelog.stores.tenants import COUNT_TRIES, Count, Seen, list_of
 from oncelog.stores.tenants import text_of as kept_text
 
 logger: Final = logging.getLogger("oncelog.postgres")
@@ -160,6 +160,7 @@ class PostgresStore:
         )
         if self._wakes_others:
             self._news = News(self._sessions.new, self._look, f"oncelog_{about.epoch}")
+        await self._count_again()
 
     async def _opened(self) -> Writing:
         connection = await connect(self._address, self._timeouts)
@@ -276,9 +277,9 @@ class PostgresStore:
         text = kept_text(tenants)
         for tried in count(1):
             begun = await self._read(tenants_of_database.seen)
-            if begun.text == text:
+            if begun.is_counted(text):
                 return False
-            counted = Count(begun.text, tenants)
+            counted = Count(begun, tenants)
             for lane, newest in begun.positions.items() if counted.is_needed else ():
                 after = 0
                 while rows := await self._read(tenants_of_database.sizes, lane, after, newest):
@@ -311,6 +312,12 @@ class PostgresStore:
         """Wake the other servers: an audit record may have been committed. The clock that it was given is not kept."""
         if self._news is not None:
             self._news.tell()
+
+    async def _count_again(self) -> None:
+        """Count usage that was counted by an earlier version of Oncelog."""
+        begun = await self._read(tenants_of_database.seen)
+        if not begun.is_counted(begun.text):
+            await self.set_tenants(list_of(begun.text))
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Store` says."""

@@ -16,6 +16,7 @@ from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.side_state import (
     KEPT,
     MEMBER_CHANGES,
+    PAST_MEMBERS,
     TABLES,
     USAGE,
     Table,
@@ -122,8 +123,8 @@ def _delete_sql(table: Table, *, is_long: bool = False) -> str:
 
 
 _LONG: Final = tuple(table for table in TABLES if has_digest(table))
-LOAD: Final = {table.name: _load_sql(table) for table in TABLES}
-LOAD_LONG: Final = {table.name: _load_sql(table, is_long=True) for table in _LONG}
+LOAD: Final = {table.name: _load_sql(table) for table in (*TABLES, PAST_MEMBERS)}
+LOAD_LONG: Final = {table.name: _load_sql(table, is_long=True) for table in (*_LONG, PAST_MEMBERS)}
 SAVE: Final = {table.name: _save_sql(table) for table in KEPT}
 SAVE_LONG: Final = {table.name: _save_sql(table, is_long=True) for table in (*_LONG, MEMBER_CHANGES)}
 DELETE: Final = {table.name: _delete_sql(table) for table in TABLES}
@@ -152,6 +153,9 @@ async def load(connection: Any, needs: Footprint, snapshot: Snapshot) -> None:
     if needs.oldest:
         keys = [(lane_of_scope(scope, snapshot.settings.lanes), scope, count) for scope, count in needs.oldest.items()]
         add_oldest(snapshot, await connection.fetch(SQL["oldest_members"], *columns_of(keys)))
+    if needs.past_members:
+        lanes = snapshot.settings.lanes
+        snapshot.past_members = await load_table(connection, PAST_MEMBERS, needs.past_members, lanes)
 
 
 async def load_table(connection: Any, table: Table, keys: Iterable[Any], lanes: int) -> dict[Any, Any]:

@@ -7,14 +7,25 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.stores.postgres.reading import heads
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.tables import columns_of
-from oncelog.stores.tenants import COUNT_ROWS, Count, Seen, SizeRow, given_back, list_of, tenants_of, touched_by
+from oncelog.stores.tenants import (
+    COUNT_ROWS,
+    USAGE_VERSION,
+    Count,
+    ErasedRow,
+    Seen,
+    SizeRow,
+    given_back,
+    list_of,
+    tenants_of,
+    touched_by,
+)
 
 
 async def seen(connection: Any) -> Seen:
     """How the log stands, for those who begin to count. The heads come last: what is erased before them is known."""
-    text = await connection.fetchval(SQL["tenants"])
+    text, version = tuple(await connection.fetchrow(SQL["tenants"]))
     erasures = await connection.fetchval(SQL["erasures"])
-    return Seen(text, erasures, {lane: head.position for lane, head in (await heads(connection)).items()})
+    return Seen(text, erasures, {lane: head.position for lane, head in (await heads(connection)).items()}, version)
 
 
 async def usage(connection: Any) -> list[tuple[Tenant, Usage]]:
@@ -27,7 +38,7 @@ async def usage(connection: Any) -> list[tuple[Tenant, Usage]]:
 async def sizes(connection: Any, lane: int, after: int, upto: int) -> list[SizeRow]:
     """A page of what records have, in the order of their positions."""
     rows = await connection.fetch(SQL["record_sizes"], lane, after, upto, COUNT_ROWS)
-    return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
+    return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
 
 async def replace(connection: Any, text: str | None, count: Count, begun: Seen, *, is_last: bool) -> bool:
@@ -36,11 +47,11 @@ async def replace(connection: Any, text: str | None, count: Count, begun: Seen, 
     All lanes must be locked: whoever commits behind them counts for the new ones.
     """
     now = await seen(connection)
-    if now.text == text:
+    if now.is_counted(text):
         return True  # done before: nobody could tell whether that had been committed
     reached: Mapping[int, int] = begun.positions
-    if (now.text, now.erasures) != (begun.text, begun.erasures):
-        if now.text != begun.text or not is_last:
+    if (now.text, now.version, now.erasures) != (begun.text, begun.version, begun.erasures):
+        if (now.text, now.version) != (begun.text, begun.version) or not is_last:
             return False
         count.begin_again()
         reached = {}
@@ -49,7 +60,10 @@ async def replace(connection: Any, text: str | None, count: Count, begun: Seen, 
         while rows := await sizes(connection, lane, after, newest):
             count.add(rows)
             after = rows[-1][0]
-    await connection.execute(SQL["set_tenants"], text)
+    if count.is_needed:
+        count.add_state([(row[0], row[1], row[2], row[3]) for row in await connection.fetch(SQL["state_sizes"])])
+        count.add_members([(row[0], row[1], row[2]) for row in await connection.fetch(SQL["member_sizes"])])
+    await connection.execute(SQL["set_tenants"], text, USAGE_VERSION)
     await connection.execute(SQL["forget_usage"], list(count.gone))
     saved = [(prefix, one.bytes, one.records) for prefix, one in count.usage.items()]
     if saved:
@@ -57,7 +71,7 @@ async def replace(connection: Any, text: str | None, count: Count, begun: Seen, 
     return True
 
 
-async def give_back(connection: Any, erased: Sequence[SizeRow]) -> None:
+async def give_back(connection: Any, erased: Sequence[ErasedRow]) -> None:
     """Bodies are being erased, behind the lock of their lane: their tenants have less."""
     tenants = tenants_of(await connection.fetchval(SQL["tenants"]))
     touched = set() if tenants is None else touched_by(tenants, erased)

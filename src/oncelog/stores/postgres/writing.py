@@ -12,7 +12,7 @@ import msgspec
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
-from oncelog.core.quotas import needed_usage
+from oncelog.core.quotas import quota_needs
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
     KeyIdentity,
@@ -109,7 +109,7 @@ class Writing:
         state = await self.state(connection, needs.lanes)
         mark, jumped = self.time.proposed(state.database_ms, state.confirmations, state.clock)
         if state.tenants is not None:
-            needs.usage = needed_usage(batch, state.tenants, needs.faults)
+            needs.usage, needs.past_members = quota_needs(batch, state.tenants, needs.faults)
         if state.leaps:
             needs.floors = needs.streams
         snapshot = await self.load(connection, needs, state.heads)

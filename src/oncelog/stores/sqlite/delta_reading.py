@@ -3,9 +3,10 @@
 from typing import Any
 
 from oncelog.core.merge import Row
+from oncelog.core.row_codec import row_of
 from oncelog.core.values import Settings
 from oncelog.stores.protocol import RowPage
-from oncelog.stores.side_state import lane_of_scope, row_of
+from oncelog.stores.side_state import lane_of_scope
 from oncelog.stores.sqlite.statements import SQL
 
 

@@ -36,7 +36,7 @@ from oncelog.stores.sqlite.moved import demand_not_moved
 from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.writing import State, Writing
-from oncelog.stores.tenants import Count, Seen, SizeRow
+from oncelog.stores.tenants import Count, ErasedRow, Seen
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -238,6 +238,11 @@ class Session:
                 connection.execute("PRAGMA secure_delete = FAST")
             self._confirm_recorded()
             return len(erased)
+
+    def seen_tenants(self) -> Seen:
+        """As `tenants.seen`."""
+        with self._translating():
+            return tenants.seen(self._connected())
 
     def set_tenants(
         self, text: str | None, count: Count, begun: Seen, is_last: bool, act: RecordAct | None = None
@@ -462,7 +467,7 @@ def _roll_back(connection: Any) -> None:
         logger.debug("rollback failed; the connection will be closed", exc_info=True)
 
 
-def _erasure(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], SizeRow]]:
+def _erasure(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], ErasedRow]]:
     """What stays of a body, and what its tenants get back."""
     row = connection.execute(SQL["body"], (place,)).fetchone()
     if row is not None and row[1] is not None:

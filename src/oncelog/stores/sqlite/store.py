@@ -64,7 +64,7 @@ from oncelog.stores.sqlite.index import SEAL_KEYS, lane_and_position
 from oncelog.stores.sqlite.session import Session
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.worker import Worker
-from oncelog.stores.tenants import COUNT_TRIES, Count
+from oncelog.stores.tenants import COUNT_TRIES, Count, list_of
 from oncelog.stores.tenants import text_of as kept_text
 
 logger: Final = logging.getLogger("oncelog.sqlite")
@@ -136,6 +136,7 @@ class SqliteStore:
         self._mover = ThreadPoolExecutor(1, "oncelog-mover") if self._driver.is_shared else None
         try:
             await self._write(self._session.open, self._wanted)
+            await self._count_again()
         except BaseException:
             await self.close()
             raise
@@ -211,9 +212,9 @@ class SqliteStore:
         text = kept_text(tenants)
         for tried in count(1):
             begun = await self._read(tenants_of_file.seen)
-            if begun.text == text:
+            if begun.is_counted(text):
                 return False
-            counted = Count(begun.text, tenants)
+            counted = Count(begun, tenants)
             for lane, newest in begun.positions.items() if counted.is_needed else ():
                 after = 0
                 while rows := await self._read(tenants_of_file.sizes, lane, after, newest):
@@ -222,6 +223,12 @@ class SqliteStore:
             if await self._write(self._session.set_tenants, text, counted, begun, tried >= COUNT_TRIES, act):
                 return True
         raise AssertionError("it is tried until it is done")
+
+    async def _count_again(self) -> None:
+        """Count usage that was counted by an earlier version of Oncelog."""
+        begun = await self._write(self._session.seen_tenants)
+        if not begun.is_counted(begun.text):
+            await self.set_tenants(list_of(begun.text))
 
     async def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Store` says."""

@@ -13,7 +13,7 @@ import orjson
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Snapshot
 from oncelog.errors import CorruptError
-from oncelog.stores.side_state import TABLES, Table, add_oldest, changed_members, lane_of_scope
+from oncelog.stores.side_state import PAST_MEMBERS, TABLES, Table, add_oldest, changed_members, lane_of_scope
 from oncelog.stores.sqlite.recent import TABLES as RECENT
 from oncelog.stores.sqlite.recent import Recent
 from oncelog.stores.sqlite.statements import SQL, Insert
@@ -65,7 +65,7 @@ def _bound(value: Any) -> Any:
 _of_all_tables: Final = attrgetter(*(table.name for table in TABLES))
 GROUP_ROWS_MIN: Final = 8
 """Of so many rows on average it pays to ask for each group by a statement of its own."""
-LOAD: Final = {table.name: _load_sql(table) for table in TABLES}
+LOAD: Final = {table.name: _load_sql(table) for table in (*TABLES, PAST_MEMBERS)}
 LOAD_GROUP: Final = {table.name: _load_group_sql(table) for table in TABLES}
 _SAVE: Final = {table.name: _save(table) for table in TABLES}
 _UPDATE: Final = {table.name: _update_sql(table) for table in TABLES if table.values and table.name not in RECENT}
@@ -96,6 +96,8 @@ def load(connection: Any, needs: Footprint, snapshot: Snapshot, recent: Recent |
         setattr(snapshot, table.name, known)
     if needs.oldest:
         add_oldest(snapshot, _load_oldest(connection, needs.oldest, snapshot.settings.lanes))
+    if needs.past_members:
+        snapshot.past_members = load_table(connection, PAST_MEMBERS, needs.past_members, snapshot.settings.lanes)
     return asked
 
 

@@ -15,7 +15,7 @@ import orjson
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
-from oncelog.core.quotas import needed_usage
+from oncelog.core.quotas import quota_needs
 from oncelog.core.tenants import Tenants
 from oncelog.core.values import (
     KeyIdentity,
@@ -125,7 +125,7 @@ class Writing:
         mark, jumped = self.proposed(state)
         needs = footprint(batch, self.file.settings)
         if state.tenants is not None:
-            needs.usage = needed_usage(batch, state.tenants, needs.faults)
+            needs.usage, needs.past_members = quota_needs(batch, state.tenants, needs.faults)
         if state.leaps:
             needs.floors = needs.streams
         self._recent.begin(state.commits, state.heads)

@@ -18,6 +18,7 @@ from oncelog.testing.contract.members import MembersContract
 from oncelog.testing.contract.quotas import QuotasContract
 from oncelog.testing.contract.reading import ReadingContract
 from oncelog.testing.contract.roles import RolesContract
+from oncelog.testing.contract.stored_bytes import StoredBytesContract
 from oncelog.testing.contract.time import TimeContract
 
 __all__ = ["StoreContract"]
@@ -34,6 +35,7 @@ class StoreContract(
     RolesContract,
     QuotasContract,
     EventIdsContract,
+    StoredBytesContract,
     LeapContract,
     AuditContract,
 ):

@@ -12,6 +12,7 @@ from oncelog.core.audit import ERASE, LEASE_RELEASED, QUOTA_CHANGE, READ_ONLY_ON
 from oncelog.core.identity import lane_of
 from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
 from oncelog.core.policy import AUDIT_POLICY, RUNS
+from oncelog.core.stored_bytes import record_bytes, submission_bytes
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import (
     Applied,
@@ -198,7 +199,9 @@ class AuditContract(Contract):
             log(act("erase", "system:server", scope=ORGANISATION))
             before = _usage(log)[ORGANISATION]
             assert before.records == 2
-            assert before.bytes == 1 + len(_acts(log)[0].body)
+            audited = _acts(log)[0]
+            names = len(audited.scope) + len(audited.actor) + len(audited.key)
+            assert before.bytes == submission_bytes(transaction(1, 1)) + record_bytes(names, (), len(audited.body))
             # A new tenant counts the same.
             log.run(log.store.set_tenants([Tenant(prefix=ORGANISATION), Tenant(prefix="org")]))
             assert _usage(log) == {ORGANISATION: before, "org": before}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from oncelog.core.stored_bytes import submission_bytes
 from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Committed, Granted, Mode, Reason, Record
 from oncelog.testing.contract.driven import Contract, DrivenStore
@@ -14,7 +15,6 @@ from oncelog.testing.contract.writes import (
     ORGANISATION,
     claim,
     committed,
-    delta,
     event,
     refused,
     replayed,
@@ -34,14 +34,18 @@ class QuotasContract(Contract):
 
     def test_storage_is_refused_beyond_its_limit_and_what_is_known_is_answered(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
-            assert set_tenants(log, Tenant("acme", bytes_max=10), Tenant("other", records_max=1))
-            receipt = committed(log(event(1, "1234567", partitions=("acme/orders",))))
+            first = event(1, "1234567", partitions=("acme/orders",))
+            fitting = event(3, "123", partitions=("acme/a", "acme/b", "acmes"))
+            size, limit = submission_bytes(first), submission_bytes(first) + submission_bytes(fitting)
+            assert set_tenants(log, Tenant("acme", bytes_max=limit), Tenant("other", records_max=1))
+            receipt = committed(log(first))
             log.reopen()
-            late = refused(log(event(2, "1234", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
-            assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", 10, 7)
+            late = refused(log(event(2, body=b"x" * limit, partitions=("acme",))), Reason.QUOTA_EXCEEDED)
+            assert (late.tenant, late.field, late.limit, late.current) == ("acme", "bytes_max", limit, size)
             assert late.retry_after_ms > 0
-            committed(log(event(3, "123", partitions=("acme/a", "acme/b", "acmes"))))
-            assert has(log) == {"acme": (10, 2), "other": (0, 0)}
+            refused(log(event(3, "1234", partitions=("acme/a", "acme/b", "acmes"))), Reason.QUOTA_EXCEEDED)
+            committed(log(fitting))
+            assert has(log) == {"acme": (limit, 2), "other": (0, 0)}
             assert replayed(log(event(1, "1234567", partitions=("acme/orders",)))).receipt == receipt
             committed(log(event(4, "1", partitions=("other",))))
             late = refused(log(event(5, "", partitions=("other/1",))), Reason.QUOTA_EXCEEDED)
@@ -51,15 +55,18 @@ class QuotasContract(Contract):
 
     def test_a_tenant_has_streams_in_all_lanes(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
-            set_tenants(log, Tenant("org", records_max=20), Tenant("org/1", bytes_max=5))
+            fitting = transaction(30, 1, content="12345", scope=ORGANISATION)
+            limit = submission_bytes(fitting)
+            set_tenants(log, Tenant("org", records_max=20), Tenant("org/1", bytes_max=limit))
             for number in range(1, 21):
                 committed(log(transaction(number, 1, content="12", scope=f"org/{number + 1}")))
             assert len(log.heads()) > 1
             refused(log(transaction(30, 1, scope="org/77")), Reason.QUOTA_EXCEEDED)
-            assert set_tenants(log, Tenant("org", records_max=30), Tenant("org/1", bytes_max=5)), "it may have more"
-            committed(log(transaction(30, 1, content="12345", scope=ORGANISATION)))
+            assert set_tenants(log, Tenant("org", records_max=30), Tenant("org/1", bytes_max=limit)), "it may have more"
+            committed(log(fitting))
             refused(log(transaction(31, 2, content="1", scope=ORGANISATION)), Reason.QUOTA_EXCEEDED)
-            assert has(log) == {"org": (45, 21), "org/1": (5, 1)} == counted(log, "org", "org/1")
+            assert has(log) == counted(log, "org", "org/1")
+            assert (has(log)["org"][1], has(log)["org/1"]) == (21, (limit, 1))
 
     def test_what_a_new_tenant_has_is_counted_and_of_one_that_is_gone_forgotten(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
@@ -68,28 +75,33 @@ class QuotasContract(Contract):
                 log(transaction(number, 1, content="abc", scope=f"acme/{number}"))
             log.run(log.store.erase(0, [2, 3]))
             log.reopen()
-            set_tenants(log, Tenant("acme", bytes_max=41), Tenant("nobody"))
-            assert has(log) == {"acme": (40, 12), "nobody": (0, 0)} == counted(log, "acme", "nobody")
-            refused(log(event(9, "12", partitions=("acme",))), Reason.QUOTA_EXCEEDED)
+            set_tenants(log, Tenant("acme"), Tenant("nobody"))
+            assert has(log) == counted(log, "acme", "nobody")
+            assert has(log)["acme"][1] == 12
+            ninth = event(9, "12", partitions=("acme",))
+            limit = has(log)["acme"][0] + submission_bytes(ninth) - 1
+            set_tenants(log, Tenant("acme", bytes_max=limit), Tenant("nobody"))
+            refused(log(ninth), Reason.QUOTA_EXCEEDED)
             set_tenants(log, Tenant("nobody"))
-            committed(log(event(9, "12", partitions=("acme",))))
+            committed(log(ninth))
             assert has(log) == {"nobody": (0, 0)}
             set_tenants(log, Tenant("acme"))
-            assert has(log) == {"acme": (42, 13)}
+            assert has(log) == {"acme": (limit + 1, 13)}
 
     def test_what_is_erased_is_given_back_once(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
-            set_tenants(log, Tenant("acme", bytes_max=10), Tenant("acme/a"), Tenant("gateway"))
-            log.together(event(1, "12345", partitions=("acme/a",)), event(2, "12345", partitions=("acme/b",)))
-            log(delta(1, 5, name='"x"'))
+            first, second = event(1, body=b"1" * 500, partitions=("acme/a",)), event(2, "12345", partitions=("acme/b",))
+            limit = submission_bytes(first) + submission_bytes(second)
+            set_tenants(log, Tenant("acme", bytes_max=limit), Tenant("acme/a"))
+            log.together(first, second)
             refused(log(event(3, "1", partitions=("acme/b",))), Reason.QUOTA_EXCEEDED)
             for _ in range(2):
                 log.run(log.store.erase(0, [1]))
-                assert has(log) == {"acme": (5, 2), "acme/a": (0, 1), "gateway": (0, 1)}
+                assert has(log) == {"acme": (limit - 500, 2), "acme/a": (submission_bytes(first) - 500, 1)}
             log.reopen()
             committed(log(event(3, "12345", partitions=("acme/b",))))
-            replayed(log(event(1, "12345", partitions=("acme/a",))))
-            assert has(log) == counted(log, "acme", "acme/a", "gateway")
+            replayed(log(event(1, body=b"1" * 500, partitions=("acme/a",))))
+            assert has(log) == counted(log, "acme", "acme/a")
 
     def test_a_rate_is_that_of_all_that_a_tenant_has(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
@@ -113,7 +125,7 @@ class QuotasContract(Contract):
             assert refused(log.together(*events, mode=Mode.ALL)[2], Reason.QUOTA_EXCEEDED).tenant == "acme"
             assert has(log) == {"acme": (0, 0)}
             assert [type(verdict) for verdict in log.together(*events[:2], mode=Mode.ALL)] == [Committed, Committed]
-            assert has(log) == {"acme": (2, 2)}
+            assert has(log) == {"acme": (2 * submission_bytes(events[0]), 2)}
 
     def test_a_request_is_admitted_by_all_quotas_or_not_at_all(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
@@ -145,7 +157,8 @@ class QuotasContract(Contract):
             assert refused(log(claim(3, "cyd")), Reason.QUOTA_EXCEEDED).tenant == CAMPAIGN
             assert isinstance(log(claim(2, "bob")), Granted), "the same again"
             committed(log(result(2, "bob", two.fence)))
-            assert has(log) == {CAMPAIGN: (8, 2)}
+            assert has(log) == counted(log, CAMPAIGN)
+            assert has(log)[CAMPAIGN][1] == 2
 
 
 def set_tenants(log: DrivenStore, *tenants: Tenant) -> bool:
@@ -164,8 +177,14 @@ def counted(log: DrivenStore, *prefixes: str) -> dict[str, tuple[int, int]]:
     found = {prefix: Usage() for prefix in prefixes}
     for prefix in prefixes:
         own = [record for record in records if any(_is_under(name, prefix) for name in _names(record))]
-        found[prefix] = Usage(sum(len(record.body) for record in own), len(own))
+        found[prefix] = Usage(sum(map(_bytes, own)), len(own))
     return {prefix: (usage.bytes, usage.records) for prefix, usage in found.items()}
+
+
+def _bytes(record: Record) -> int:
+    names = [record.scope.encode(), record.client.encode(), record.actor.encode(), record.key]
+    partitions = [name.encode() for name in record.partitions]
+    return 256 + len(record.body) + 2 * sum(map(len, [*names, *partitions])) + 32 * len(partitions)
 
 
 def _names(record: Record) -> Iterable[str]:

@@ -125,10 +125,10 @@ SELECT max(sequence) FROM (
 ) AS found;
 
 -- name: tenants
-SELECT tenants FROM oncelog_state;
+SELECT tenants, usage_version FROM oncelog_state;
 
 -- name: set_tenants
-UPDATE oncelog_state SET tenants = $1;
+UPDATE oncelog_state SET tenants = $1, usage_version = $2;
 
 -- name: usage
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage ORDER BY tenant;
@@ -141,8 +141,29 @@ ORDER BY tenant FOR NO KEY UPDATE;
 
 -- name: record_sizes
 -- What records have, and whose they are: those of a stream, and the audit records of clients in it.
-SELECT position, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, octet_length(body) FROM oncelog_records
-WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
+SELECT position, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'),
+    scope, partitions, octet_length(body),
+    octet_length(scope) + octet_length(client) + octet_length(key) + octet_length(actor)
+FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
+
+-- name: state_sizes
+-- What entities, relationships and rows have, by scope. Expired entities may have been deleted already, and count nothing.
+SELECT e.scope, count(*), sum(octet_length(e.key))::bigint, sum(octet_length(e.value))::bigint FROM oncelog_entities AS e
+JOIN oncelog_lanes AS l ON l.lane = e.lane WHERE e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms
+GROUP BY e.lane, e.scope
+UNION ALL
+SELECT scope, count(*), sum(octet_length(resource) + octet_length(relation) + octet_length(subject))::bigint, 0
+FROM oncelog_relationships GROUP BY lane, scope
+UNION ALL
+SELECT scope, count(*), sum(octet_length(table_name) + octet_length(row_id))::bigint, sum(octet_length(state))::bigint
+FROM oncelog_rows GROUP BY lane, scope;
+
+-- name: member_sizes
+-- What members have, by stream, past members too.
+SELECT scope, count(*), sum(octet_length(member))::bigint FROM (
+    SELECT lane, scope, member FROM oncelog_members
+    UNION SELECT lane, scope, member FROM oncelog_member_changes WHERE kind = 1
+) AS known GROUP BY lane, scope;
 
 -- name: begin_usage
 INSERT INTO oncelog_usage (lane, tenant, bytes, records, full_at_us)

@@ -57,19 +57,41 @@ SELECT max(sequence) FROM (
 );
 
 -- name: tenants
-SELECT tenants FROM oncelog_state;
+SELECT tenants, usage_version FROM oncelog_state;
 
 -- name: set_tenants
 -- With a commit of its own: who has the log open reads everything anew.
-UPDATE oncelog_state SET tenants = ?, commits = commits + 1;
+UPDATE oncelog_state SET tenants = ?, usage_version = ?, commits = commits + 1;
 
 -- name: usage
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage ORDER BY tenant;
 
 -- name: record_sizes
 -- What records have, and whose they are: those of a stream, and the audit records of clients in it.
-SELECT place, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, length(body) FROM oncelog_records
-WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
+SELECT place, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'),
+    scope, partitions, length(body),
+    length(CAST(scope AS BLOB)) + length(CAST(client AS BLOB)) + length(key) + length(CAST(actor AS BLOB))
+FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
+
+-- name: state_sizes
+-- What entities, relationships and rows have, by scope. Expired entities may have been deleted already, and count nothing.
+SELECT e.scope, count(*), sum(length(CAST(e.key AS BLOB))), sum(length(e.value)) FROM oncelog_entities AS e
+JOIN oncelog_lanes AS l ON l.lane = e.lane WHERE e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms
+GROUP BY e.lane, e.scope
+UNION ALL
+SELECT scope, count(*),
+    sum(length(CAST(resource AS BLOB)) + length(CAST(relation AS BLOB)) + length(CAST(subject AS BLOB))), 0
+FROM oncelog_relationships GROUP BY lane, scope
+UNION ALL
+SELECT scope, count(*), sum(length(CAST(table_name AS BLOB)) + length(CAST(row_id AS BLOB))), sum(length(state))
+FROM oncelog_rows GROUP BY lane, scope;
+
+-- name: member_sizes
+-- What members have, by stream, past members too.
+SELECT scope, count(*), sum(length(CAST(member AS BLOB))) FROM (
+    SELECT lane, scope, member FROM oncelog_members
+    UNION SELECT lane, scope, member FROM oncelog_member_changes WHERE kind = 1
+) GROUP BY lane, scope;
 
 -- name: begin_usage
 INSERT INTO oncelog_usage (lane, tenant, bytes, records, full_at_us) VALUES (0, ?, ?, ?, 0);
