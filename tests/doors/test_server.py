@@ -82,7 +82,7 @@ async def test_readiness_reports_a_store_that_does_not_answer(tmp_path: Path, mo
 
 async def test_operator_endpoints_need_no_credential(tmp_path: Path) -> None:
     async with serving(tmp_path, tokens=True) as served:
-        for path in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json"):
+        for path in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert (await served.get(path)).status == 200
         assert served.server.counts.auth_failures == 0
 

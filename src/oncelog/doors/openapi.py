@@ -58,7 +58,7 @@ def description(limits: DoorLimits) -> dict[str, Any]:
             {"name": "ledger", "description": "Write transactions, read what they left, prove it"},
             {"name": "deltas", "description": "Push and pull deltas of rows, read the rows that they come to"},
             {"name": "chat", "description": "Send, read and acknowledge messages of chats, look after their members"},
-            {"name": "operators", "description": "What those need who run the server. No credential is asked for"},
+            {"name": "operators", "description": "For operators of the server. Only `/metrics` needs a credential"},
         ],
         "paths": {
             "/": {"get": _open("hello", "What this is", {200: answer("Hello", "Hello.")})},
@@ -124,7 +124,10 @@ def _readyz() -> Schema:
 
 def _metrics() -> Schema:
     text = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    return _open("metrics", "What the server has counted, unless that is turned off", {200: text})
+    about = (
+        "Needs the grant to read `oncelog/metrics`, unless `metrics_public` is set. It may be on another port, or off."
+    )
+    return operation("metrics", "Counters and gauges", about, text, (401, 429), tag="operators")
 
 
 # --- events ------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ from oncelog.doors.ledger.rpc import LedgerRpc
 from oncelog.doors.limits import INSIEME_FRAME_BYTES
 from oncelog.doors.log_limiter import LogLimiter
 from oncelog.doors.metrics import Counts, Metrics
+from oncelog.doors.metrics_listener import MetricsListener
 from oncelog.doors.openapi import description
 from oncelog.doors.origins import (
     client_address,
@@ -61,7 +62,7 @@ from oncelog.doors.origins import (
 )
 from oncelog.doors.quick import Quick
 from oncelog.doors.rates import Rates
-from oncelog.doors.requests import check_single_authorization, error_response
+from oncelog.doors.requests import check_single_authorization, credential_of, error_response
 from oncelog.doors.settings import ServerSettings, authenticator_of
 from oncelog.doors.sockets import Sockets
 from oncelog.doors.tls import ServerCertificate
@@ -78,6 +79,8 @@ KEEP_ALIVE_S: Final = 75.0
 """How long a connection without a request is kept for the next one."""
 METRICS_S: Final = 1.0
 """Longest wait for the store before metrics show the positions of the previous request."""
+METRICS_GRANT: Final = "oncelog/metrics"
+"""A credential needs a read grant for this name to read `/metrics`."""
 READY_S: Final = 5.0
 """How long a store may take before a server says that it is not ready: whoever asks waits for seconds, not for ever."""
 BACKLOG: Final = 1024
@@ -118,8 +121,7 @@ class Server:
     def __init__(
         self, settings: ServerSettings, clock: Clock | None = None, again: Callable[[], ServerSettings] | None = None
     ) -> None:
-        self.settings = settings
-        self._again = again
+        self.settings, self._again = settings, again
         self._clock = clock or SystemClock()
         self._schemas = None if settings.deltas_schemas is None else Schemas(settings.deltas_schemas)
         validate = both(
@@ -170,6 +172,9 @@ class Server:
             failed_files=self._authenticator.files.failed,
         )
         self.log.watch_commits(self.metrics.observe_commit)
+        self.metrics_listener = MetricsListener(
+            {"/metrics": self._rendered_metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        )
         self._origins = settings.allowed_origins
         self._certificate = ServerCertificate(settings)
         self._runner: web.AppRunner | None = None
@@ -261,6 +266,8 @@ class Server:
         try:
             self.hub.start(await self.log.listen(self.hub))
             await self._listen()
+            if self.settings.metrics and self.settings.metrics_port is not None:
+                await self.metrics_listener.start(self.settings.metrics_host, self.settings.metrics_port)
             if self.rpc is not None:
                 await self.rpc.start()
         except BaseException:
@@ -311,6 +318,7 @@ class Server:
         await self._linger(lingers_until_s)
         self._quick.finish()
         await runner.cleanup()
+        await self.metrics_listener.stop()
         if calls is not None:
             await calls
         await self.log.close()
@@ -325,6 +333,7 @@ class Server:
 
     async def _close_listener(self) -> None:
         """Of a server that could not be started as a whole."""
+        await self.metrics_listener.stop()
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
@@ -419,7 +428,7 @@ class Server:
         app.router.add_get("/", self._hello)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        if self.settings.metrics:
+        if self.settings.metrics and self.settings.metrics_port is None:
             app.router.add_get("/metrics", self._metrics)
         if self.settings.openapi:
             document = CachedDocument(lambda: description(self.settings.door_limits))
@@ -702,7 +711,14 @@ class Server:
         """The newest position of each lane. In lane 0 it is the newest that this server has delivered."""
         return {**{lane: head.position for lane, head in self._heads.items()}, 0: self.hub.position}
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if not self.settings.metrics_public:
+            principal = self._entrance.authenticate(credential_of(request), self._address(request))
+            if not principal.grants.may_read(METRICS_GRANT):
+                raise DoorError(codes.FORBIDDEN, f"metrics: need the grant to read {METRICS_GRANT}")
+        return await self._rendered_metrics(request)
+
+    async def _rendered_metrics(self, _: web.Request) -> web.Response:
         if not self.settings.tenants:
             self.metrics.usage = ()
         else:

@@ -77,6 +77,12 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
     """Whether readers of events see the actor, `user:{sub}` or `client:{id}`. False shows the client id only."""
     metrics: bool = True
     """Whether `/metrics` is served."""
+    metrics_public: bool = False
+    """Whether `/metrics` on `port` needs no credential. Otherwise it needs the grant to read `oncelog/metrics`."""
+    metrics_host: str = "127.0.0.1"
+    """The address or name to listen on for `metrics_port`."""
+    metrics_port: int | None = None
+    """Another port for `/metrics`, `/healthz` and `/readyz`, without credentials. `port` has no metrics then."""
     openapi: bool = True
     """Whether the description of the HTTP interface is served."""
 
@@ -87,6 +93,9 @@ class GeneralSettings(Struct, frozen=True, kw_only=True):
         _demand(0 <= self.port <= 65_535, f"port must be a whole number from 0 to 65535, not {self.port}")
         is_port = self.grpc_port is None or 0 <= self.grpc_port <= 65_535
         _demand(is_port, f"grpc_port must be a whole number from 0 to 65535, not {self.grpc_port}")
+        _demand(_HOST.fullmatch(self.metrics_host) is not None, "metrics_host must be an IP address or a host name")
+        is_port = self.metrics_port is None or 0 <= self.metrics_port <= 65_535
+        _demand(is_port, f"metrics_port must be a whole number from 0 to 65535, not {self.metrics_port}")
         is_validate = self.validate is None or _VALIDATE.fullmatch(self.validate) is not None
         _demand(
             is_validate,

@@ -1,0 +1,62 @@
+"""Access to metrics: anonymous callers do not see the names and usage of tenants."""
+
+from pathlib import Path
+
+import pytest
+
+from doors.material import token
+from doors.serving import serving
+from oncelog import Tenant
+from oncelog.doors.settings import GeneralSettings
+from oncelog.errors import SettingsError
+
+TENANTS = (Tenant("acme", records_max=5),)
+SHOWN = b'oncelog_tenant_records_max{tenant="acme"} 5.0'
+
+
+async def test_metrics_need_a_credential_with_the_grant(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, tenants=TENANTS) as served:
+        anonymous = await served.get("/metrics")
+        assert anonymous.refusal == (401, "auth_failed")
+        other = await served.get("/metrics", credential=token(grants={"read": ["acme/*"], "write": ["*"]}))
+        assert other.refusal == (403, "forbidden")
+        assert b"acme" not in anonymous.body + other.body
+        for grant in ("oncelog/metrics", "oncelog/*", "*"):
+            scraped = await served.get("/metrics", credential=token(sub="prometheus", grants={"read": [grant]}))
+            assert scraped.status == 200
+            assert SHOWN in scraped.body
+
+
+async def test_metrics_are_open_in_development_mode_and_if_public(tmp_path: Path) -> None:
+    async with serving(tmp_path, tenants=TENANTS) as served:
+        assert SHOWN in (await served.get("/metrics")).body
+    async with serving(tmp_path, tokens=True, tenants=TENANTS, metrics_public=True) as served:
+        assert SHOWN in (await served.get("/metrics")).body
+
+
+async def test_metrics_port_serves_metrics_and_health_only(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, tenants=TENANTS, metrics_port=0) as served:
+        inner = f"http://127.0.0.1:{served.server.metrics_listener.port}"
+        assert served.server.metrics_listener.port not in (0, served.port)
+        async with served.session.get(f"{inner}/metrics") as response:
+            assert SHOWN in await response.read()
+            assert response.headers["Server"] == "oncelog"
+        for path, status in (("/healthz", 200), ("/readyz", 200), ("/v1/events", 404), ("/openapi.json", 404)):
+            async with served.session.get(inner + path) as response:
+                assert response.status == status
+        good = token(grants={"read": ["*"]})
+        assert (await served.get("/metrics", credential=good)).status == 404
+
+
+async def test_metrics_port_in_use_is_refused_at_start(tmp_path: Path) -> None:
+    async with serving(tmp_path, metrics_port=0) as served:
+        port = served.server.metrics_listener.port
+        with pytest.raises(SettingsError, match=f"cannot listen for metrics on 127.0.0.1:{port}"):
+            async with serving(tmp_path, metrics_port=port):
+                pass
+
+
+@pytest.mark.parametrize("wrong", [{"metrics_port": 65_536}, {"metrics_port": -1}, {"metrics_host": "a b"}])
+def test_settings_of_the_metrics_port_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        GeneralSettings(**wrong)  # type: ignore[arg-type]
