@@ -1,0 +1,65 @@
+"""Forged tokens over every API. tests/doors/test_tokens.py has more forgeries, against the verifier alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doors import material
+from doors.ledger.ledger_doors import opened
+from doors.ledger.wires import GRPC, HTTP, refused
+from doors.material import encoded, key_of, token
+from doors.serving import item
+from waiting import soon
+
+GRANTS = {"read": ["*"], "write": ["*"]}
+GOOD = token(grants=GRANTS)
+_head, _claims, _signature = GOOD.split(".")
+_ROOT = encoded(json.dumps({"sub": "root", "exp": 2**40, "grants": GRANTS}).encode())
+
+
+def unsigned(algorithm: Any) -> str:
+    return f"{encoded(json.dumps({'alg': algorithm, 'typ': 'JWT'}).encode())}.{_claims}."
+
+
+FORGED = {
+    "none": unsigned("none"),
+    "None": unsigned("None"),
+    "algorithm-list": unsigned(["none"]),
+    "stripped-signature": f"{_head}.{_claims}.",
+    "other-secret": token(key=key_of("HS256", 1), grants=GRANTS),
+    "other-algorithm": token("ES256", grants=GRANTS),
+    "expired": token(exp=material.NOW_S - 31, grants=GRANTS),
+    "not-yet-valid": token(nbf=material.NOW_S + 3600, grants=GRANTS),
+    "other-claims": f"{_head}.{_ROOT}.{_signature}",
+}
+
+
+@pytest.mark.rule("CO-21")
+@pytest.mark.parametrize("forgery", FORGED)
+async def test_forged_token_is_refused_by_every_api(tmp_path: Path, forgery: str) -> None:
+    forged = FORGED[forgery]
+    async with opened(tmp_path, GRPC, tokens=True, auth_failures_per_minute_max=0) as door:
+        served = door.served
+        for method, path in (
+            ("GET", "/v1/events?partition=a"),
+            ("POST", "/v1/events"),
+            ("GET", "/v1/events/stream?partition=a"),
+            ("GET", "/v1/sync/g/pull"),
+            ("GET", "/v1/chats/c/messages"),
+            ("POST", "/v1/ledger/write"),
+            ("GET", "/metrics"),
+        ):
+            assert (await served.request(method, path, credential=forged)).status == 401, path
+        socket = await served.socket()
+        assert (await socket.connect("laptop", forged))["code"] == "auth_failed"
+        for wire in (GRPC, HTTP):
+            door.kind = wire
+            error = await refused(door.ledger(credential=forged).get_entity("a"))
+            assert error.status == "UNAUTHENTICATED"
+        chat = await soon(served.session.ws_connect(f"{served.url}/v1/chat"))
+        await chat.send_json({"type": "connect", "token": forged})
+        assert "auth_failed" in (await soon(chat.receive())).data.lower()
+        await chat.close()
+        assert (await served.submit(item(1), credential=GOOD)).status == 200
