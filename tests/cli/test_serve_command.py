@@ -103,7 +103,8 @@ def test_commands_printed_in_development_mode_work(tmp_path: Path, kind: str) ->
         assert re.fullmatch(r"committed 2 [0-9a-f-]{36}\n", pasted(lines["submit"], tmp_path, environment))
         shown = pasted(f"{lines['tail']} --limit 2 --pretty", tmp_path, environment)
         assert re.fullmatch(
-            r'1  [\d:]{8}  orders  order\.placed  {"order":17}\n2  [\d:]{8}  orders  order\.placed  {"order":18}\n',
+            r'1  [\d:]{8}  user:developer  orders  order\.placed  {"order":17}\n'
+            r'2  [\d:]{8}  user:developer  orders  order\.placed  {"order":18}\n',
             shown,
         )
         written = json.loads(pasted(lines["write"], tmp_path, environment))
