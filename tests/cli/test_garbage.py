@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncelog.cli.garbage import OLDER_EVERY, OLDEST_EVERY, collect_for_ever, generation
+from oncelog.cli.garbage import CLOSED_CONNECTIONS, OLDER_EVERY, OLDEST_EVERY, collect_for_ever, generation
 
 
 @pytest.fixture
@@ -45,3 +45,23 @@ async def test_collector_runs_until_it_is_cancelled(monkeypatch: pytest.MonkeyPa
     with pytest.raises(asyncio.CancelledError):
         await collecting
     assert looked[: 1 + OLDER_EVERY] == [2] + [0] * (OLDER_EVERY - 1) + [1], "the first collection is a full one"
+
+
+@pytest.mark.rule("CO-27")
+@pytest.mark.usefixtures("own_collector")
+async def test_everything_is_collected_after_many_closed_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    enough = asyncio.Event()
+
+    def counted(generation: int = 2) -> int:
+        looked.append(generation)
+        if len(looked) == 8:
+            enough.set()
+        return 0
+
+    monkeypatch.setattr(gc, "collect", counted)
+    closed = iter([0, 10, CLOSED_CONNECTIONS - 1, CLOSED_CONNECTIONS, CLOSED_CONNECTIONS + 1, *[5000] * 10])
+    collecting = asyncio.ensure_future(collect_for_ever(lambda: next(closed), pause_s=0))
+    await enough.wait()
+    collecting.cancel()
+    assert looked[:8] == [2, 0, 0, 2, 0, 2, 0, 0]

@@ -11,6 +11,7 @@ import orjson
 from engine.watched import WatchedLog
 from oncelog.core.values import Submission
 from oncelog.core.writing import event
+from oncelog.doors.connections import Caller
 from oncelog.doors.entrance import Entrance
 from oncelog.doors.events.door import EventsDoor
 from oncelog.doors.events.hub import Hub
@@ -145,7 +146,7 @@ class Peer:
     def __init__(self, server: "SessionServer", name: str) -> None:
         self.wire = MemoryWire()
         self.name = name
-        self.session = Session(server.door, self.wire, "192.0.2.1")
+        self.session = Session(server.door, self.wire, Caller("192.0.2.1"))
         self._numbers = 0
 
     @property

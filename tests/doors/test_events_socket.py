@@ -120,7 +120,7 @@ async def test_oversized_frame_closes_after_the_results_of_accepted_requests(
 @pytest.mark.rule("CO-30")
 async def test_connection_above_the_limit_is_refused_and_a_silent_one_closed(tmp_path: Path) -> None:
     async with serving(tmp_path, connections_max=1) as served:
-        first = await served.socket()
+        first = await served.connected()
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await served.socket()
         assert refused.value.status == 503

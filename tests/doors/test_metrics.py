@@ -50,9 +50,11 @@ def test_every_counter_is_exported_under_its_own_name() -> None:
         "slow_readers_closed": ("oncelog_slow_readers_total", "closed"),
         "auth_failures": ("oncelog_auth_failures_total",),
         "auth_failures_limited": ("oncelog_auth_failures_limited_total",),
+        "unauthenticated_connections": ("oncelog_unauthenticated_connections",),
         "unauthenticated_requests": ("oncelog_unauthenticated_requests_total",),
     }
     assert set(shown_as) == set(Counts.__slots__) - {
+        "connections_refused",
         "events_rejected",
         "requests",
         "ledger_writes",

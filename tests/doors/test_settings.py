@@ -370,6 +370,9 @@ def test_zero_is_accepted_only_where_it_means_no_limit() -> None:
         allowing.add(name)
     assert allowing == {
         "auth_failures_per_minute_max",
+        "connections_per_address_max",
+        "connections_per_principal_max",
+        "unauthenticated_connections_max",
         "new_events_per_second_max",
         "frames_per_second_max",
         "user_messages_per_second_max",

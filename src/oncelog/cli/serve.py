@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import shlex
 import signal
 import sys
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 AGAIN_S: Final = 1.0
 """From then on a second signal is meant."""
-FILES_RESERVE: Final = 1000
-"""Open files beside those of connections."""
 SWITCH_S: Final = 0.0005
 """How long a thread waits for another before it asks for the interpreter. With Python's own 5 ms a commit that is
 durable, and every row that a reader reads, would wait that long while the event loop is busy."""
@@ -108,12 +105,11 @@ def _run(settings: "ServerSettings", again: "Callable[[], ServerSettings]", *, s
                     typer.echo(_what_to_try(server.urls[0], shown(settings.store), server.grpc_address))
                 except OSError:  # the reader of the output has gone; the server goes on
                     discard_output(sys.stdout)
-            collecting = loop.create_task(collect_for_ever())
+            collecting = loop.create_task(collect_for_ever(lambda: server.closed_connections))
             await stopped.wait()
             collecting.cancel()
 
     sys.setswitchinterval(SWITCH_S)
-    _allow_files(settings.door_limits.connections_max)
     uvloop.run(main())
     return 0
 
@@ -173,16 +169,6 @@ def _program() -> str:
     if called.endswith("__main__.py"):
         return f"{shlex.quote(sys.executable)} -m oncelog"
     return shlex.quote(called) if os.access(called, os.X_OK) else "oncelog"
-
-
-def _allow_files(connections_max: int) -> None:
-    """A connection is an open file, and most systems allow fewer than they could."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections_max + FILES_RESERVE
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _stop(stopped: asyncio.Event, since: list[float]) -> None:

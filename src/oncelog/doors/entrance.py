@@ -1,6 +1,7 @@
 """Who may come in at all, over every door: credentials, and how often one may guess."""
 
 from oncelog.codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED
+from oncelog.doors.connections import Caller
 from oncelog.doors.faults import DoorError
 from oncelog.doors.identity import Authenticates
 from oncelog.doors.log_limiter import LogLimiter
@@ -33,23 +34,26 @@ class Entrance:
         """Whether everybody is let in (development mode)."""
         return self._authenticator.is_open
 
-    def authenticate(self, credential: str | None, address: str) -> Principal:
+    def authenticate(self, credential: str | None, caller: Caller) -> Principal:
         """Return the principal of a credential. Raises DoorError, with one text for every wrong credential (CO-21).
 
         The credential is verified before the rate limit is checked, so that wrong credentials from an address never
-        delay a valid one (CO-25). A request without a credential guesses nothing and does not count.
+        delay a valid one (CO-25). A request without a credential guesses nothing and does not count. The connection of
+        the caller then counts for its principal (CO-27).
         """
         try:
-            return self._authenticator.authenticate(credential)
+            principal = self._authenticator.authenticate(credential)
         except AuthError as error:
             if credential:
-                raise self._failed(address, error.reason) from None
+                raise self._failed(caller.address, error.reason) from None
             self._counts.unauthenticated_requests += 1
             raise DoorError(AUTH_FAILED, str(error)) from None
+        caller.authenticated(principal)
+        return principal
 
-    def refuse_client(self, address: str, client_id: str) -> DoorError:
+    def refuse_client(self, caller: Caller, client_id: str) -> DoorError:
         """Return the error for a token of another client, which counts as a wrong token (EV-1)."""
-        return self._failed(address, f"not the client {client_id!r}")
+        return self._failed(caller.address, f"not the client {client_id!r}")
 
     def current(self, principal: Principal) -> Principal | None:
         """The principal with the rights of now; None if their connection must end."""

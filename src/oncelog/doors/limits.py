@@ -61,6 +61,9 @@ _ZERO_MEANS_NO_LIMIT: Final = frozenset(
         "user_messages_per_second_max",
         "chat_messages_per_second_max",
         "user_chats_per_second_max",
+        "connections_per_address_max",
+        "connections_per_principal_max",
+        "unauthenticated_connections_max",
     }
 )
 _RATES: Final = (
@@ -77,6 +80,12 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
 
     connections_max: int = 10_000
     """Connections at a time, over all doors."""
+    connections_per_address_max: int = 5000
+    """Connections of one address, of IPv6 of one network of 64 bits. Never more than half of `connections_max`."""
+    connections_per_principal_max: int = 2500
+    """Connections of one principal. Never more than half of `connections_max`."""
+    unauthenticated_connections_max: int = 1000
+    """Connections before authentication, TLS handshakes included. Above it the oldest ones are closed."""
     frame_bytes_max: int = 4 * _MIB
     """Of one WebSocket frame, or of the body of one HTTP request. The npm package needs `INSIEME_FRAME_BYTES`."""
     request_events_max: int = 1000

@@ -27,6 +27,7 @@ class Counts:
         "auth_failures",
         "auth_failures_limited",
         "bytes_sent",
+        "connections_refused",
         "deliveries",
         "deltas",
         "events_committed",
@@ -39,6 +40,7 @@ class Counts:
         "slow_readers_closed",
         "slow_readers_warned",
         "sse_connections",
+        "unauthenticated_connections",
         "unauthenticated_requests",
         "ws_connections",
     )
@@ -66,7 +68,10 @@ class Counts:
         self.auth_failures = 0
         self.auth_failures_limited = 0
         """Those of the failures that were answered with RATE_LIMITED."""
+        self.unauthenticated_connections = 0
         self.unauthenticated_requests = 0
+        self.connections_refused: defaultdict[str, int] = defaultdict(int)
+        """By reason, a constant of the code."""
 
 
 class Metrics:
@@ -146,6 +151,10 @@ class _Counted(Collector):
         yield _counter("auth_failures", "Credentials that were not good.", counts.auth_failures)
         text = "Wrong credentials that were answered as rate limited."
         yield _counter("auth_failures_limited", text, counts.auth_failures_limited)
+        text = "Connections that were refused, or closed before they were authenticated."
+        yield _counter_by("connections_refused", text, "reason", counts.connections_refused)
+        text, count = "Connections before authentication.", counts.unauthenticated_connections
+        yield GaugeMetricFamily("oncelog_unauthenticated_connections", text, count)
         text = "Requests without a credential that needed one."
         yield _counter("unauthenticated_requests", text, counts.unauthenticated_requests)
 

@@ -58,6 +58,12 @@ def client_network(address: str) -> str:
     return str(IPv6Network((int(found), CLIENT_NETWORK_BITS), strict=False))
 
 
+def is_trusted(peer: str | None, trusted: Networks) -> bool:
+    """Return whether a peer is a trusted proxy."""
+    found = _address(peer)
+    return found is not None and _is_in(found, trusted)
+
+
 def scheme_of(peer: str | None, forwarded_proto: str | None, is_tls: bool, trusted: Networks) -> str:
     """`http` or `https`, as the client has it: where the peer is a trusted proxy, what `X-Forwarded-Proto` says."""
     own = "https" if is_tls else "http"

@@ -23,7 +23,9 @@ from aiohttp.tcp_helpers import tcp_keepalive
 from msgspec import Struct
 
 from oncelog import codes
+from oncelog.doors.connections import Caller, ForwardedRequest
 from oncelog.doors.faults import DoorError
+from oncelog.doors.gate import Gate
 from oncelog.doors.http_headers import RESPONSE_HEADERS
 from oncelog.doors.limits import LONG_FRAME_BYTES
 from oncelog.doors.requests import JSON, bearer_of, error_response
@@ -64,8 +66,7 @@ class Request(Struct, frozen=True):
     """One request, and how it is answered. Either is called once, by whoever has it."""
 
     credential: str | None
-    address: str
-    """Of whom it comes, as far as limits are concerned."""
+    caller: Caller
     body: bytes
     answer: Callable[[bytes], None]
     """With JSON."""
@@ -85,8 +86,6 @@ class Quick:
         routes: Mapping[str, Handler],
         *,
         demand_ours: Callable[[str, str], None],
-        address_of: Callable[[str], str],
-        spoke: Callable[[Transport], None],
         failed: Callable[[str, DoorError], None],
         body_bytes_max: int,
         varies: bool,
@@ -94,9 +93,6 @@ class Quick:
         self.routes = routes
         self.demand_ours = demand_ours
         """Raises DoorError for an address and a `Host` that are not served."""
-        self.address_of = address_of
-        self.spoke = spoke
-        """Told of a connection when it has sent its first request."""
         self.failed = failed
         """Told of every request that was refused: its path, and why."""
         self._body_bytes_max = min(body_bytes_max, LONG_FRAME_BYTES)
@@ -108,9 +104,9 @@ class Quick:
         self.head = lru_cache(maxsize=HEADS_MAX)(self._read)
         self._ok: tuple[str, bytes] = ("", b"")
 
-    def protocol(self, serve: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """For a new connection. `serve` makes the protocol to which it may be handed over."""
-        return _Connection(self, serve)
+    def protocol(self, serve: Callable[[], asyncio.Protocol], gate: Gate) -> asyncio.Protocol:
+        """For a new connection behind a gate. `serve` makes the protocol to which it may be handed over."""
+        return _Connection(self, serve, gate)
 
     def close_idle(self, since_s: float) -> None:
         """Closes those that have asked for nothing since then."""
@@ -193,13 +189,16 @@ class Quick:
 class _Connection(asyncio.Protocol):
     """One client. It has one request at a time; what it sends meanwhile waits."""
 
-    def __init__(self, quick: Quick, serve: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, quick: Quick, serve: Callable[[], asyncio.Protocol], gate: Gate) -> None:
         self._quick = quick
         self._serve = serve
+        self._gate = gate
+        connection = self._counted = gate.connection
+        # Other callers use the connection of a proxy too.
+        self._caller = ForwardedRequest(connection, connection.address) if connection.is_proxy else connection
         self._loop = asyncio.get_running_loop()
         self._transport: Transport = None
         self._remote = ""
-        self._address = ""
         self._path = ""
         self._waiting = b""
         self._active_s = 0.0
@@ -217,7 +216,6 @@ class _Connection(asyncio.Protocol):
         tcp_keepalive(self._transport)
         peer = transport.get_extra_info("peername")
         self._remote = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._address = self._quick.address_of(self._remote)
         self._active_s = self._loop.time()
         self._quick.connections.add(self)
 
@@ -252,10 +250,10 @@ class _Connection(asyncio.Protocol):
         end = body_at + head.body_bytes
         self._waiting = data[end:]
         self.is_busy = True
-        if not self._path:
-            self._quick.spoke(self._transport)
+        if self._counted.group is not None:
+            self._counted.requested()
         self._path = head.path
-        request = Request(head.credential, self._address, data[body_at:end], self._answer, self._fail)
+        request = Request(head.credential, self._caller, data[body_at:end], self._answer, self._fail)
         try:
             self._quick.demand_ours(self._remote, head.host)
             self._quick.routes[head.path](request)
@@ -266,7 +264,7 @@ class _Connection(asyncio.Protocol):
         """To aiohttp, from here on."""
         self._quick.connections.discard(self)
         served = self._serve()
-        self._transport.set_protocol(served)
+        self._gate.hand_over(served)
         served.connection_made(self._transport)
         served.data_received(data)
 
@@ -287,6 +285,8 @@ class _Connection(asyncio.Protocol):
         self._transport.write(data)
         self._active_s = self._loop.time()
         self.is_busy = False
+        if self._counted.group is not None:
+            self._counted.answered()
         if self._quick.is_ending:
             self.close()
         elif self._waiting:

@@ -18,7 +18,6 @@ from oncelog.core.policy import ledger_policy
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import LaneHead, WantedSettings
 from oncelog.doors import faults
-from oncelog.doors.arrivals import Arrivals
 from oncelog.doors.cached_document import CachedDocument
 from oncelog.doors.chat.acks import Acks
 from oncelog.doors.chat.door import ChatDoor
@@ -28,6 +27,14 @@ from oncelog.doors.chat.hub import ChatHub
 from oncelog.doors.chat.session import ChatSession
 from oncelog.doors.chat.words import error_response as chat_error_response
 from oncelog.doors.chat_page.http import ChatPage
+from oncelog.doors.connections import (
+    Caller,
+    Connection,
+    ConnectionLimiter,
+    CountedStream,
+    ForwardedRequest,
+    connection_limits,
+)
 from oncelog.doors.deltas.door import DeltasDoor
 from oncelog.doors.deltas.http import LIVE, PATH, DeltasHttp
 from oncelog.doors.deltas.schemas import Schemas, both
@@ -40,6 +47,7 @@ from oncelog.doors.events.http import EventsHttp
 from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.session import Session as EventsSession
 from oncelog.doors.faults import DoorError, stopping
+from oncelog.doors.gate import Gate
 from oncelog.doors.http_headers import HttpProtocol, add_response_headers
 from oncelog.doors.http_log import http_logger
 from oncelog.doors.identity import CredentialListener
@@ -48,15 +56,18 @@ from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
 from oncelog.doors.ledger.rpc import LedgerRpc
 from oncelog.doors.limits import INSIEME_FRAME_BYTES
+from oncelog.doors.listener import Listener, bind
 from oncelog.doors.log_limiter import LogLimiter
 from oncelog.doors.metrics import Counts, Metrics
 from oncelog.doors.metrics_listener import MetricsListener
+from oncelog.doors.open_files import raise_limit
 from oncelog.doors.openapi import description
 from oncelog.doors.origins import (
     client_address,
     client_network,
     is_allowed_origin,
     is_loopback_host,
+    is_trusted,
     normal_origin,
     scheme_of,
 )
@@ -83,7 +94,6 @@ METRICS_GRANT: Final = "oncelog/metrics"
 """A credential needs a read grant for this name to read `/metrics`."""
 READY_S: Final = 5.0
 """How long a store may take before a server says that it is not ready: whoever asks waits for seconds, not for ever."""
-BACKLOG: Final = 1024
 CREDENTIALS_POLL_S: Final = 1.0
 """How often credential files are checked for changes."""
 RENEW_S: Final = 1.0
@@ -124,16 +134,15 @@ class Server:
         self.settings, self._again = settings, again
         self._clock = clock or SystemClock()
         self._schemas = None if settings.deltas_schemas is None else Schemas(settings.deltas_schemas)
-        validate = both(
-            None if settings.validate is None else validate_of(settings.validate),
-            None if self._schemas is None else self._schemas.validate,
-        )
         ttl_ms = settings.ledger.ttl_ms
         self.log = open_log(
             settings.store,
             policies=() if ttl_ms is None else [ledger_policy(ttl_ms)],
             settings=WantedSettings(eviction_interval=settings.ledger.eviction_interval),
-            validate=validate,
+            validate=both(
+                None if settings.validate is None else validate_of(settings.validate),
+                None if self._schemas is None else self._schemas.validate,
+            ),
             limits=settings.engine_limits,
             clock=clock,
             room=settings.disk.room,
@@ -145,6 +154,12 @@ class Server:
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
         self._log_limiter = LogLimiter(self._clock.elapsed_ms)
+        self._limiter = ConnectionLimiter(
+            connection_limits(settings.door_limits, is_open=settings.development),
+            self._clock.elapsed_ms,
+            self.counts,
+            self._log_limiter,
+        )
         self._entrance = self._new_entrance()
         self._door = self._new_events_door()
         self.hub = self._door.hub
@@ -178,15 +193,10 @@ class Server:
         self._origins = settings.allowed_origins
         self._certificate = ServerCertificate(settings)
         self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
-        self._arrivals = Arrivals(
-            settings.door_limits.connections_max, settings.door_limits.connect_timeout_ms, self._clock.elapsed_ms
-        )
+        self._listener: Listener | None = None
         self._quick = Quick(
             {f"/v1/ledger/{path}": handler for path, handler in self.ledger.quick_routes().items()},
             demand_ours=self._demand_ours,
-            address_of=lambda remote: self._network_of(remote, None),
-            spoke=self._arrivals.spoke,
             failed=self._count_failed,
             body_bytes_max=settings.door_limits.frame_bytes_max,
             varies=bool(self._origins),
@@ -228,7 +238,7 @@ class Server:
             with_reflection=self.settings.openapi,
             certificate=lambda: self._certificate.pem,
             address_of=self._network_of,
-            demand_room=self._demand_room,
+            open_stream=self._open_grpc_stream,
         )
 
     def _new_entrance(self) -> Entrance:
@@ -241,6 +251,11 @@ class Server:
         """Who is connected to stay."""
         streams = len(self.http.streams) + len(self.ledger.streams) + len(self.deltas)
         return len(self.sockets) + len(self.chat_sockets) + streams + len(self.rpc or ())
+
+    @property
+    def closed_connections(self) -> int:
+        """Connections that were closed since the start."""
+        return self._limiter.closed
 
     @property
     def grpc_address(self) -> str:
@@ -265,6 +280,7 @@ class Server:
         await self.log.__aenter__()
         try:
             self.hub.start(await self.log.listen(self.hub))
+            self._limit_open_files()
             await self._listen()
             if self.settings.metrics and self.settings.metrics_port is not None:
                 await self.metrics_listener.start(self.settings.metrics_host, self.settings.metrics_port)
@@ -289,6 +305,11 @@ class Server:
                 self.settings.door_limits.frame_bytes_max,
                 INSIEME_FRAME_BYTES,
             )
+
+    def _limit_open_files(self) -> None:
+        grpc_connections_max = self.settings.door_limits.connections_max if self.rpc is not None else 0
+        limits = self._limiter.limits
+        self._limiter.limits = replace(limits, total_max=raise_limit(limits.total_max, grpc_connections_max))
 
     async def stop(self) -> None:
         """Takes no more connections, finishes what was accepted, tells everybody, exits."""
@@ -353,7 +374,7 @@ class Server:
     async def _linger(self, until_s: float) -> None:
         """Returns when nobody is connected, or then. Who asks meanwhile is told, and that the connection ends."""
         loop = asyncio.get_running_loop()
-        while loop.time() < until_s and not self._arrivals.are_all_gone():  # noqa: ASYNC110 - once
+        while loop.time() < until_s and not self._limiter.are_all_closed():  # noqa: ASYNC110 - once
             await asyncio.sleep(LOOK_S)
 
     def _cannot_read(self, error: Exception) -> None:
@@ -411,18 +432,29 @@ class Server:
             auto_decompress=False,
         )
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                partial(self._arrivals.protocol, partial(self._quick.protocol, serve)),
-                self.settings.host,
-                self.settings.port,
-                ssl=self._certificate.context,
-                backlog=BACKLOG,
-            )
+            sockets = await bind(self.settings.host, self.settings.port)
         except OSError as error:
             place = f"{self.settings.host}:{self.settings.port}"
             raise SettingsError(f"cannot listen on {place}: {error.strerror or error}") from error
+        self._listener = Listener(
+            sockets,
+            self._limiter,
+            partial(self._new_protocol, partial(self._quick.protocol, serve)),
+            address_of=self._peer,
+            tls=self._certificate.context,
+            log_limiter=self._log_limiter,
+            refused=self.counts.connections_refused,
+        )
+        self._listener.start()
         scheme = "http" if self._certificate.context is None else "https"
         self.urls = [f"{scheme}://{_place(socket.getsockname())}" for socket in self._listener.sockets]
+
+    def _new_protocol(self, serve: Callable[[Gate], asyncio.Protocol], connection: Connection) -> Gate:
+        return Gate(connection, serve, partial(self._limiter.count_refusal, "too_large", connection.address))
+
+    def _peer(self, host: str | None) -> tuple[str, bool]:
+        """Return the address that a peer is counted by, and whether it is a trusted proxy."""
+        return self._network_of(host, None), is_trusted(host, self._networks)
 
     def _route(self, app: web.Application) -> None:
         app.router.add_get("/", self._hello)
@@ -525,7 +557,7 @@ class Server:
     def _renew(self) -> None:
         faults.failures.look()
         self._log_limiter.flush()
-        self._arrivals.sweep()
+        self._limiter.sweep()
         self._quick.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
         self.sockets.renew()
         self.chat_sockets.renew()
@@ -540,12 +572,16 @@ class Server:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Whom we do not serve at all, how errors look, and which answer is the last one of its connection."""
-        self._arrivals.spoke(request.transport)
+        connection = self._limiter.of(request.transport)
+        if connection is not None:
+            connection.requested()
         self._asked[id(request)] = request.content
         try:
             response = await self._answer(request, handler)
         finally:
             self._asked.pop(id(request), None)
+            if connection is not None:
+                connection.answered(request.content)
         if self._door.is_closing and not response.prepared:
             response.force_close()
         return response
@@ -615,6 +651,13 @@ class Server:
         if self._origins:
             response.headers["Vary"] = "Origin"
 
+    def _caller(self, request: web.Request) -> Caller:
+        connection = self._limiter.of(request.transport)
+        if connection is not None and not connection.is_proxy:
+            return connection
+        address = self._address(request)
+        return Caller(address) if connection is None else ForwardedRequest(connection, address)
+
     def _address(self, request: web.Request) -> str:
         # Of several lines the last was written by the proxy that we know, as of several addresses in one.
         forwarded = ",".join(request.headers.getall("X-Forwarded-For", ())) or None
@@ -623,52 +666,57 @@ class Server:
     def _network(self, remote: str | None, forwarded: str | None) -> str:
         return client_network(client_address(remote, forwarded, self._networks))
 
-    def _demand_room(self) -> None:
+    def _demand_room(self, connection: Connection | None = None) -> None:
         connections_max = self.settings.door_limits.connections_max
-        if self._readers >= connections_max:
+        if self._readers >= connections_max and not self._limiter.close_unauthenticated_stream(connection):
             message = f"connections_max is {connections_max}, and that many are there already"
             raise DoorError(codes.SERVER_BUSY, message, retry_after_ms=1000)
         if self._door.is_closing:
             raise stopping()
 
-    def _let_stay(self, request: web.Request) -> None:
-        """For those that are answered until somebody ends it. Raises DoorError."""
+    def _open_grpc_stream(self, address: str) -> CountedStream:
         self._demand_room()
+        return self._limiter.open_stream(address)
+
+    def _let_stay(self, request: web.Request) -> Caller:
+        """Return the caller of a WebSocket or stream, which stays. Raises DoorError if a limit is reached."""
+        connection = self._limiter.of(request.transport)
+        self._demand_room(connection)
         self._asked.pop(id(request), None)
+        if connection is None:
+            return Caller(self._address(request))
+        connection.is_stream = True
+        if not connection.is_proxy:
+            return connection
+        return self._limiter.open_stream(self._address(request), connection)
 
     # --- the doors
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            self._let_stay(request)
-            return await self.sockets.serve(request, self._address(request))
-        return await self.http.page(request, self._address(request))
+            return await self.sockets.serve(request, self._let_stay(request))
+        return await self.http.page(request, self._caller(request))
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
-        return await self.http.submit(request, self._address(request))
+        return await self.http.submit(request, self._caller(request))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        self._let_stay(request)
-        return await self.http.stream(request, self._address(request))
+        return await self.http.stream(request, self._let_stay(request))
 
     async def _handle_ledger(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
-        if request.path.endswith("/stream"):
-            self._let_stay(request)
-        return await handler(request, self._address(request))
+        stays = request.path.endswith("/stream")
+        return await handler(request, self._let_stay(request) if stays else self._caller(request))
 
     async def _handle_deltas(self, handler: LedgerHandler, path: str, request: web.Request) -> web.StreamResponse:
-        if path == LIVE:
-            self._let_stay(request)
-        return await handler(request, self._address(request))
+        return await handler(request, self._let_stay(request) if path == LIVE else self._caller(request))
 
     async def _chat_socket(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() != "websocket":
             raise DoorError(codes.BAD_REQUEST, "Upgrade: must be websocket", field="Upgrade", status=426)
-        self._let_stay(request)
-        return await self.chat_sockets.serve(request, self._address(request))
+        return await self.chat_sockets.serve(request, self._let_stay(request))
 
     async def _handle_chat(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
-        return await handler(request, self._address(request))
+        return await handler(request, self._caller(request))
 
     # --- for operators
 
@@ -713,7 +761,7 @@ class Server:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if not self.settings.metrics_public:
-            principal = self._entrance.authenticate(credential_of(request), self._address(request))
+            principal = self._entrance.authenticate(credential_of(request), self._caller(request))
             if not principal.grants.may_read(METRICS_GRANT):
                 raise DoorError(codes.FORBIDDEN, f"metrics: need the grant to read {METRICS_GRANT}")
         return await self._rendered_metrics(request)

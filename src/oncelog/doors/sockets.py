@@ -7,9 +7,10 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from oncelog.doors.connections import Caller
 from oncelog.doors.entrance import Entrance
 from oncelog.doors.frames import CloseCode, close_frame
-from oncelog.doors.limits import DoorLimits
+from oncelog.doors.limits import CONNECT_BYTES_MAX, DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.outbox import WIRE_BYTES_HIGH, Outbox, Wire
 from oncelog.doors.principal import Principal
@@ -17,6 +18,8 @@ from oncelog.doors.principal import Principal
 logger: Final = logging.getLogger("oncelog.doors")
 
 _TEXT: Final = WSMsgType.TEXT  # Python 3.11 takes long to find an enum's member
+FRAME_OVERHEAD_BYTES: Final = 1024
+"""Frame headers and pings around the first message."""
 CLOSE_WAIT_S: Final = 2.0
 """How long a client that is sent away has to agree."""
 
@@ -54,6 +57,24 @@ class Session(Protocol):
 
 
 S = TypeVar("S", bound=Session)
+
+
+class _ClosedTransport(asyncio.Transport):
+    """Takes the place of a transport whose connection is over."""
+
+    def is_closing(self) -> bool:
+        """As asyncio says."""
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        """As asyncio says."""
+        return 0
+
+    def abort(self) -> None:
+        """As asyncio says."""
+
+
+_CLOSED: Final = _ClosedTransport()
 
 
 class SocketWire:
@@ -94,11 +115,21 @@ class SocketWire:
         """As `Wire` says."""
         self._transport.abort()
 
+    def release(self) -> None:
+        """Forget the transport of a connection that is over."""
+        self._transport = _CLOSED
+
+    def refuse_first_message(self) -> None:
+        """Close the connection: too many bytes arrived before it was authenticated. What arrived is not kept."""
+        self.write(close_frame(CloseCode.TOO_LARGE, f"the first message must have at most {CONNECT_BYTES_MAX} bytes"))
+        self._transport.close()
+
 
 class _Socket(web.WebSocketResponse):
     """aiohttp closes the connection of a frame that is too large with a bare code. This adds the reason."""
 
     session: Session | None = None
+    wire: SocketWire | None = None
     frame_bytes_max = 0
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
@@ -114,12 +145,21 @@ class _Socket(web.WebSocketResponse):
             message = b"limits.frame_bytes_max is %d: send smaller requests" % self.frame_bytes_max
         return await super().close(code=code, message=message, drain=drain)
 
+    async def write_eof(self) -> None:  # type: ignore[override]  # as in aiohttp
+        """End the response, and release the received bytes: the object is part of a cycle, and may wait for long until
+        it is collected."""
+        await super().write_eof()
+        if self.wire is not None:
+            self.wire.release()
+        self.session = self.wire = None
+        self._parser = self._reader = self._exception = None
+
 
 class Sockets(Generic[S]):
-    """All connections of a door. `new_session` makes the session of one, from its wire and the client's address."""
+    """All connections of a door. `new_session` makes the session of one, from its wire and its caller."""
 
     def __init__(
-        self, entrance: Entrance, limits: DoorLimits, counts: Counts, new_session: Callable[[Wire, str], S]
+        self, entrance: Entrance, limits: DoorLimits, counts: Counts, new_session: Callable[[Wire, Caller], S]
     ) -> None:
         self._entrance = entrance
         self._limits = limits
@@ -130,7 +170,7 @@ class Sockets(Generic[S]):
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def serve(self, request: web.Request, address: str) -> web.WebSocketResponse:
+    async def serve(self, request: web.Request, caller: Caller) -> web.WebSocketResponse:
         """One connection, from its first frame to its last."""
         limits = self._limits
         socket = _Socket(
@@ -144,11 +184,13 @@ class Sockets(Generic[S]):
         transport = request.transport
         if transport is None:  # it is gone already
             return socket
-        session = self._new_session(SocketWire(request, transport), address)
-        socket.session, socket.frame_bytes_max = session, limits.frame_bytes_max
+        wire = SocketWire(request, transport)
+        session = self._new_session(wire, caller)
+        caller.limit_first_message(CONNECT_BYTES_MAX + FRAME_OVERHEAD_BYTES, wire.refuse_first_message)
+        socket.session, socket.wire, socket.frame_bytes_max = session, wire, limits.frame_bytes_max
         self._sessions.add(session)
         self._counts.ws_connections += 1
-        timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, _demand_connected, session)
+        timer = asyncio.get_running_loop().call_later(limits.connect_timeout_ms / 1000, self._check_connected, session)
         try:
             await _receive_all(socket, session)
         finally:
@@ -157,6 +199,11 @@ class Sockets(Generic[S]):
             self._sessions.discard(session)
             self._counts.ws_connections -= 1
         return socket
+
+    def _check_connected(self, session: S) -> None:
+        if session.principal is None:
+            self._counts.connections_refused["timeout"] += 1
+            session.finish(CloseCode.POLICY, "no connect message arrived in time")
 
     def renew(self) -> None:
         """Looks at the rights of all: expired ones end (CO-23), changed ones are those of now."""
@@ -192,8 +239,3 @@ async def _receive_all(socket: web.WebSocketResponse, session: Session) -> None:
             session.receive_binary()
         else:
             break
-
-
-def _demand_connected(session: Session) -> None:
-    if session.principal is None:
-        session.finish(CloseCode.POLICY, "no connect message came in time")

@@ -326,13 +326,13 @@ async def test_number_of_connections_is_limited(tmp_path: Path) -> None:
         await gateway.pushed(change(1, "r1", table="live", a=1))
         stream = await gateway.stream()
         await stream.connected()
-        silent = await gateway.live()
+        other = await gateway.live()
+        assert (await other.connect())["type"] == "connected"
         refused = await gateway.request("GET", "live")
         assert refusal(refused) == (503, "SERVER_BUSY")
         assert refused.json["error"] == "connections_max is 2, and that many are there already"
         assert await gateway.rows("live") == {"r1": {"a": 1}}  # plain requests are not limited
-        assert (await silent.connect())["type"] == "connected"
         assert len(door.server.deltas) == 2
-        await soon(silent.socket.close())
+        await soon(other.socket.close())
         await until(lambda: len(door.server.deltas) == 1)
         stream.close()

@@ -12,12 +12,13 @@ from oncelog.core.values import Replayed
 from oncelog.doors.chat import words
 from oncelog.doors.chat.door import Batch, Chat, ChatDoor
 from oncelog.doors.chat.reading import read_acked, read_chat, read_role, read_send, read_user
+from oncelog.doors.connections import Caller
 from oncelog.doors.faults import DoorError
 from oncelog.doors.fields import bad, members_of, parsed, wrong_type
 from oncelog.doors.principal import Principal
 from oncelog.doors.requests import JSON, body_of, credential_of, demand_json, number_of, parameters_of, path_name
 
-Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 PATH: Final = "/v1/chat"
 """The WebSocket; what begins with it is of this door."""
 
@@ -45,8 +46,8 @@ class ChatHttp:
 
     # --- chats
 
-    async def _create(self, request: web.Request, address: str) -> web.Response:
-        members, principal = await self._asked(request, address)
+    async def _create(self, request: web.Request, caller: Caller) -> web.Response:
+        members, principal = await self._asked(request, caller)
         chat_id = members.get("chat_id")
         if chat_id is not None and type(chat_id) is not str:
             raise wrong_type("$.chat_id", chat_id, "a string")
@@ -64,8 +65,8 @@ class ChatHttp:
             raise bad("$.members", f"must be at most {most}, not {len(value)}")
         return [read_user(one, f"$.members[{index}]") for index, one in enumerate(value)]
 
-    async def _chats(self, request: web.Request, address: str) -> web.Response:
-        principal = self._principal(request, address)
+    async def _chats(self, request: web.Request, caller: Caller) -> web.Response:
+        principal = self._principal(request, caller)
         given = parameters_of(request, ("after", "limit"))
         after = read_chat(given["after"], "after") if given.get("after") else ""
         page = await self._door.chats(principal, after, _number(given, "limit"))
@@ -74,22 +75,22 @@ class ChatHttp:
             answer["next_after"] = page.following
         return self._ok(answer)
 
-    async def _chat(self, request: web.Request, address: str) -> web.Response:
-        return self._ok(_chat(await self._members(request, address)))
+    async def _chat(self, request: web.Request, caller: Caller) -> web.Response:
+        return self._ok(_chat(await self._members(request, caller)))
 
-    async def _delivery(self, request: web.Request, address: str) -> web.Response:
-        answer = _chat(await self._members(request, address))
+    async def _delivery(self, request: web.Request, caller: Caller) -> web.Response:
+        answer = _chat(await self._members(request, caller))
         del answer["last_sequence"]
         return self._ok(answer)
 
-    async def _members(self, request: web.Request, address: str) -> Chat:
-        principal = self._principal(request, address)
+    async def _members(self, request: web.Request, caller: Caller) -> Chat:
+        principal = self._principal(request, caller)
         given = parameters_of(request, ("after", "limit"))
         after = read_user(given["after"], "after") if given.get("after") else ""
         return await self._door.chat(_scope(request), principal, after, _number(given, "limit"))
 
-    async def _add(self, request: web.Request, address: str) -> web.Response:
-        principal = self._principal(request, address)
+    async def _add(self, request: web.Request, caller: Caller) -> web.Response:
+        principal = self._principal(request, caller)
         parameters_of(request, ())
         user_id, scope = read_user(path_name(request, "user_id"), "user_id"), _scope(request)
         body = await body_of(request)
@@ -102,8 +103,8 @@ class ChatHttp:
         answer = {"chat_id": path_name(request, "chat_id"), "user_id": user_id, "present": True}
         return self._ok(answer if role is None else {**answer, "role": role.value})
 
-    async def _remove(self, request: web.Request, address: str) -> web.Response:
-        principal = self._principal(request, address)
+    async def _remove(self, request: web.Request, caller: Caller) -> web.Response:
+        principal = self._principal(request, caller)
         parameters_of(request, ())
         user_id, scope = read_user(path_name(request, "user_id"), "user_id"), _scope(request)
         await self._door.remove_member(scope, user_id, principal)
@@ -111,8 +112,8 @@ class ChatHttp:
 
     # --- messages
 
-    async def _history(self, request: web.Request, address: str) -> web.Response:
-        principal = self._principal(request, address)
+    async def _history(self, request: web.Request, caller: Caller) -> web.Response:
+        principal = self._principal(request, caller)
         given = parameters_of(request, ("after", "before", "limit", "epoch"))
         after, before, limit = (_number(given, name) for name in ("after", "before", "limit"))
         if after is not None and before is not None:
@@ -137,8 +138,8 @@ class ChatHttp:
         before = b',"next_before":%d' % batch.beginning if is_backwards and batch.has_more else b""
         return self._answered(b"{%b%b}" % (members, before))
 
-    async def _send(self, request: web.Request, address: str) -> web.Response:
-        members, principal = await self._asked(request, address)
+    async def _send(self, request: web.Request, caller: Caller) -> web.Response:
+        members, principal = await self._asked(request, caller)
         chat_id = path_name(request, "chat_id")
         send = read_send(members, chat_id, self._door.limits.message_bytes_max, None)
         verdict = await self._door.send(send, principal)
@@ -155,20 +156,20 @@ class ChatHttp:
         )
         return self._answered(b"{%b}" % said, 200 if is_known else 201)
 
-    async def _ack(self, request: web.Request, address: str) -> web.Response:
-        members, principal = await self._asked(request, address)
+    async def _ack(self, request: web.Request, caller: Caller) -> web.Response:
+        members, principal = await self._asked(request, caller)
         sequence = read_acked(members)
         changed = await self._door.acknowledge(_scope(request), sequence, principal)
         return self._ok({"chat_id": path_name(request, "chat_id"), "changed": changed})
 
     # --- requests and answers
 
-    def _principal(self, request: web.Request, address: str) -> Principal:
-        return self._door.entrance.authenticate(credential_of(request), address)
+    def _principal(self, request: web.Request, caller: Caller) -> Principal:
+        return self._door.entrance.authenticate(credential_of(request), caller)
 
-    async def _asked(self, request: web.Request, address: str) -> tuple[Mapping[str, JsonValue], Principal]:
+    async def _asked(self, request: web.Request, caller: Caller) -> tuple[Mapping[str, JsonValue], Principal]:
         """The members of the body, and who sends it: rights may have been taken away while it came."""
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         parameters_of(request, ())
         demand_json(request)
         body = await body_of(request)

@@ -24,6 +24,7 @@ from oncelog.doors.chat.reading import (
     read_frame,
     read_quickly,
 )
+from oncelog.doors.connections import Caller
 from oncelog.doors.faults import UNREADABLE, DoorError, error_of
 from oncelog.doors.frames import CloseCode
 from oncelog.doors.limits import LONG_FRAME_BYTES
@@ -62,12 +63,13 @@ class _Pending:
 class ChatSession:
     """One connection. `receive` takes its frames one after the other; `closed` is to be called when it is gone."""
 
-    def __init__(self, door: ChatDoor, hub: ChatHub, acks: Acks, wire: Wire, address: str) -> None:
+    def __init__(self, door: ChatDoor, hub: ChatHub, acks: Acks, wire: Wire, caller: Caller) -> None:
         self.door = door
         self.hub = hub
         self.acks = acks
         self.wire = wire
-        self.address = address
+        self.caller = caller
+        self.address = caller.address
         self.principal: Principal | None = None
         self.device_id = ""
         self.outbox = Outbox(wire, door.limits, door.counts, self._slow, self._described)
@@ -170,7 +172,7 @@ class ChatSession:
     async def _connect(self, asked: Connect) -> None:
         try:
             self.door.demand_going_on()
-            self.principal = self.door.entrance.authenticate(asked.token, self.address)
+            self.principal = self.door.entrance.authenticate(asked.token, self.caller)
             self.device_id, self._is_live = asked.device_id, asked.is_live
             if asked.is_live:
                 await self._join()

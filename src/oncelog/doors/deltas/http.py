@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from oncelog import codes
 from oncelog.core.values import Record
+from oncelog.doors.connections import Caller
 from oncelog.doors.deltas import words
 from oncelog.doors.deltas.door import DeltasDoor, check_row_id, row_token
 from oncelog.doors.faults import DoorError, stopping
@@ -24,7 +25,7 @@ from oncelog.doors.streams import SocketWire, Streams
 
 logger: Final = logging.getLogger("oncelog.doors")
 
-Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 PATH: Final = "/v1/sync/"
 LIVE: Final = "live"
 """Behind a gateway's name: where readers stay."""
@@ -69,29 +70,29 @@ class DeltasHttp:
             LIVE: ("GET", self._live),
         }
 
-    def _principal(self, request: web.Request, address: str) -> Principal:
-        return self.door.entrance.authenticate(credential_of(request), address)
+    def _principal(self, request: web.Request, caller: Caller) -> Principal:
+        return self.door.entrance.authenticate(credential_of(request), caller)
 
     # --- writing
 
-    async def _push(self, request: web.Request, address: str) -> web.Response:
+    async def _push(self, request: web.Request, caller: Caller) -> web.Response:
         door = self.door
-        scope, body, principal = await self._asked(request, address, door.demand_writable)
+        scope, body, principal = await self._asked(request, caller, door.demand_writable)
         results = await door.push(scope, body, principal)
         previous = await door.previous_epochs()
         return self._ok(words.pushed_json(results, door.log.epoch, previous, door.entrance.clock.wall_ms()))
 
-    async def _compact(self, request: web.Request, address: str) -> web.Response:
+    async def _compact(self, request: web.Request, caller: Caller) -> web.Response:
         door = self.door
-        scope, body, _ = await self._asked(request, address, door.demand_compactable)
+        scope, body, _ = await self._asked(request, caller, door.demand_compactable)
         done = await door.compact(scope, body)
         return self._ok(words.compacted_json(done, row_token(done.next_row)))
 
     async def _asked(
-        self, request: web.Request, address: str, demand: Callable[[str, Principal], str]
+        self, request: web.Request, caller: Caller, demand: Callable[[str, Principal], str]
     ) -> tuple[str, bytes, Principal]:
         """The stream, the body and who sends it. Rights come before the body, and may be gone when it is there."""
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         demand(_gateway(request), principal)
         demand_json(request)
         body = await body_of(request)
@@ -102,9 +103,9 @@ class DeltasHttp:
 
     # --- reading
 
-    async def _pull(self, request: web.Request, address: str) -> web.Response:
+    async def _pull(self, request: web.Request, caller: Caller) -> web.Response:
         door = self.door
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         given = parameters_of(request, ("since", "limit", "epoch"))
         scope = door.demand_readable(_gateway(request), principal)
         since = number_of(given.get("since", "0"), "since")
@@ -114,9 +115,9 @@ class DeltasHttp:
         )
         return self._ok(body)
 
-    async def _rows(self, request: web.Request, address: str) -> web.Response:
+    async def _rows(self, request: web.Request, caller: Caller) -> web.Response:
         door = self.door
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         given = parameters_of(request, ("after", "limit", "rowId"))
         scope, table = door.demand_readable(_gateway(request), principal), path_name(request, "table")
         limit, after = _limit(given), given.get("after", "")
@@ -125,9 +126,9 @@ class DeltasHttp:
             return self._ok(words.rows_json(await door.row(scope, table, given["rowId"]), ""))
         return self._ok(words.rows_json(*await door.rows(scope, table, after, limit)))
 
-    async def _snapshot(self, request: web.Request, address: str) -> web.Response:
+    async def _snapshot(self, request: web.Request, caller: Caller) -> web.Response:
         door = self.door
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         given = parameters_of(request, ("page", "limit"))
         scope = door.demand_readable(_gateway(request), principal)
         found = await door.snapshot(scope, given.get("page", ""), _limit(given))
@@ -146,11 +147,11 @@ class DeltasHttp:
         for arriving in self._arriving:
             arriving.cancel()
 
-    async def _live(self, request: web.Request, address: str) -> web.StreamResponse:
+    async def _live(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._serve_socket(request, address)
+            return await self._serve_socket(request, caller)
         door = self.door
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         given = parameters_of(request, ("since", "epoch"))
         since = number_of(given.get("since", "0"), "since")
         resumed = request.headers.get("Last-Event-ID")
@@ -175,7 +176,7 @@ class DeltasHttp:
             async for deltas in several:
                 yield b"event: snapshot\ndata: {}\n\n" if deltas is None else _chunk(deltas)
 
-    async def _serve_socket(self, request: web.Request, address: str) -> web.WebSocketResponse:
+    async def _serve_socket(self, request: web.Request, caller: Caller) -> web.WebSocketResponse:
         limits, counts = self.door.limits, self.door.counts
         socket = web.WebSocketResponse(
             compress=False, heartbeat=limits.heartbeat_ms / 1000, max_msg_size=CONNECT_BYTES_MAX
@@ -183,7 +184,7 @@ class DeltasHttp:
         await socket.prepare(request)
         counts.ws_connections += 1
         try:
-            await socket.close(code=await self._served(socket, request, address))
+            await socket.close(code=await self._served(socket, request, caller))
         except ConnectionError:
             pass  # it is gone
         finally:
@@ -198,10 +199,10 @@ class DeltasHttp:
             self.door.counts.slow_readers_closed += 1
             request.transport.abort()
 
-    async def _served(self, socket: web.WebSocketResponse, request: web.Request, address: str) -> WSCloseCode:
+    async def _served(self, socket: web.WebSocketResponse, request: web.Request, caller: Caller) -> WSCloseCode:
         """Serves a reader until it goes or is sent away; with which code that is."""
         try:
-            await self._follow_on(socket, request, address)
+            await self._follow_on(socket, request, caller)
         except DoorError as error:
             self.door.counts.requests["deltas", "ws", error.code] += 1
             await socket.send_str(_error_frame(error).decode())
@@ -213,10 +214,10 @@ class DeltasHttp:
             return WSCloseCode.INTERNAL_ERROR
         return WSCloseCode.GOING_AWAY if self.is_closing else WSCloseCode.OK
 
-    async def _follow_on(self, socket: web.WebSocketResponse, request: web.Request, address: str) -> None:
+    async def _follow_on(self, socket: web.WebSocketResponse, request: web.Request, caller: Caller) -> None:
         self._newcomers += 1
         try:
-            admitted = await self._admitted(socket, request, address)
+            admitted = await self._admitted(socket, request, caller)
         finally:
             self._newcomers -= 1
         if admitted is None:
@@ -237,14 +238,14 @@ class DeltasHttp:
             following.result()  # what went wrong in it is not kept from the log
 
     async def _admitted(
-        self, socket: web.WebSocketResponse, request: web.Request, address: str
+        self, socket: web.WebSocketResponse, request: web.Request, caller: Caller
     ) -> tuple[Principal, str, int] | None:
         """Who reads which stream from where on; None if the server is stopped before that is said. Raises DoorError."""
         connect = await self._first_frame(socket)
         if connect is None:
             return None
         credential = credential_of(request) if connect.token is None else connect.token
-        principal = self.door.entrance.authenticate(credential, address)
+        principal = self.door.entrance.authenticate(credential, caller)
         scope = self.door.demand_readable(_gateway(request), principal)
         await self.door.demand_cursor(scope, connect.since, connect.epoch)
         return self._still(principal), scope, connect.since
@@ -273,7 +274,7 @@ async def _connect_of(socket: web.WebSocketResponse, timeout_s: float) -> _Conne
     try:
         message = await socket.receive(timeout=timeout_s)
     except TimeoutError:
-        raise DoorError(codes.BAD_REQUEST, "no connect message came in time") from None
+        raise DoorError(codes.BAD_REQUEST, "no connect message arrived in time") from None
     if message.type in _ENDS:
         raise ConnectionResetError("it is gone")
     if message.type is not WSMsgType.TEXT:

@@ -11,6 +11,7 @@ from aiohttp import web
 from oncelog import codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Record, Submission, Verdict
+from oncelog.doors.connections import Caller
 from oncelog.doors.events import words
 from oncelog.doors.events.door import EventsDoor, merged
 from oncelog.doors.events.hub import is_event
@@ -36,9 +37,9 @@ class EventsHttp:
 
     # --- submit
 
-    async def submit(self, request: web.Request, address: str) -> web.Response:
+    async def submit(self, request: web.Request, caller: Caller) -> web.Response:
         """`POST /v1/events`."""
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         demand_json(request)
         body = await body_of(request)
         door = self._door
@@ -46,7 +47,7 @@ class EventsHttp:
         # What is long is read in a thread: others must not wait for it.
         client_id, submit = await asyncio.to_thread(read) if len(body) > LONG_FRAME_BYTES else read()
         if client_id is None:
-            raise door.entrance.refuse_client(address, "another")
+            raise door.entrance.refuse_client(caller, "another")
         principal = door.entrance.still(principal)
         if door.is_closing:
             raise stopping()
@@ -81,9 +82,9 @@ class EventsHttp:
 
     # --- read
 
-    async def page(self, request: web.Request, address: str) -> web.Response:
+    async def page(self, request: web.Request, caller: Caller) -> web.Response:
         """`GET /v1/events`."""
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         sync = _sync_of(request, _PAGE_PARAMETERS)
         door = self._door
         door.demand_readable(sync.partitions, principal)
@@ -97,9 +98,9 @@ class EventsHttp:
 
     # --- follow
 
-    async def stream(self, request: web.Request, address: str) -> web.StreamResponse:
+    async def stream(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         """`GET /v1/events/stream`."""
-        principal = self._principal(request, address)
+        principal = self._principal(request, caller)
         sync = _sync_of(request, _STREAM_PARAMETERS)
         resumed = request.headers.get("Last-Event-ID")
         if resumed:
@@ -130,9 +131,9 @@ class EventsHttp:
             b"id: %d\ndata: %b\n\n" % (record.position, event(record)) for record in filter(is_event, records)
         )
 
-    def _principal(self, request: web.Request, address: str) -> Principal:
+    def _principal(self, request: web.Request, caller: Caller) -> Principal:
         """Raises DoorError."""
-        return self._door.entrance.authenticate(credential_of(request), address)
+        return self._door.entrance.authenticate(credential_of(request), caller)
 
 
 # --- requests ------------------------------------------------------------------------------------------

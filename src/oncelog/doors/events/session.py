@@ -14,6 +14,7 @@ from typing import Final
 from oncelog import codes
 from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Committed, Mode, Submission, Verdict
+from oncelog.doors.connections import Caller
 from oncelog.doors.events import words
 from oncelog.doors.events.camel import spoken
 from oncelog.doors.events.dialect import Dialect
@@ -71,10 +72,11 @@ class _Pending(Flight):
 class Session:
     """One connection. `receive` takes its frames one after the other; `closed` is to be called when it is gone."""
 
-    def __init__(self, door: EventsDoor, wire: Wire, address: str) -> None:
+    def __init__(self, door: EventsDoor, wire: Wire, caller: Caller) -> None:
         self.door = door
         self.wire = wire
-        self.address = address
+        self.caller = caller
+        self.address = caller.address
         self.principal: Principal | None = None
         self.client_id = ""
         self.dialect: Dialect = door.first
@@ -200,10 +202,10 @@ class Session:
 
     def _connect(self, message: Message) -> None:
         asked = self.dialect.read_connect(message.payload)
-        principal = self.door.entrance.authenticate(asked.token, self.address)
+        principal = self.door.entrance.authenticate(asked.token, self.caller)
         client_id = self.door.entrance.event_client(principal, asked.client_id)
         if client_id is None:
-            raise self.door.entrance.refuse_client(self.address, asked.client_id)
+            raise self.door.entrance.refuse_client(self.caller, asked.client_id)
         if asked.project is not None:
             self.door.demand_entry(asked.project.partition, principal)
         self.principal, self.client_id = principal, client_id

@@ -9,6 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from oncelog.doors import quick
+from oncelog.doors.connections import Caller
 from oncelog.doors.faults import stopping
 from oncelog.doors.ledger import words
 from oncelog.doors.ledger.door import LedgerDoor
@@ -21,7 +22,7 @@ from oncelog.proof import encode, proof_document
 from oncelog.stores.protocol import RelationshipQuery
 
 Given = dict[str, str]
-Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 _SCOPE: Final = ("organization", "vault")
 
 
@@ -61,8 +62,8 @@ class LedgerHttp:
 
     # --- writing
 
-    async def _write(self, read: Callable[[bytes], Write], request: web.Request, address: str) -> web.Response:
-        principal = self.door.entrance.authenticate(credential_of(request), address)
+    async def _write(self, read: Callable[[bytes], Write], request: web.Request, caller: Caller) -> web.Response:
+        principal = self.door.entrance.authenticate(credential_of(request), caller)
         demand_json(request)
         body = await body_of(request)
         # What is long is read in a thread: others must not wait for it.
@@ -75,7 +76,7 @@ class LedgerHttp:
 
     def write_quickly(self, read: Callable[[bytes], Write], request: quick.Request) -> None:
         """The same without a task, for a body that has come as a whole and is not long."""
-        principal = self.door.entrance.authenticate(request.credential, request.address)
+        principal = self.door.entrance.authenticate(request.credential, request.caller)
         asked = read(request.body)
         if self.is_closing:
             raise stopping()
@@ -92,9 +93,9 @@ class LedgerHttp:
         names: tuple[str, ...],
         answer: Callable[[Given, Principal], Awaitable[bytes]],
         request: web.Request,
-        address: str,
+        caller: Caller,
     ) -> web.Response:
-        principal = self.door.entrance.authenticate(credential_of(request), address)
+        principal = self.door.entrance.authenticate(credential_of(request), caller)
         return self._ok(await answer(parameters_of(request, (*_SCOPE, *names)), principal))
 
     async def _client_state(self, given: Given, principal: Principal) -> bytes:
@@ -139,9 +140,9 @@ class LedgerHttp:
 
     # --- watching
 
-    async def _watch(self, request: web.Request, address: str) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         door = self.door
-        principal = door.entrance.authenticate(credential_of(request), address)
+        principal = door.entrance.authenticate(credential_of(request), caller)
         given = parameters_of(request, (*_SCOPE, "after_height", "epoch"))
         resumed = request.headers.get("Last-Event-ID")
         name = "Last-Event-ID" if resumed else "after_height"

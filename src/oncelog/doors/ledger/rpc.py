@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from msgspec import Struct
 
 from oncelog import codes
+from oncelog.doors.connections import Caller, CountedStream
 from oncelog.doors.entrance import has_ended
 from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
@@ -48,8 +49,8 @@ STATUS: Final = {
 """The one table from the doors' errors to gRPC's."""
 CALLS_MAX: Final = 1000
 """At a time, on one connection."""
-IDLE_MS: Final = 300_000
-"""How long a connection without a call is kept."""
+IDLE_MS: Final = 60_000
+"""Longest time that a connection without a call is kept. gRPC does not tell which connections are authenticated."""
 METADATA_BYTES_MAX: Final = 32 * 1024
 """So that a token of the length that we allow comes through."""
 TELLING_S: Final = 0.2
@@ -82,7 +83,7 @@ class LedgerRpc:
         with_reflection: bool,
         certificate: Certificate,
         address_of: AddressOf,
-        demand_room: Callable[[], None],
+        open_stream: Callable[[str], CountedStream],
     ) -> None:
         self._door = door
         self._together = Together(door)
@@ -91,7 +92,7 @@ class LedgerRpc:
         self._with_reflection = with_reflection
         self._certificate = certificate
         self._address_of = address_of
-        self._demand_room = demand_room
+        self._open_stream = open_stream
         self._server: Any = None
         self._health: Any = None
         self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
@@ -261,13 +262,13 @@ class LedgerRpc:
         del error  # which knows where it was raised
         await end_call(context, status, message, tuple(told.items()))
 
-    def _principal(self, context: Context) -> Principal:
+    def _principal(self, context: Context, caller: Caller | None = None) -> Principal:
         """Raises DoorError."""
         metadata = context.invocation_metadata() or ()  # made anew whenever it is asked for
         headers = [value for name, value in metadata if name == "authorization"]
         check_single_authorization(headers)
         credential = bearer_of(headers[0]) if headers else None
-        return self._door.entrance.authenticate(credential, self._address_with(context, metadata))
+        return self._door.entrance.authenticate(credential, caller or Caller(self._address_with(context, metadata)))
 
     def _address(self, context: Context) -> str:
         return self._address_with(context, context.invocation_metadata() or ())
@@ -383,12 +384,13 @@ class LedgerRpc:
         """Writes, and does not yield: who does not read is waited for here, and can be sent away from here."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs every call in one
+        stream: CountedStream | None = None
         try:
-            principal = self._principal(context)
+            stream = self._open_stream(self._address(context))
+            principal = self._principal(context, stream)
             request = await self._message(pb.WatchBlocksRequest, context)
             if self._is_closing:
                 raise stopping()
-            self._demand_room()
             scope = self._door.watched(request.organization, request.vault, principal)
             self._watchers[task] = _Watcher(principal, scope.name)
             await self._door.demand_height(scope, request.after_height, request.epoch)
@@ -414,6 +416,8 @@ class LedgerRpc:
             await self._dismiss(context, watcher.error)
         finally:
             self._watchers.pop(task, None)
+            if stream is not None:
+                stream.close()
 
     async def _dismiss(self, context: Context, error: DoorError) -> NoReturn:
         """Ends a stream. Its end stands behind what was sent, and one who does not read does not take it: then it is

@@ -1,0 +1,209 @@
+"""Limits of connections by number, address and principal, and the room for authenticated ones."""
+
+import pytest
+
+from oncelog.doors.connections import (
+    EVICTION_AGE_MS,
+    RESERVE,
+    Connection,
+    ConnectionLimiter,
+    ConnectionLimits,
+    ForwardedRequest,
+    connection_limits,
+)
+from oncelog.doors.faults import DoorError
+from oncelog.doors.grants import EVERYTHING
+from oncelog.doors.limits import DoorLimits
+from oncelog.doors.principal import Principal
+from oncelog.testing.clock import ManualClock
+
+TIMEOUT_MS = 10_000
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+
+class Limiter(ConnectionLimiter):
+    """A limiter with a manual clock, and transports for its connections."""
+
+    def __init__(self, total_max: int = 100, **limits: int) -> None:
+        self.clock = ManualClock()
+        limits_ = ConnectionLimits(total_max=total_max, timeout_ms=TIMEOUT_MS, **limits)
+        super().__init__(limits_, self.clock.elapsed_ms)
+
+    def connect(self, address: str = "192.0.2.1", *, is_proxy: bool = False) -> Connection | None:
+        made = self.accept(address, lambda: None, is_proxy=is_proxy)
+        if made is not None:
+            made.attach(Transport())
+        return made
+
+    def connected(self, address: str = "192.0.2.1", actor: str | None = None, *, is_proxy: bool = False) -> Connection:
+        made = self.connect(address, is_proxy=is_proxy)
+        assert made is not None
+        if actor is not None:
+            made.authenticated(principal(actor))
+        return made
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        return dict(self._counts.connections_refused)
+
+
+def principal(actor: str) -> Principal:
+    return Principal(actor=actor, client_id=None, grants=EVERYTHING)
+
+
+def is_open(connection: Connection) -> bool:
+    return not connection.is_closing()
+
+
+@pytest.mark.rule("CO-27", "CO-30")
+def test_silent_connection_is_closed_and_authenticated_or_busy_ones_are_not() -> None:
+    limiter = Limiter()
+    silent, busy, known = limiter.connected(), limiter.connected(), limiter.connected(actor="user:ada")
+    busy.requested()
+    limiter.clock.advance(TIMEOUT_MS)
+    limiter.sweep()
+    assert is_open(silent)
+    limiter.clock.advance(1)
+    limiter.sweep()
+    assert [is_open(one) for one in (silent, busy, known)] == [False, True, True]
+    assert limiter.reasons == {"timeout": 1}
+    busy.answered()
+    limiter.clock.advance(TIMEOUT_MS + 1)
+    limiter.sweep()
+    assert not is_open(busy)
+    assert limiter.reasons == {"timeout": 1}, "an idle connection after a request is no refusal"
+    known.transport.abort()
+    assert limiter.are_all_closed()
+
+
+@pytest.mark.rule("CO-27", "CO-30")
+def test_connection_in_its_tls_handshake_is_counted_and_closed() -> None:
+    limiter = Limiter()
+    aborted: list[bool] = []
+    assert limiter.accept("192.0.2.1", lambda: aborted.append(True)) is not None
+    assert (len(limiter), limiter.unauthenticated) == (1, 1)
+    limiter.clock.advance(TIMEOUT_MS + 1)
+    limiter.sweep()
+    assert (aborted, len(limiter), limiter.unauthenticated) == ([True], 0, 0)
+
+
+@pytest.mark.rule("CO-27")
+def test_authenticated_connections_are_never_closed_for_others() -> None:
+    limiter = Limiter(total_max=3)
+    known = [limiter.connected(actor=f"user:{number}") for number in range(3)]
+    assert limiter.connect() is None
+    assert limiter.reasons == {"connections_max": 1}
+    assert all(map(is_open, known))
+    known[0].transport.abort()
+    assert limiter.connect("192.0.2.2") is not None
+
+
+@pytest.mark.rule("CO-27")
+def test_new_connection_takes_the_place_of_an_unauthenticated_one() -> None:
+    limiter = Limiter(unauthenticated_max=3)
+    attackers = [limiter.connected("198.51.100.1") for _ in range(3)]
+    victim = limiter.connected("192.0.2.1")
+    assert [is_open(one) for one in (*attackers, victim)] == [False, True, True, True]
+    assert limiter.unauthenticated == 3
+
+
+@pytest.mark.rule("CO-27")
+def test_connections_of_one_address_do_not_close_each_other_at_once() -> None:
+    """Clients that reconnect together must be able to authenticate."""
+    limiter = Limiter(unauthenticated_max=2)
+    first, second = limiter.connected(), limiter.connected()
+    assert limiter.connect() is None
+    limiter.clock.advance(EVICTION_AGE_MS)
+    third = limiter.connected()
+    assert [is_open(one) for one in (first, second, third)] == [False, True, True]
+    assert limiter.reasons == {"unauthenticated": 1, "evicted": 1}
+
+
+@pytest.mark.rule("CO-27")
+def test_connections_of_an_address_are_limited() -> None:
+    limiter = Limiter(address_max=2)
+    first = limiter.connected(actor="user:ada")
+    limiter.connected(actor="user:bob")
+    assert limiter.connect() is None
+    assert limiter.connect("192.0.2.2") is not None
+    with pytest.raises(DoorError, match="connections_per_address_max is 2"):
+        limiter.open_stream("192.0.2.1")
+    first.transport.abort()
+    stream = limiter.open_stream("192.0.2.1")
+    assert limiter.connect() is None
+    stream.close()
+    stream.close()
+    assert limiter.connect() is not None
+    assert limiter.reasons == {"address": 3}
+
+
+@pytest.mark.rule("CO-27")
+def test_connections_of_a_principal_are_limited() -> None:
+    limiter = Limiter(principal_max=2)
+    first = limiter.connected("192.0.2.1", "user:ada")
+    limiter.connected("192.0.2.2", "user:ada")
+    third = limiter.connected("192.0.2.3")
+    with pytest.raises(DoorError, match="connections_per_principal_max is 2") as refused:
+        third.authenticated(principal("user:ada"))
+    assert (refused.value.code, refused.value.details["limit"]) == ("server_busy", 2)
+    assert limiter.unauthenticated == 1
+    first.authenticated(principal("user:ada"))  # a second request on the same connection
+    with pytest.raises(DoorError):
+        limiter.open_stream("192.0.2.3").authenticated(principal("user:ada"))
+    first.transport.abort()
+    third.authenticated(principal("user:ada"))
+    assert limiter.unauthenticated == 0
+
+
+@pytest.mark.rule("CO-27")
+def test_streams_of_a_trusted_proxy_count_for_their_clients() -> None:
+    limiter = Limiter(address_max=1, principal_max=1, unauthenticated_max=2)
+    proxies = [limiter.connected("10.0.0.1", is_proxy=True) for _ in range(2)]
+    ForwardedRequest(proxies[0], "192.0.2.1").authenticated(principal("user:ada"))
+    ForwardedRequest(proxies[1], "192.0.2.1").authenticated(principal("user:ada"))
+    assert limiter.unauthenticated == 0
+    stream = limiter.open_stream("192.0.2.1", proxies[0])
+    assert limiter.unauthenticated == 1, "the caller of the stream is not known yet"
+    with pytest.raises(DoorError, match="connections_per_address_max"):
+        limiter.open_stream("192.0.2.1", proxies[1])
+    stream.authenticated(principal("user:ada"))
+    assert limiter.unauthenticated == 0
+    other = limiter.open_stream("192.0.2.2", proxies[1])
+    with pytest.raises(DoorError, match="connections_per_principal_max"):
+        other.authenticated(principal("user:ada"))
+    stream.close()
+    other.authenticated(principal("user:ada"))
+
+
+@pytest.mark.rule("CO-27")
+def test_closed_connections_leave_no_entries() -> None:
+    limiter = Limiter(address_max=5, principal_max=5, unauthenticated_max=5)
+    for number in range(20):
+        connection = limiter.connected(f"192.0.2.{number}", f"user:{number}" if number % 2 else None)
+        connection.close()
+        connection.close()
+    tables = (limiter._connections, limiter._of_address, limiter._of_principal, limiter._unauthenticated)
+    assert [len(one) for one in (*tables, limiter._of_transport)] == [0] * 5
+    assert (limiter.unauthenticated, limiter.closed) == (0, 20)
+
+
+@pytest.mark.rule("CO-27")
+def test_no_address_and_no_principal_gets_more_than_half_of_the_connections() -> None:
+    limits = connection_limits(DoorLimits(connections_max=20), is_open=False)
+    assert (limits.total_max, limits.address_max, limits.principal_max) == (20 + RESERVE, 10, 10)
+    limits = connection_limits(DoorLimits(connections_max=1), is_open=False)
+    assert (limits.address_max, limits.principal_max) == (1, 1)
+    limits = connection_limits(DoorLimits(), is_open=False)
+    assert (limits.address_max, limits.principal_max, limits.unauthenticated_max) == (5000, 2500, 1000)
+    limits = connection_limits(DoorLimits(), is_open=True)
+    assert (limits.address_max, limits.principal_max, limits.unauthenticated_max) == (0, 0, 0)

@@ -1,0 +1,287 @@
+"""Connections without a credential cost little, and take no place from others (CO-27)."""
+
+import gc
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from aiohttp import web_ws
+from aiohttp._websocket.reader import WebSocketReader
+
+from doors.ledger.ledger_doors import token
+from doors.raw_http import RawConnection, post, raw_connection, write
+from doors.serving import Serving, event_id, item, serving
+from doors.test_server import make_certificate
+from oncelog.doors import server as server_module
+from oncelog.doors.connections import EVICTION_AGE_MS
+from oncelog.doors.gate import HEAD_BYTES_MAX
+from oncelog.doors.limits import CONNECT_BYTES_MAX
+from oncelog.ledger.v1 import ledger_pb2 as pb
+from oncelog.ledger.v1 import ledger_pb2_grpc
+from oncelog.testing.clock import ManualClock
+from waiting import soon, until
+
+UPGRADE: Final = (
+    "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n{headers}\r\n"
+)
+MIB: Final = 2**20
+
+
+def frame(payload: bytes, declared: int | None = None) -> bytes:
+    """Return a text frame with a mask of zeros; `declared` is the length in its header."""
+    length = len(payload) if declared is None else declared
+    return b"\x81\xff" + length.to_bytes(8, "big") + bytes(4) + payload
+
+
+def connect_frame(credential: str) -> bytes:
+    payload = {"client_id": "user:ada", "token": credential}
+    return frame(json.dumps({"type": "connect", "protocol_version": "1.0", "payload": payload}).encode())
+
+
+async def upgrade(connection: RawConnection, path: str = "/v1/events", headers: str = "") -> None:
+    """Turn a raw connection into a WebSocket that is not authenticated."""
+    connection.send(UPGRADE.format(path=path, headers=headers).encode())
+    head = await soon(connection.reader.readuntil(b"\r\n\r\n"))
+    assert b" 101 " in head, head
+
+
+async def is_closed(connection: RawConnection) -> bool:
+    """Wait until the server has closed the connection."""
+    try:
+        while await soon(connection.reader.read(65536)):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@asynccontextmanager
+async def unauthenticated_sockets(served: Serving, count: int) -> AsyncIterator[list[RawConnection]]:
+    """Open WebSockets, each with an unfinished frame."""
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(raw_connection(served)) for _ in range(count)]
+        for one in opened:
+            await upgrade(one)
+            one.send(frame(b"x" * 1000, declared=3 * MIB))
+        yield opened
+
+
+# --- bytes before authentication ----------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-27")
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/chat", "/v1/sync/g/live"])
+async def test_unfinished_first_frame_is_refused_above_a_small_limit(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
+        await upgrade(connection, path)
+        connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
+        assert await is_closed(connection)
+        await until(lambda: not served.server._limiter.unauthenticated)
+
+
+@pytest.mark.rule("CO-27")
+async def test_unfinished_request_head_is_refused_above_its_limit(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
+        connection.send(b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %b\r\n" % (n, b"a" * 8000) for n in range(17)))
+        assert await is_closed(connection)
+        assert HEAD_BYTES_MAX < 17 * 8000
+        await until(lambda: served.server.counts.connections_refused["too_large"] == 1)
+
+
+@pytest.mark.rule("CO-27")
+async def test_large_body_without_a_credential_is_answered_and_not_kept(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True) as served, raw_connection(served) as connection:
+        for _ in range(2):  # also on a connection that was refused before
+            connection.send(post(b" " * 3 * MIB, path="/v1/events"))
+            assert (await connection.answer())[0] == 401
+        connection.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await connection.answer())[0] == 200
+
+
+@pytest.mark.rule("CO-27")
+async def test_large_first_request_with_a_credential_is_accepted(tmp_path: Path) -> None:
+    authorization = f"Authorization: Bearer {token()}"
+    async with serving(tmp_path, tokens=True) as served:
+        async with raw_connection(served) as connection:
+            connection.send(post(write(1, client="user:ada") + b" " * 3 * MIB, authorization))
+            assert await connection.written() == 1
+        async with raw_connection(served) as connection:  # the first message and a long one, in one go
+            await upgrade(connection)
+            events = [item(number, event={"text": "x" * 10_000}) for number in range(1, 101)]
+            submit = {"type": "submit_events", "protocol_version": "1.0", "payload": {"events": events}}
+            connection.send(connect_frame(token()), frame(json.dumps(submit).encode()))
+            received = await soon(connection.reader.readuntil(event_id(100).encode()))
+            assert b"connected" in received
+        assert served.server.counts.connections_refused == {}
+
+
+# --- number and time ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-27")
+async def test_unauthenticated_connections_are_bounded_in_number(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with serving(tmp_path, tokens=True, clock=clock, unauthenticated_connections_max=10) as served:
+        served.credential = None
+        async with unauthenticated_sockets(served, 10) as first:
+            limiter = served.server._limiter
+            assert limiter.unauthenticated == 10
+            async with raw_connection(served) as refused:
+                assert await is_closed(refused)
+            clock.advance(EVICTION_AGE_MS)
+            async with unauthenticated_sockets(served, 5):
+                assert limiter.unauthenticated == 10
+                assert [await is_closed(one) for one in first[:5]] == [True] * 5
+                refusals = served.server.counts.connections_refused
+                assert refusals == {"unauthenticated": 1, "evicted": 5}
+        assert b"oncelog_connections_refused_total" in served.server.metrics.render()
+        await until(lambda: len(limiter) == 0)
+
+
+@pytest.mark.rule("CO-27")
+async def test_connections_before_the_tls_handshake_are_counted_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "RENEW_S", 0.01)
+    clock, tls = ManualClock(), make_certificate(tmp_path, "server")
+    async with serving(tmp_path, clock=clock, tls=tls, connect_timeout_ms=1000) as served:
+        async with raw_connection(served) as silent, raw_connection(served) as started:
+            started.send(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake
+            await until(lambda: served.server._limiter.unauthenticated == 2)
+            clock.advance(1001)
+            assert [await is_closed(one) for one in (silent, started)] == [True, True]
+            assert served.server.counts.connections_refused["timeout"] == 2
+        async with raw_connection(served) as garbage:
+            garbage.send(b"GET / HTTP/1.1\r\n\r\n")
+            assert await is_closed(garbage)
+            await until(lambda: served.server.counts.connections_refused["tls_handshake"] >= 1)
+        await until(lambda: len(served.server._limiter) == 0)
+        answer = await served.get("/healthz", ssl=False)
+        assert answer.status == 200
+
+
+# --- places of others -----------------------------------------------------------------------------------------
+
+
+async def streams(served: Serving, credential: str, count: int, **options: Any) -> list[int]:
+    """Open streams, which stay open, and return the status of each."""
+    return [(await served.stream("a", credential=credential, **options)).response.status for _ in range(count)]
+
+
+@pytest.mark.rule("CO-27")
+async def test_streams_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
+    ada, bob = token("ada"), token("bob")
+    connector = aiohttp.TCPConnector(limit=0)
+    settings = {"connections_max": 20, "connections_per_address_max": 0, "connector": connector}
+    async with serving(tmp_path, tokens=True, **settings) as served:  # type: ignore[arg-type]
+        assert await streams(served, ada, 20) == [200] * 10 + [503] * 10
+        assert await streams(served, bob, 5) == [200] * 5
+        answer = await served.page("a", credential=bob)
+        assert answer.status == 200
+        assert served.server.counts.connections_refused == {"principal": 10}
+
+
+@pytest.mark.rule("CO-27")
+async def test_sockets_of_one_principal_are_limited_with_an_error(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, connections_per_principal_max=2) as served:
+        first = await served.connected("ada", token("ada", client_id="ada"))
+        await served.connected("ada", token("ada", client_id="ada"))
+        refused = await served.socket()
+        answer = await refused.connect("ada", token("ada", client_id="ada"))
+        assert (answer["code"], answer["details"]["limit"]) == ("server_busy", 2)
+        assert "connections_per_principal_max is 2" in answer["message"]
+        await served.connected("bob", token("bob", client_id="bob"))
+        await first.close()
+        await until(lambda: len(served.server.sockets) <= 3)
+        served.server._limiter.sweep()
+        await served.connected("ada", token("ada", client_id="ada"))
+
+
+@pytest.mark.rule("CO-27")
+async def test_unauthenticated_sockets_do_not_use_up_the_connections(tmp_path: Path) -> None:
+    settings = {"connections_max": 3, "connections_per_address_max": 0}
+    async with serving(tmp_path, tokens=True, **settings) as served, unauthenticated_sockets(served, 3):  # type: ignore[arg-type]
+        for number in range(3):
+            name = f"user-{number}"
+            await served.connected(name, token(name, client_id=name))
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await served.socket()
+        assert served.server.counts.connections_refused["evicted"] == 3
+
+
+@pytest.mark.rule("CO-27")
+async def test_proxied_streams_are_limited_by_the_address_of_the_client(tmp_path: Path) -> None:
+    settings = {"trusted_proxies": ("127.0.0.0/8",), "connections_per_address_max": 2}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with serving(tmp_path, tokens=True, connector=connector, **settings) as served:  # type: ignore[arg-type]
+        for host in ("192.0.2.1", "192.0.2.2"):
+            headers = {"X-Forwarded-For": host}
+            assert await streams(served, token(), 3, headers=headers) == [200, 200, 503]
+        # The connections of a proxy are reused: the first message of a WebSocket is limited on each of them.
+        async with raw_connection(served) as connection:
+            connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
+            assert await connection.written() == 1
+            before = served.server._limiter.unauthenticated
+            await upgrade(connection, headers="X-Forwarded-For: 192.0.2.3\r\n")
+            assert served.server._limiter.unauthenticated == before + 1
+            connection.send(frame(b"x" * (CONNECT_BYTES_MAX + 2000), declared=3 * MIB))
+            assert await is_closed(connection)
+
+
+@pytest.mark.rule("CO-27")
+async def test_grpc_streams_of_one_principal_are_limited(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, tokens=True, connections_per_principal_max=2) as served,
+        grpc.aio.insecure_channel(served.server.grpc_address) as channel,
+    ):
+        stub: Any = ledger_pb2_grpc.LedgerStub(channel)
+
+        def watch(name: str) -> Any:
+            request = pb.WatchBlocksRequest(organization="acme")
+            return stub.WatchBlocks(request, metadata=[("authorization", f"Bearer {token(name)}")])
+
+        calls = [watch("ada") for _ in range(2)]
+        await until(lambda: len(served.server.rpc or ()) == 2)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await soon(watch("ada").read())
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "connections_per_principal_max is 2" in str(refused.value.details())
+        calls.append(watch("bob"))
+        await until(lambda: len(served.server.rpc or ()) == 3)
+        calls[0].cancel()
+        await until(lambda: len(served.server.rpc or ()) == 2)
+        calls.append(watch("ada"))
+        await until(lambda: len(served.server.rpc or ()) == 3)
+        for call in calls:
+            call.cancel()
+        await until(lambda: not served.server._limiter._of_principal)
+
+
+@pytest.mark.rule("CO-27")
+async def test_unfinished_frame_of_a_closed_socket_is_freed_without_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects of a closed connection refer to each other, and a full collection is rare."""
+    freed: list[bool] = []
+
+    class Reader(WebSocketReader):
+        def __del__(self) -> None:
+            freed.append(True)
+
+    monkeypatch.setattr(web_ws, "WebSocketReader", Reader)
+    gc.disable()
+    try:
+        async with serving(tmp_path, tokens=True) as served, unauthenticated_sockets(served, 3) as sockets:
+            for one in sockets:
+                one.writer.close()
+            await until(lambda: len(freed) == 3)
+            assert served.server.closed_connections == 3
+    finally:
+        gc.enable()

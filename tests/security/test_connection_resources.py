@@ -1,0 +1,134 @@
+"""Memory and file descriptors that connections cost a server process."""
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from cli.served import DEVELOPMENT, ServerProcess
+from cli.served import serving as server_process
+from doors import material
+from oncelog.doors import open_files
+from scripts import read_line, start_script
+from waiting import WAIT_S, wait_until
+
+WORKER = Path(__file__).with_name("flood_worker.py")
+MIB = 2**20
+
+
+def memory_bytes(server: ServerProcess, name: str) -> int:
+    """Return the resident memory of the server: `VmRSS` now, `VmHWM` at its highest."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """Return a metric. The flood has the address of the test, so the first attempt may be refused."""
+
+    def scrape() -> str:
+        try:
+            with urlopen(f"{server.url}/metrics", timeout=WAIT_S) as response:  # noqa: S310 - a server of this test
+                return str(response.read().decode())
+        except ConnectionError:
+            return ""
+
+    found = re.search(rf"^{re.escape(name)} (\S+)$", wait_until(scrape), re.MULTILINE)
+    return 0 if found is None else float(found[1])
+
+
+@contextmanager
+def server_with_tokens(directory: Path, *settings: str) -> Iterator[ServerProcess]:
+    """Run a server that requires tokens."""
+    key = material.key_file(directory, "HS256")
+    tokens = ["metrics_public=true", "tokens.algorithms=HS256", f"tokens.key_files={key.kind.value}:{key.path}"]
+    arguments = [part for one in (*tokens, *settings) for part in ("--set", one)]
+    with server_process(directory, *arguments) as server:
+        yield server
+
+
+@pytest.mark.rule("CO-27")
+@pytest.mark.parametrize("size", [30_000, MIB], ids=["below-the-limit", "above-the-limit"])
+def test_unauthenticated_connections_cost_little_memory(tmp_path: Path, is_soak: bool, size: int) -> None:
+    """10,000 connections with unfinished frames cost at most 256 MiB; by default fewer, with limits in proportion."""
+    count, unauthenticated_max = (10_000, 1000) if is_soak else (500, 200)
+    settings = (f"limits.unauthenticated_connections_max={unauthenticated_max}", "limits.connect_timeout_ms=60000")
+    with server_with_tokens(tmp_path, *settings) as server:
+        before = memory_bytes(server, "VmRSS")
+        with start_script(WORKER, server.port, count, size) as attack:
+            assert int(read_line(attack)) >= unauthenticated_max
+            assert metric(server, "oncelog_unauthenticated_connections") <= unauthenticated_max
+            if size == MIB:  # each of them is closed soon
+                wait_until(lambda: metric(server, "oncelog_unauthenticated_connections") == 1)
+            cost = memory_bytes(server, "VmHWM") - before
+            # The bound of 256 MiB for 1,000 of them; for a few, the heap of a process that starts matters too.
+            assert cost <= 256 * MIB * unauthenticated_max // 1000 + (0 if is_soak else 16 * MIB)
+
+
+@pytest.mark.rule("CO-27")
+def test_server_out_of_file_descriptors_logs_and_counts_it_and_recovers(tmp_path: Path) -> None:
+    with server_process(tmp_path, *DEVELOPMENT) as server, ExitStack() as stack:
+        with urlopen(f"{server.url}/healthz", timeout=WAIT_S):  # noqa: S310 - as above
+            pass
+        pid = server.process.pid
+        used = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - of another process
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 10, used + 10))
+        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(40)]
+        wait_until(lambda: any("a connection cannot be accepted" in line for line in server.said))
+        for one in sockets:
+            one.close()
+        assert metric(server, 'oncelog_connections_refused_total{reason="open_files"}') >= 1
+
+
+@pytest.mark.rule("CO-27")
+def test_low_limit_of_open_files_is_raised_and_reported_at_start(tmp_path: Path) -> None:
+    program = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000)); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'oncelog', 'serve', *sys.argv[1:]])"
+    )
+    arguments = [*DEVELOPMENT, "--port", "0", "--set", "grpc=false", "--store", str(tmp_path / "log.db")]
+    command = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 - a server of this test
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "listening" in line:
+                break
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        process.terminate()
+        process.stderr.read()
+    assert limits == (1000, 1000)
+    (line,) = [one for one in lines if "RLIMIT_NOFILE" in one]
+    assert "limit=1000" in line
+    assert f"needed={10_000 + 100 + open_files.OTHER_FILES}" in line
+
+
+@pytest.mark.rule("CO-27")
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised_to", "fitting"),
+    [
+        (1024, 4096, 2200, 1000),  # 1,000 connections, 1,000 of gRPC and 200 other files
+        (1024, resource.RLIM_INFINITY, 2200, 1000),
+        (1024, 1500, 1500, 1000),
+        (256, 600, 600, 400),
+        (5000, 5000, None, 1000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, 1000),
+    ],
+)
+def test_soft_limit_is_raised_as_far_as_needed(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised_to: int | None, fitting: int
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: raised.append(both))
+    assert open_files.raise_limit(1000, 1000) == fitting
+    assert raised == ([] if raised_to is None else [(raised_to, hard)])
