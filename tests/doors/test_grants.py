@@ -35,9 +35,10 @@ def test_prefix_is_the_text_before_the_asterisk() -> None:
 
 
 def test_single_asterisk_grants_everything() -> None:
-    assert granted(["*"], ["*"]) == EVERYTHING
+    assert granted(["*"], ["*"], ["*"]) == EVERYTHING
     assert EVERYTHING.may_read("anything")
     assert EVERYTHING.may_write("größe")
+    assert EVERYTHING.may_audit("")
 
 
 def test_asterisk_before_the_end_is_literal() -> None:

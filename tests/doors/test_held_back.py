@@ -367,9 +367,9 @@ async def test_last_quota_change_wins_while_usage_is_being_counted(
         server, log = served.server, served.server.log
         counted, set_tenants = asyncio.Event(), log.set_tenants
 
-        async def slow(tenants: Sequence[Tenant]) -> bool:
+        async def slow(tenants: Sequence[Tenant], actor: str) -> bool:
             await counted.wait()
-            return await set_tenants(tenants)
+            return await set_tenants(tenants, actor)
 
         monkeypatch.setattr(log, "set_tenants", slow)
         for bytes_max in (20, 30):

@@ -396,7 +396,7 @@ async def test_probe_of_a_full_disk_checkpoints_the_write_ahead_log(tmp_path: Pa
         log.guard.failed(DiskFullError("no room"))
         await until(lambda: not log.read_only)
         assert driver.file_bytes(str(path)) > 400_000
-        assert driver.file_bytes(f"{path}-wal") < 20_000
+        assert driver.file_bytes(f"{path}-wal") < 60_000, "it has the audit records of read-only on and off"
 
 
 class Tried(Disks):

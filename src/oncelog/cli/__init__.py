@@ -7,6 +7,7 @@ import typer
 
 from oncelog.cli import (
     apikey,
+    audit,
     backup,
     clock,
     deltas,
@@ -49,6 +50,7 @@ app.command()(submit.submit)
 app.command()(tail.tail)
 app.command()(load.load)
 app.command()(verify.verify)
+app.command()(audit.audit)
 app.command()(head.head)
 app.command()(proof.proof)
 app.command()(backup.backup)

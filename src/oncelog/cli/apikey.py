@@ -8,7 +8,7 @@ import typer
 from oncelog.cli.secret_files import secret_check
 from oncelog.cli.terminal import FOUND_NOTHING, AsJson, ending_well, print_json
 from oncelog.cli.times import utc
-from oncelog.cli.token import Read, Write, duration_ms
+from oncelog.cli.token import Audit, Read, Write, duration_ms
 from oncelog.doors.apikeys import ApiKey, ApiKeys
 from oncelog.doors.grants import granted
 from oncelog.stores.clock import SystemClock
@@ -25,7 +25,7 @@ KeysFile = Annotated[str, typer.Argument(help="The file of keys.", metavar="KEYS
 
 
 @app.command()
-def create(
+def create(  # noqa: PLR0913, PLR0917 - each one is an option
     file: KeysFile,
     client_id: Annotated[
         str,
@@ -36,6 +36,7 @@ def create(
     name: Annotated[str, typer.Option(help="What people call it.")],
     read: Read = None,
     write: Write = None,
+    audit: Audit = None,
     expires: Annotated[
         str | None, typer.Option(metavar="DURATION", help="For how long it is valid: 12h, 90d; else until revoked.")
     ] = None,
@@ -49,7 +50,7 @@ def create(
     """
     with ending_well():
         expires_ms = None if expires is None else SystemClock().wall_ms() + duration_ms(expires)
-        created = _keys(file).create(client_id, name, granted(read or [], write or []), expires_ms)
+        created = _keys(file).create(client_id, name, granted(read or [], write or [], audit or []), expires_ms)
         if as_json:
             print_json({"key": created.text, **_plain(created.key)})
         else:

@@ -26,6 +26,10 @@ class Algorithm(StrEnum):
 
 
 Read = Annotated[list[str] | None, typer.Option(metavar="PARTITION", help="May be read: a name, or `orders/*`.")]
+Audit = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STREAM", help="Administrative acts that may be read: of a stream, or `*` for all."),
+]
 Write = Annotated[list[str] | None, typer.Option(metavar="PARTITION", help="May be written: a name, or `orders/*`.")]
 
 
@@ -35,6 +39,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     sub: Annotated[str, typer.Option(help="Who it is of: `user:SUB` is the actor of their writes.")],
     read: Read = None,
     write: Write = None,
+    audit: Audit = None,
     expires: Annotated[str, typer.Option(metavar="DURATION", help="For how long: 90s, 15m, 1h, 30d.")] = "1h",
     client_id: Annotated[str | None, typer.Option(help="The only client they may connect as.")] = None,
     issuer: Annotated[str | None, typer.Option(help="The claim `iss`.")] = None,
@@ -53,7 +58,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
         now_ms = SystemClock().wall_ms()
         claims = Claims(
             subject=sub,
-            grants=granted(read or [], write or []),
+            grants=granted(read or [], write or [], audit or []),
             issued_ms=now_ms,
             expires_ms=now_ms + duration_ms(expires),
             client_id=client_id,

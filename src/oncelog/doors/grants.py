@@ -43,6 +43,8 @@ class Grants(Struct, frozen=True):
 
     readable: _Partitions = _Partitions()
     writable: _Partitions = _Partitions()
+    auditable: _Partitions = _Partitions()
+    """Streams whose administrative acts may be read (CO-43). The acts of the whole log need `*`."""
 
     def may_read(self, partition: str) -> bool:
         """Whether records of that partition may be read."""
@@ -52,31 +54,41 @@ class Grants(Struct, frozen=True):
         """Whether a write may name that partition."""
         return self.writable.has(partition)
 
+    def may_audit(self, stream: str) -> bool:
+        """Return whether the acts that concern a stream may be read; those of the whole log if it is empty."""
+        return self.auditable.has(stream)
+
     def as_claim(self) -> dict[str, list[str]]:
-        """`{"read": […], "write": […]}`, each once and in order; `grants_of_claim` makes the same grants of it."""
-        return {"read": self.readable.texts(), "write": self.writable.texts()}
+        """`{"read": […], "write": […]}`, each once and in order; `grants_of_claim` makes the same grants of it.
+
+        `audit` is left out where it grants nothing: earlier versions refuse it.
+        """
+        audit = self.auditable.texts()
+        return {"read": self.readable.texts(), "write": self.writable.texts(), **({"audit": audit} if audit else {})}
 
 
-def granted(read: Sequence[str] = (), write: Sequence[str] = (), path: str = "$") -> Grants:
+def granted(read: Sequence[str] = (), write: Sequence[str] = (), audit: Sequence[str] = (), path: str = "$") -> Grants:
     """Grants of texts: `orders/1` is that partition, `orders/*` all that begin with `orders/`, `*` is everything.
 
     Raises CanonicalError, with the path of the text that is none.
     """
-    return Grants(_partitions(read, f"{path}.read"), _partitions(write, f"{path}.write"))
+    return Grants(
+        _partitions(read, f"{path}.read"), _partitions(write, f"{path}.write"), _partitions(audit, f"{path}.audit")
+    )
 
 
 def grants_of_claim(value: JsonValue, path: str = "$.grants") -> Grants:
-    """Grants as a token or a file has them: `{"read": […], "write": […]}`; what is left out grants nothing.
+    """Grants as a token or a file has them: `{"read": […], "write": […], "audit": […]}`; a missing one grants nothing.
 
     Raises CanonicalError with the path of what is wrong. Another member is refused: it may be one of these, misspelt.
     """
     members = object_field(value, path)
-    if not members.keys() <= {"read", "write"}:
-        raise CanonicalError(path, "must have no other members than read and write")
+    if not members.keys() <= {"read", "write", "audit"}:
+        raise CanonicalError(path, "must have no other members than read, write and audit")
     for name, texts in members.items():
         if type(texts) is not list:
             raise CanonicalError(f"{path}.{name}", "must be an array")
-    return granted(members.get("read", ()), members.get("write", ()), path)
+    return granted(members.get("read", ()), members.get("write", ()), members.get("audit", ()), path)
 
 
 def _partitions(texts: Sequence[str], path: str) -> _Partitions:
@@ -107,4 +119,4 @@ def _plain(value: JsonValue, path: str) -> str:
     return text
 
 
-EVERYTHING: Final = granted([ANY], [ANY])
+EVERYTHING: Final = granted([ANY], [ANY], [ANY])

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from oncelog import codes
 from oncelog.core.limits import NAME_CHARACTERS_MAX, PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
-from oncelog.doors import openapi_chat, openapi_deltas, openapi_ledger
+from oncelog.doors import openapi_audit, openapi_chat, openapi_deltas, openapi_ledger
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.openapi_parts import (
     EVERYWHERE,
@@ -58,6 +58,7 @@ def description(limits: DoorLimits) -> dict[str, Any]:
             {"name": "ledger", "description": "Write transactions, read what they left, prove it"},
             {"name": "deltas", "description": "Push and pull deltas of rows, read the rows that they come to"},
             {"name": "chat", "description": "Send, read and acknowledge messages of chats, look after their members"},
+            {"name": "audit", "description": "Read the administrative acts that the log has recorded"},
             {"name": "operators", "description": "For operators of the server. Only `/metrics` needs a credential"},
         ],
         "paths": {
@@ -68,6 +69,7 @@ def description(limits: DoorLimits) -> dict[str, Any]:
             "/openapi.json": {"get": _open("describe", "This document", {200: json_answer("It.", {"type": "object"})})},
             "/v1/events": {"get": _page(limits), "post": _submit(limits)},
             "/v1/events/stream": {"get": _stream()},
+            "/v1/audit": {"get": openapi_audit.page()},
             **openapi_ledger.paths(limits),
             **openapi_deltas.paths(limits),
             **openapi_chat.paths(limits),
@@ -75,6 +77,7 @@ def description(limits: DoorLimits) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **_schemas(limits),
+                **openapi_audit.schemas(),
                 **openapi_ledger.schemas(limits),
                 **openapi_deltas.schemas(limits),
                 **openapi_chat.schemas(limits),

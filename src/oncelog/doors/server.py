@@ -18,6 +18,7 @@ from oncelog.core.policy import ledger_policy
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import LaneHead, WantedSettings
 from oncelog.doors import faults
+from oncelog.doors.audit_http import SERVER_ACTOR, AuditHttp, act_of_credential
 from oncelog.doors.cached_document import CachedDocument
 from oncelog.doors.chat.acks import Acks
 from oncelog.doors.chat.door import ChatDoor
@@ -35,6 +36,7 @@ from oncelog.doors.connections import (
     ForwardedRequest,
     connection_limits,
 )
+from oncelog.doors.credential_events import CredentialEvent, CredentialListener
 from oncelog.doors.deltas.door import DeltasDoor
 from oncelog.doors.deltas.http import LIVE, PATH, DeltasHttp
 from oncelog.doors.deltas.schemas import Schemas, both
@@ -50,7 +52,6 @@ from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.gate import Gate
 from oncelog.doors.http_headers import HttpProtocol, add_response_headers
 from oncelog.doors.http_log import http_logger
-from oncelog.doors.identity import CredentialListener
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
@@ -147,10 +148,11 @@ class Server:
             clock=clock,
             room=settings.disk.room,
             tenants=settings.tenants,
+            actor=SERVER_ACTOR,
             file_mode=parse_file_mode(settings.file_mode),
         )
         if settings.read_only:
-            self.log.set_read_only()
+            self.log.set_read_only(actor=SERVER_ACTOR)
         self._authenticator = authenticator_of(settings, self._clock.wall_ms)
         self.counts = Counts()
         self._log_limiter = LogLimiter(self._clock.elapsed_ms)
@@ -273,6 +275,7 @@ class Server:
 
     async def start(self) -> None:
         """Opens the log and listens. Raises OncelogError for what is wrong with either."""
+        self.watch_credentials(self._record_credential)
         self._authenticator.reload()
         if self._schemas is not None:
             self._schemas.reload()
@@ -470,6 +473,8 @@ class Server:
         app.router.add_get("/v1/events", self._events)
         app.router.add_post("/v1/events", self._submit)
         app.router.add_get("/v1/events/stream", self._stream)
+        audit = AuditHttp(self.log, self._entrance, self.counts)
+        app.router.add_get("/v1/audit", partial(self._handle_plain, audit.page))
         for path, (method, handler) in self.ledger.routes().items():
             app.router.add_route(method, f"/v1/ledger/{path}", partial(self._handle_ledger, handler))
         for path, (method, handler) in self.deltas.routes().items():
@@ -477,7 +482,7 @@ class Server:
 
         app.router.add_get(CHAT_PATH, self._chat_socket)
         for method, path, chat_handler in self.chat.routes():
-            app.router.add_route(method, path, partial(self._handle_chat, chat_handler))
+            app.router.add_route(method, path, partial(self._handle_plain, chat_handler))
 
     def reload(self) -> None:
         """Reload settings, certificate, schemas and credential files, each by itself, and check open connections.
@@ -504,7 +509,7 @@ class Server:
     def _change(self, new: ServerSettings) -> None:
         """The settings that need no restart: the operator's switch, how full the disk may be, quotas."""
         guard = self.log.guard
-        guard.set_read_only(is_read_only=new.read_only)
+        guard.set_read_only(is_read_only=new.read_only, actor=SERVER_ACTOR)
         if new.disk != self.settings.disk:
             guard.use(new.disk.room)
         self._wanted_tenants = new.tenants
@@ -518,7 +523,7 @@ class Server:
             # Also where they are the ones that this server has had: another one may have written others meanwhile.
             while (wanted := self._wanted_tenants) is not None:
                 self._wanted_tenants = None
-                is_changed = await self.log.set_tenants(wanted)
+                is_changed = await self.log.set_tenants(wanted, SERVER_ACTOR)
                 self._door.set_tenants(wanted)
                 self.settings = replace(self.settings, tenants=wanted)
                 if is_changed:
@@ -544,6 +549,12 @@ class Server:
             self._authenticator.report_expired()
             if has_changed:
                 self._renew()
+
+    def _record_credential(self, event: CredentialEvent) -> None:
+        """Record the end of a key. Every server of the file does so, and the log keeps one record."""
+        act = act_of_credential(event)
+        if act is not None:
+            self.log.record(act)
 
     def watch_credentials(self, listener: CredentialListener) -> None:
         """Call the listener when this server notices that a key was revoked or removed, or has expired."""
@@ -715,7 +726,7 @@ class Server:
             raise DoorError(codes.BAD_REQUEST, "Upgrade: must be websocket", field="Upgrade", status=426)
         return await self.chat_sockets.serve(request, self._let_stay(request))
 
-    async def _handle_chat(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
+    async def _handle_plain(self, handler: LedgerHandler, request: web.Request) -> web.StreamResponse:
         return await handler(request, self._caller(request))
 
     # --- for operators

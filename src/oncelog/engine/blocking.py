@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
+from oncelog.core.audit import APPLICATION_ACTOR
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.policy import EVENTS, Policy
@@ -25,10 +26,12 @@ from oncelog.core.values import (
     Mode,
     Receipt,
     Record,
+    RecordAct,
     Refused,
     Settings,
     Verdict,
 )
+from oncelog.engine.audit import AuditFilter, AuditPage
 from oncelog.engine.books import BLOCKS, Books
 from oncelog.engine.cache import Attested
 from oncelog.engine.cursors import Compacted, Cursor, Proven, Reading
@@ -142,13 +145,21 @@ class BlockingLog:
         client: str = "",
         partition: str | None = None,
         stream: str | None = None,
+        actor: str = APPLICATION_ACTOR,
     ) -> int:
         """As `Log.erase`."""
         return self._portal.call(
-            self._log.erase, key=key, policy=policy, scope=scope, client=client, partition=partition, stream=stream
+            self._log.erase,
+            key=key,
+            policy=policy,
+            scope=scope,
+            client=client,
+            partition=partition,
+            stream=stream,
+            actor=actor,
         )
 
-    def compact(
+    def compact(  # noqa: PLR0913 - each of them is asked for by its name
         self,
         scope: str,
         *,
@@ -158,6 +169,7 @@ class BlockingLog:
         tombstone_age_ms: int | None = None,
         after_row: tuple[str, str] = ("", ""),
         rows_max: int = 2**53,
+        actor: str = APPLICATION_ACTOR,
     ) -> Compacted:
         """As `Log.compact`."""
         return self._portal.call(
@@ -169,6 +181,7 @@ class BlockingLog:
             tombstone_age_ms=tombstone_age_ms,
             after_row=after_row,
             rows_max=rows_max,
+            actor=actor,
         )
 
     def read(
@@ -248,9 +261,25 @@ class BlockingLog:
         """As `Log.confirm_clock`."""
         self._portal.call(self._log.confirm_clock)
 
-    def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+    def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
         """As `Log.set_tenants`."""
-        return self._portal.call(self._log.set_tenants, tenants)
+        return self._portal.call(self._log.set_tenants, tenants, actor)
+
+    def record(self, act: RecordAct) -> None:
+        """As `Log.record`."""
+
+        async def put() -> None:
+            self._log.record(act)
+
+        self._portal.call(put)
+
+    def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
+        """As `Log.audit`."""
+        return self._portal.call(self._log.audit, after, limit, wanted)
+
+    def audit_cursor(self, page: AuditPage) -> str:
+        """As `Log.audit_cursor`."""
+        return self._log.audit_cursor(page)
 
     def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Log.usage`."""
@@ -261,11 +290,11 @@ class BlockingLog:
         """As `Log.read_only`."""
         return self._log.read_only
 
-    def set_read_only(self, is_read_only: bool = True) -> None:
+    def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
         """As `Log.set_read_only`."""
 
         async def set_it() -> None:
-            self._log.set_read_only(is_read_only)
+            self._log.set_read_only(is_read_only, actor)
 
         self._portal.call(set_it)
 

@@ -17,6 +17,16 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from oncelog.core.audit import (
+    APPLICATION_ACTOR,
+    COMPACT,
+    ERASE,
+    QUOTA_CHANGE,
+    READ_ONLY_OFF,
+    READ_ONLY_ON,
+    with_detail,
+)
+from oncelog.core.canonical import canonical
 from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of, normal_partitions, text_field
 from oncelog.core.limits import PARTITIONS_MAX, STORED_INTEGER_MAX
@@ -32,6 +42,7 @@ from oncelog.core.values import (
     Mode,
     Receipt,
     Record,
+    RecordAct,
     Refused,
     Remembered,
     Request,
@@ -39,6 +50,17 @@ from oncelog.core.values import (
     Settings,
     Verdict,
     WantedSettings,
+)
+from oncelog.engine.audit import (
+    LOG_ACTOR,
+    UNRECORDABLE,
+    ActQueue,
+    AuditFilter,
+    AuditPage,
+    AuditScan,
+    cursor_places,
+    cursor_text,
+    quota_details,
 )
 from oncelog.engine.books import Books
 from oncelog.engine.cache import AnswerCache
@@ -49,7 +71,7 @@ from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
 from oncelog.engine.outcome import Outcome, outcome_of
 from oncelog.engine.results import Result, ResultCache
-from oncelog.engine.room import Guard, Room
+from oncelog.engine.room import Guard, Room, Why
 from oncelog.engine.subscription import Subscription
 from oncelog.engine.tailer import Listener, Tailers
 from oncelog.engine.tombstones import COMPACTION, sweep_tombstones
@@ -85,7 +107,7 @@ ERASURES_LOOK_MS = 1000
 class Log:
     """One log in this process. Made by `oncelog.open`, used in one event loop, inside `async with`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each of them is asked for by its name
         self,
         store: Store,
         *,
@@ -95,10 +117,12 @@ class Log:
         clock: Clock | None = None,
         room: Room | None = None,
         tenants: Sequence[Tenant] | None = None,
+        actor: str = APPLICATION_ACTOR,
     ) -> None:
         if tenants is not None:
             demand_tenants(tenants)
         self._tenants = tenants
+        self._actor = actor
         self._guard = Guard(store, room)
         self._store = store
         self._limits = limits or Limits()
@@ -113,6 +137,8 @@ class Log:
         )
         self._results = ResultCache(self._clock, self._limits.results_bytes_max, self._limits.cache_ttl_ms)
         self._works = Works(self._submit_work, store, self._results, self._keep_result)
+        self._acts = ActQueue(self._submit_work, self._clock, lambda: Why.FULL in self._guard.reasons)
+        self._guard.on_change = self._record_read_only
         self._books = Books(store, self._cache, self._tailers, self._limits, self._demand_open)
         self._looking: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -131,12 +157,13 @@ class Log:
             await self._declare_all()
             self._cache.erasures = await self._store.erasures()
             if self._tenants is not None:
-                await self._replace_tenants(self._tenants)
+                await self._replace_tenants(self._tenants, self._actor)
             await self._guard.start()
         except BaseException:
             await self._store.close()
             raise
         self._is_open = self._was_opened = True
+        self._acts.start()
         return self
 
     async def __aexit__(
@@ -155,6 +182,7 @@ class Log:
     async def _close(self) -> None:
         try:
             await self._works.close()
+            await self._acts.close()
             await self._committer.close()
         finally:
             await self._guard.stop()
@@ -219,22 +247,54 @@ class Log:
         """Why this process takes no new writes for now; empty if it does."""
         return self._guard.message
 
-    def set_read_only(self, is_read_only: bool = True) -> None:
+    def set_read_only(self, is_read_only: bool = True, actor: str = APPLICATION_ACTOR) -> None:
         """Whether this process takes new writes. What is known is answered all the same, and all can be read."""
-        self._guard.set_read_only(is_read_only=is_read_only)
+        self._guard.set_read_only(is_read_only=is_read_only, actor=actor)
 
-    async def set_tenants(self, tenants: Sequence[Tenant]) -> bool:
+    def _record_read_only(self, is_read_only: bool, reason: str, actor: str) -> None:
+        act = READ_ONLY_ON if is_read_only else READ_ONLY_OFF
+        self.record(RecordAct(act=act, actor=actor or LOG_ACTOR, details=canonical({"reason": reason})))
+
+    def record(self, act: RecordAct) -> None:
+        """Record an act that happened outside of the log, soon: it waits in memory while the log cannot be written."""
+        self._acts.put(act)
+
+    async def audit(self, after: str = "", limit: int = 100, wanted: AuditFilter | None = None) -> AuditPage:
+        """Return a page of the acts that were recorded, in all lanes, by log time.
+
+        `after` is the text of an earlier page's place (`audit_cursor`). Raises ValueError and HistoryChangedError for
+        another one.
+        """
+        self._demand_open()
+        scan = AuditScan(cursor_places(after, self.epoch, self.settings.lanes), limit, wanted or AuditFilter())
+        while True:
+            asked = scan.room
+            page = scan.add(await self._store.internal_records(scan.after, asked), asked)
+            if page is not None:
+                return page
+
+    def audit_cursor(self, page: AuditPage) -> str:
+        """Return the text with which the next page begins."""
+        return cursor_text(self.epoch, page.after)
+
+    async def set_tenants(self, tenants: Sequence[Tenant], actor: str = APPLICATION_ACTOR) -> bool:
         """The log has these quotas from now on, whoever writes to it. False if they are those that it has.
 
         What a new tenant has already is counted, once: that takes a look at every record.
         """
         self._demand_open()
         demand_tenants(tenants)
-        return await self._replace_tenants(tenants)
+        return await self._replace_tenants(tenants, actor)
 
-    async def _replace_tenants(self, tenants: Sequence[Tenant]) -> bool:
+    async def _replace_tenants(self, tenants: Sequence[Tenant], actor: str) -> bool:
         before = [tenant for tenant, _ in await self._store.usage()]
-        is_changed = await self._store.set_tenants(tenants)
+        act = RecordAct(act=QUOTA_CHANGE, actor=actor, details=canonical(quota_details(before, tenants)))
+        try:
+            is_changed = await self._store.set_tenants(tenants, act)
+        except UNRECORDABLE:
+            is_changed = await self._store.set_tenants(tenants)
+            if is_changed:
+                self.record(act)
         if is_changed and before:
             logger.warning(
                 "the quotas of the log are others from now on: of %d tenants %d are gone or changed, and there are %d",
@@ -321,30 +381,34 @@ class Log:
         client: str = "",
         partition: str | None = None,
         stream: str | None = None,
+        actor: str = APPLICATION_ACTOR,
     ) -> int:
         """Erases the content of records: of one identity, of a partition, or of a stream. Gives how many had one.
 
-        Position, identity, fingerprint and hashes stay; a retry gets its answer, marked as erased.
+        Position, identity, fingerprint and hashes stay; a retry gets its answer, marked as erased. Every transaction
+        that erases something records it, with the `actor`.
         """
         self._demand_open()
         if (key is not None) + (partition is not None) + (stream is not None) != 1:
             raise ValueError("erase takes one of key, partition and stream")
         try:
             if key is not None:
-                erased = await self._erase_identity(_identity(policy, scope, client, key))
+                erased = await self._erase_identity(_identity(policy, scope, client, key), actor)
             elif stream is not None:
-                erased = await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS))
+                act = RecordAct(act=ERASE, actor=actor, scope=stream, target=stream)
+                erased = await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS), act)
             else:
                 # Streams may have records in it too, in whatever lanes they are.
                 partitions = normal_partitions((partition or "",))
                 queries = [Query(lane=lane, partitions=partitions, limit=ERASE_RECORDS) for lane in await self.heads()]
-                erased = sum([await self._erase_all(query) for query in queries])
+                act = RecordAct(act=ERASE, actor=actor, target=partitions[0] if partitions else "")
+                erased = sum([await self._erase_all(query, replace(act, lane=query.lane)) for query in queries])
         finally:
             self._forget_answers()
         await self._scrub()
         return erased
 
-    async def compact(
+    async def compact(  # noqa: PLR0913 - each of them is asked for by its name
         self,
         scope: str,
         *,
@@ -354,6 +418,7 @@ class Log:
         tombstone_age_ms: int | None = None,
         after_row: tuple[str, str] = ("", ""),
         rows_max: int = 2**53,
+        actor: str = APPLICATION_ACTOR,
     ) -> Compacted:
         """Drop the bodies of a stream's deltas up to a sequence, or of all but the newest; then drop old deleted rows.
 
@@ -380,8 +445,9 @@ class Log:
         erased = 0
         if bound > after:
             try:
+                act = RecordAct(act=COMPACT, actor=actor, scope=scope, details=canonical({"upto": bound}))
                 erased = await self._erase_all(
-                    Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS), policy=DELTAS.name
+                    Query(stream=scope, after=after, upto=bound, limit=ERASE_RECORDS), act, policy=DELTAS.name
                 )
             finally:
                 self._forget_answers()
@@ -393,7 +459,14 @@ class Log:
         if upto == 0:
             return Compacted(0, 0)
         sweep = await sweep_tombstones(
-            self._store, self._submit_work, scope, upto=upto, age_ms=age_ms, after=after_row, rows_max=rows_max
+            self._store,
+            self._submit_work,
+            scope,
+            upto=upto,
+            age_ms=age_ms,
+            after=after_row,
+            rows_max=rows_max,
+            actor=actor,
         )
         return Compacted(erased, upto, dropped=sweep.dropped, next_row=sweep.next_row, held_by=sweep.held_by)
 
@@ -408,17 +481,38 @@ class Log:
             "are still on the disk; erase it again when the reader is done"
         )
 
-    async def _erase_identity(self, identity: KeyIdentity) -> int:
+    async def _erase_identity(self, identity: KeyIdentity, actor: str) -> int:
         standing = await self._store.standing(identity)
-        return 0 if standing.record is None else await self._store.erase(standing.record.lane, standing.positions)
+        record = standing.record
+        if record is None:
+            return 0
+        act = RecordAct(
+            act=ERASE,
+            actor=actor,
+            scope=record.scope if record.sequence else "",
+            lane=record.lane,
+            target=record.key.hex(),
+            details=canonical({"policy": record.policy}),
+        )
+        return await self._erase(record.lane, standing.positions, act)
 
-    async def _erase_all(self, query: Query, policy: str | None = None) -> int:
+    async def _erase(self, lane: int, positions: Sequence[int], act: RecordAct) -> int:
+        """Erase bodies and record it in one transaction, or record it later if it cannot be recorded now."""
+        try:
+            return await self._store.erase(lane, positions, act)
+        except UNRECORDABLE:
+            erased = await self._store.erase(lane, positions)
+            if erased:
+                self.record(with_detail(act, "records", erased))
+            return erased
+
+    async def _erase_all(self, query: Query, act: RecordAct, policy: str | None = None) -> int:
         erased = 0
         while True:
             page = await self._store.read(query)
             full = [one for one in page.records if not one.erased and policy in (None, one.policy)]
             if full:
-                erased += await self._store.erase(full[0].lane, [record.position for record in full])
+                erased += await self._erase(full[0].lane, [record.position for record in full], act)
                 self._tailers.erased()
             if not page.has_more:
                 return erased
@@ -791,18 +885,29 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
     clock: Clock | None = None,
     room: Room | None = None,
     tenants: Sequence[Tenant] | None = None,
+    actor: str = APPLICATION_ACTOR,
     file_mode: int = OWNER_ONLY,
 ) -> Log:
     """A log in the file at `path`, made there if there is none; `:memory:` is one that is gone when it is closed.
 
     An address, `postgresql://user@host/database`, is one in a database (`pip install oncelog[postgres]`).
     `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with,
-    `room` how full its disk may become, `tenants` the quotas that it has from now on (None: those that it has).
+    `room` how full its disk may become, `tenants` the quotas that it has from now on (None: those that it has),
+    `actor` who sets them.
     `file_mode` is the mode of a file that is created: 0o600, or 0o640 or 0o660 for a group. Raises SettingsError.
     """
     limits = limits or Limits()
     store = _store(os.fspath(path), settings, limits, clock, check_file_mode(file_mode))
-    return Log(store, policies=policies, validate=validate, limits=limits, clock=clock, room=room, tenants=tenants)
+    return Log(
+        store,
+        policies=policies,
+        validate=validate,
+        limits=limits,
+        clock=clock,
+        room=room,
+        tenants=tenants,
+        actor=actor,
+    )
 
 
 def _store(

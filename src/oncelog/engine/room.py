@@ -6,6 +6,7 @@ a lease, cursors, erasure. For these the limit leaves room.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -83,6 +84,8 @@ class Guard:
         self.room = room
         """None does not look at all: then only an operator can say that no new writes are taken."""
         self._reasons: dict[Why, str] = {}
+        self.on_change: Callable[[bool, str, str], None] | None = None
+        """Called when the log starts or ends to refuse new writes: whether it does, why, and the operator's actor."""
         self._looking: asyncio.Task[None] | None = None
         self._since_ms = 0
         """The last look at the store."""
@@ -112,9 +115,9 @@ class Guard:
             self._look_at_disk()
         return self.message if self._reasons else ""
 
-    def set_read_only(self, *, is_read_only: bool) -> None:
+    def set_read_only(self, *, is_read_only: bool, actor: str = "") -> None:
         """The operator's switch."""
-        self._set(Why.OPERATOR, is_read_only, "an operator has set it so")
+        self._set(Why.OPERATOR, is_read_only, "an operator has set it so", actor)
 
     def use(self, room: Room | None) -> None:
         """Other limits from now on."""
@@ -236,16 +239,20 @@ class Guard:
             self._well_ms = 0
             self._set(Why.FULL, False, "")
 
-    def _set(self, why: Why, is_so: bool, message: str) -> None:
+    def _set(self, why: Why, is_so: bool, message: str, actor: str = "") -> None:
         """Tells once what begins, and once what is over."""
         if is_so == (why in self._reasons):
             return
+        was_read_only = bool(self._reasons)
         if is_so:
             self._reasons[why] = message
             logger.warning("no new writes are taken: %s", message)
-            return
-        over = self._reasons.pop(why)
-        if self._reasons:
-            logger.warning("no new writes are taken yet, but this is over: %s", over)
         else:
-            logger.warning("new writes are taken again; this is over: %s", over)
+            message = self._reasons.pop(why)
+            if self._reasons:
+                logger.warning("no new writes are taken yet, but this is over: %s", message)
+            else:
+                logger.warning("new writes are taken again; this is over: %s", message)
+        is_read_only = bool(self._reasons)
+        if self.on_change is not None and (is_read_only != was_read_only or why is Why.OPERATOR):
+            self.on_change(is_so if why is Why.OPERATOR else is_read_only, message, actor)

@@ -26,7 +26,7 @@ class Sweep(Struct, frozen=True):
     held_by: Consumer | None
 
 
-async def sweep_tombstones(
+async def sweep_tombstones(  # noqa: PLR0913 - each of them is asked for by its name
     store: Store,
     submit: Callable[[Item], Awaitable[Verdict]],
     scope: str,
@@ -35,6 +35,7 @@ async def sweep_tombstones(
     age_ms: int,
     after: tuple[str, str],
     rows_max: int,
+    actor: str = "",
 ) -> Sweep:
     """Read at most `rows_max` rows after a table and row id, and drop the deleted ones that `core.tombstones` lets go.
 
@@ -49,7 +50,7 @@ async def sweep_tombstones(
         page = await store.rows(scope, "", after, min(TOMBSTONES_MAX, rows_max), _PAGE_BYTES_MAX)
         found = [one for one in await _tombstones(store, scope, page) if one.sequence <= upto]
         if found:
-            verdict = await submit(DropTombstones(scope, tuple(found), age_ms, names))
+            verdict = await submit(DropTombstones(scope, tuple(found), age_ms, names, actor))
             if not isinstance(verdict, Applied):
                 raise TypeError(f"tombstones were answered with {verdict!r}")
             dropped += verdict.count

@@ -296,7 +296,7 @@ class DeltasDoor:
             raise _forbidden("not be compacted")
         return scope
 
-    async def compact(self, scope: str, body: bytes) -> Compacted:
+    async def compact(self, scope: str, body: bytes, actor: str) -> Compacted:
         """Drop the bodies of old deltas, then old deleted rows; as many as one request may."""
         asked = _read_compact(body)
         with telling():
@@ -308,6 +308,7 @@ class DeltasDoor:
                 tombstone_age_ms=asked.tombstone_age_ms,
                 after_row=asked.after_row,
                 rows_max=COMPACT_ROWS_MAX,
+                actor=actor,
             )
 
     # --- cursors

@@ -84,8 +84,8 @@ class DeltasHttp:
 
     async def _compact(self, request: web.Request, caller: Caller) -> web.Response:
         door = self.door
-        scope, body, _ = await self._asked(request, caller, door.demand_compactable)
-        done = await door.compact(scope, body)
+        scope, body, principal = await self._asked(request, caller, door.demand_compactable)
+        done = await door.compact(scope, body, principal.actor)
         return self._ok(words.compacted_json(done, row_token(done.next_row)))
 
     async def _asked(

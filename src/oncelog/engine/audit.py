@@ -1,0 +1,238 @@
+"""Audit records of a log: acts that wait for their commit, and pages of recorded acts (CO-43)."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncelog.core.audit import AuditEntry, audit_entry
+from oncelog.core.canonical import JsonValue
+from oncelog.core.tenants import Tenant
+from oncelog.core.values import Committed, Item, Reason, Record, RecordAct, Refused, Replayed, Verdict
+from oncelog.errors import ClockJumpedError, DiskFullError, HistoryChangedError, OncelogError
+from oncelog.stores.clock import Clock
+
+logger: Final = logging.getLogger("oncelog.engine")
+
+QUEUED_ACTS_MAX: Final = 1000
+"""Acts that wait for a commit, such as on a full disk. Further ones are only logged."""
+PAUSE_S_MIN: Final = 0.1
+PAUSE_S_MAX: Final = 5.0
+CLOSE_S: Final = 2.0
+"""How long a log that is closed tries to record the acts that wait."""
+SCAN_RECORDS_MAX: Final = 1000
+"""Audit records that one page reads at most, whether or not they match."""
+LOG_ACTOR: Final = "system:log"
+"""Actor of acts that the log itself does: no new writes while the disk is full."""
+UNRECORDABLE: Final = (ClockJumpedError, DiskFullError)
+"""The act may be possible all the same, without its record."""
+NAMED_TENANTS_MAX: Final = 20
+"""Tenants that the record of a change of quotas names; it counts all."""
+NAME_CHARACTERS_SHOWN: Final = 64
+_READ_RECORDS: Final = 200
+_CURSOR_CHARACTERS_MAX: Final = 2**20
+_SEPARATOR: Final = "~"
+
+
+class ActQueue:
+    """Commits acts in the order of their arrival, again and again until they are recorded.
+
+    It is in memory: an act that waits is lost with the process, and stands in the server's log only.
+    """
+
+    def __init__(self, submit: Callable[[Item], Awaitable[Verdict]], clock: Clock, is_full: Callable[[], bool]) -> None:
+        self._submit = submit
+        self._is_full = is_full
+        self._clock = clock
+        self._queue: deque[RecordAct] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, act: RecordAct) -> None:
+        """Record an act soon, with the present time. Does not wait."""
+        if len(self._queue) >= QUEUED_ACTS_MAX:
+            logger.error("%s by %s is not recorded: %d acts wait already", act.act, act.actor, QUEUED_ACTS_MAX)
+            return
+        self._queue.append(act if act.time_ms else replace(act, time_ms=self._clock.wall_ms()))
+        self.start()
+
+    def start(self) -> None:
+        """Begin to commit the queue. Acts that are put before the log is open wait for this."""
+        if self._queue and self._task is None:
+            try:
+                self._task = asyncio.get_running_loop().create_task(self._run())
+            except RuntimeError:  # no event loop yet
+                return
+
+    async def settled(self) -> None:
+        """Return when no act waits."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """Try once more to record the waiting acts, for a short time."""
+        self._is_closing = True
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=CLOSE_S)
+            if self._task is not None:
+                self._task.cancel()
+        for act in self._queue:
+            logger.error("%s by %s is not recorded: the log was closed before it could be", act.act, act.actor)
+
+    async def _run(self) -> None:
+        pause_s, has_told = PAUSE_S_MIN, False
+        try:
+            while self._queue:
+                problem = await self._try(self._queue[0])
+                if problem is None:
+                    self._queue.popleft()
+                    pause_s, has_told = PAUSE_S_MIN, False
+                    continue
+                if not has_told:
+                    has_told = True
+                    logger.warning("%d acts wait to be recorded: %s", len(self._queue), problem)
+                await asyncio.sleep(PAUSE_S_MIN if self._is_closing else pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        finally:
+            self._task = None
+
+    async def _try(self, act: RecordAct) -> str | None:
+        """Return why an act cannot be recorded now; None if it is done, or never can be."""
+        if self._is_full():
+            return "the disk is full"  # a commit that fails would fail the others of its batch
+        try:
+            verdict = await self._submit(act)
+        except OncelogError as error:
+            return str(error)
+        if isinstance(verdict, Committed | Replayed):
+            return None
+        if isinstance(verdict, Refused) and verdict.reason is Reason.MALFORMED:
+            logger.error("%s by %s is not recorded: %s %s", act.act, act.actor, verdict.field, verdict.message)
+            return None
+        return verdict.message if isinstance(verdict, Refused) else repr(verdict)
+
+
+def quota_details(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str, JsonValue]:
+    """Describe a change of quotas: how many tenants were added, changed and removed, and some of their names."""
+    old, new = {one.prefix: one for one in before}, {one.prefix: one for one in after}
+    groups = {
+        "added": sorted(new.keys() - old.keys()),
+        "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
+        "removed": sorted(old.keys() - new.keys()),
+    }
+    named = [name[:NAME_CHARACTERS_SHOWN] for names in groups.values() for name in names][:NAMED_TENANTS_MAX]
+    return {**{group: len(names) for group, names in groups.items()}, "tenants": named}
+
+
+class AuditFilter(Struct, frozen=True, kw_only=True):
+    """Which acts a reader asks for. Empty fields match all."""
+
+    act: str = ""
+    actor: str = ""
+    stream: str = ""
+    target: str = ""
+    since_ms: int = 0
+    until_ms: int | None = None
+    """Acts at this time and later are left out."""
+
+    def matches(self, entry: AuditEntry) -> bool:
+        """Return whether an act is one of those."""
+        return (
+            self.act in ("", entry.act)
+            and self.actor in ("", entry.actor)
+            and self.stream in ("", entry.scope)
+            and self.target in ("", entry.target)
+            and self.since_ms <= entry.time_ms
+            and (self.until_ms is None or entry.time_ms < self.until_ms)
+        )
+
+
+def entry_json(entry: AuditEntry) -> dict[str, JsonValue]:
+    """Return an act as the command line and HTTP show it."""
+    return {
+        "time_ms": entry.time_ms,
+        "act": entry.act,
+        "actor": entry.actor,
+        "stream": entry.scope,
+        "target": entry.target,
+        "details": dict(entry.details),
+        "lane": entry.lane,
+        "position": entry.position,
+        "log_time_ms": entry.log_time_ms,
+        "erased": entry.erased,
+    }
+
+
+class AuditPage(Struct, frozen=True):
+    """Some acts by log time, and how to go on."""
+
+    entries: list[AuditEntry]
+    after: Mapping[int, int]
+    """The position in each lane up to which audit records were read."""
+    has_more: bool
+    """More records may follow. A page can be empty and have more: not every record matches."""
+
+
+class AuditScan:
+    """Collects a page from the reads of a store."""
+
+    def __init__(self, after: Mapping[int, int], limit: int, wanted: AuditFilter) -> None:
+        self._after = dict(after)
+        self._limit = limit
+        self._wanted = wanted
+        self._entries: list[AuditEntry] = []
+        self._read = 0
+
+    @property
+    def after(self) -> Mapping[int, int]:
+        """Where to read on."""
+        return self._after
+
+    @property
+    def room(self) -> int:
+        """How many records to read next."""
+        return min(_READ_RECORDS, SCAN_RECORDS_MAX - self._read)
+
+    def add(self, records: Sequence[Record], asked: int) -> AuditPage | None:
+        """Take the records of a read that asked for `asked`, and return the page once it is complete."""
+        for record in records:
+            entry = audit_entry(record)
+            if self._wanted.matches(entry):
+                if len(self._entries) == self._limit:
+                    return AuditPage(self._entries, self._after, has_more=True)
+                self._entries.append(entry)
+            self._after[record.lane] = record.position
+            self._read += 1
+        if len(records) < asked:
+            return AuditPage(self._entries, self._after, has_more=False)
+        return AuditPage(self._entries, self._after, has_more=True) if self.room <= 0 else None
+
+
+def cursor_text(epoch: str, after: Mapping[int, int]) -> str:
+    """Encode the place of a reader: the epoch, and a position for each lane."""
+    return _SEPARATOR.join([epoch, *(f"{lane}-{position}" for lane, position in sorted(after.items()))])
+
+
+def cursor_places(text: str, epoch: str, lanes: int) -> dict[int, int]:
+    """Decode a cursor. Raises ValueError for another text, and HistoryChangedError for another epoch."""
+    if not text:
+        return {}
+    of_epoch, *places = text[:_CURSOR_CHARACTERS_MAX].split(_SEPARATOR)
+    after: dict[int, int] = {}
+    for place in places:
+        lane, dash, position = place.partition("-")
+        if not (dash and place.isascii() and lane.isdecimal() and position.isdecimal()) or len(place) > 32:
+            raise ValueError("must be a cursor of an earlier page")
+        after[int(lane)] = min(int(position), 2**48)
+    if len(after) != len(places) or max(after, default=0) > lanes:
+        raise ValueError("must be a cursor of an earlier page")
+    if of_epoch != epoch:
+        raise HistoryChangedError("the cursor is of another history; read from the beginning", epoch, 0)
+    return after

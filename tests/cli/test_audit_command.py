@@ -1,0 +1,104 @@
+"""`oncelog audit`: tables and JSON lines of recorded acts, from files, databases and servers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import oncelog
+from cli.runner import COMMAND, RUNNER
+from cli.served import DEVELOPMENT, serving, start_command
+from databases import address_of
+from oncelog.core.values import RecordAct
+from oncelog.stores.inspecting import inspector_of
+from waiting import wait_until
+
+pytestmark = pytest.mark.rule("CO-43")
+
+
+@pytest.fixture(params=["file", "database"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "log.db") if request.param == "file" else address_of(tmp_path)
+
+
+def fill(log: str, *targets: str) -> None:
+    with oncelog.open_blocking(log) as opened:
+        opened.submit(oncelog.event("0192e4a0-0000-7000-8000-000000000001", {"type": "x"}, ["p"]))
+        for number, target in enumerate(targets):
+            stream = f"s/{number}" if number else ""
+            opened.submit(
+                RecordAct(act="erase", actor=f"user:{number}", target=target, scope=stream, time_ms=number + 1)
+            )
+
+
+def run(*arguments: str) -> str:
+    done = RUNNER.invoke(COMMAND, ["audit", *arguments])
+    assert done.exit_code == 0, (done.stdout, done.stderr)
+    return done.stdout
+
+
+def targets(*arguments: str) -> list[str]:
+    return [json.loads(line)["target"] for line in run(*arguments, "--json").splitlines()]
+
+
+def test_acts_of_all_lanes_are_printed(log: str) -> None:
+    fill(log, "a", "b\x1b[2J", "c")
+    lines = run(log).splitlines()
+    assert lines[0].split() == ["1970-01-01", "00:00:00.001", "UTC", "user:0", "erase", "-", "a"]
+    assert "\\u001b[2J" in lines[1]
+    assert "\x1b" not in "".join(lines)
+    assert len(lines) == 3
+
+
+def test_acts_are_filtered(log: str) -> None:
+    fill(log, "a", "b", "c")
+    assert targets(log, "--actor", "user:1") == ["b"]
+    assert targets(log, "--stream", "s/2") == ["c"]
+    assert targets(log, "--target", "a", "--act", "erase") == ["a"]
+    assert targets(log, "--since", "1970-01-01T00:00:00.002") == ["b", "c"]
+    assert targets(log, "--until", "1970-01-01T00:00:00.002+00:00") == ["a"]
+    assert targets(log, "--since", "24h") == []
+
+
+def test_restores_are_acts(tmp_path: Path) -> None:
+    log = str(tmp_path / "log.db")
+    fill(log, "a")
+    inspector_of(log).renew_epoch(1_000_000)
+    acts = [json.loads(line) for line in run(log, "--act", "restore", "--json").splitlines()]
+    assert len(acts) == 17
+    assert {one["actor"] for one in acts} == {"system:restore"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a LOG or a server"),
+        (["log.db", "--url", "http://127.0.0.1:1"], "only one of them"),
+        (["log.db", "--since", "yesterday"], "--since must be a time"),
+        (["missing.db"], "missing.db"),
+        (["--url", "http://127.0.0.1:1"], "127.0.0.1:1"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments: list[str], message: str) -> None:
+    done = RUNNER.invoke(COMMAND, ["audit", *arguments])
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_follow_prints_acts_as_they_come(tmp_path: Path) -> None:
+    log = str(tmp_path / "log.db")
+    fill(log, "a")
+    with start_command("audit", log, "--follow", "--json") as command:
+        assert command.stdout is not None
+        assert json.loads(command.stdout.readline())["target"] == "a"
+        with oncelog.open_blocking(log) as opened:
+            opened.submit(RecordAct(act="erase", actor="user:later", target="later"))
+        assert json.loads(command.stdout.readline())["target"] == "later"
+        command.kill()
+
+
+def test_a_server_is_asked(tmp_path: Path) -> None:
+    with serving(tmp_path, *DEVELOPMENT, "--read-only") as server:
+        wait_until(lambda: "read_only_on" in run("--url", server.url))
+        (line,) = run("--url", server.url, "--json").splitlines()
+        assert json.loads(line)["actor"] == "system:server"
