@@ -22,7 +22,7 @@ from bench.http_load import ORGANIZATIONS, answer_of, writers
 from bench.measure import Effort
 from bench.processes import process
 from bench.report import Finding, Report, findings_table
-from bench.server import COMMAND, Serving, serving
+from bench.server import COMMAND, UNLIMITED, Serving, serving
 from bench.server_report import Series, table
 from bench.turns import SliceOf, in_turn, say
 from bench.wire import Slice, Watch
@@ -131,7 +131,7 @@ async def _http(sizes: Sizes) -> dict[str, Series]:
 
 @contextmanager
 def _server(place: Path) -> Iterator[Serving]:
-    with process([*COMMAND, str(place / "grpc.db")], place / "ledger.log", GRPC_ADDRESS) as (pid, said):
+    with process([*COMMAND, str(place / "grpc.db"), *UNLIMITED], place / "ledger.log", GRPC_ADDRESS) as (pid, said):
         yield Serving(said[1], int(said[2]), pid)
 
 

@@ -26,7 +26,7 @@ from bench.ledger import GRPC_ADDRESS, MANY, grpc_load
 from bench.pairs_embedded import LOADS
 from bench.processes import process
 from bench.report import Report, Table, plain
-from bench.server import ADDRESS, BATCH, COMMAND, Serving
+from bench.server import ADDRESS, BATCH, COMMAND, UNLIMITED, Serving
 from bench.turns import say
 from bench.wire import Slice
 from bench.ws_load import Load, connected
@@ -132,9 +132,15 @@ async def _in_pairs(load: str, old: Sample, new: Sample, pairs: int) -> list[tup
 @contextmanager
 def _serving(tree: Path, address: str) -> Iterator[Serving]:
     with directory() as place:
-        command = ["env", f"PYTHONPATH={tree}", *COMMAND, str(place / "log.db")]
+        command = ["env", f"PYTHONPATH={tree}", *COMMAND, str(place / "log.db"), *_unlimited(tree)]
         with process(command, place / "server.log", address) as (pid, said):
             yield Serving(said[1], int(said[2]), pid)
+
+
+def _unlimited(tree: Path) -> tuple[str, ...]:
+    """Return the options that switch rates off; a tree from before these rates does not know them."""
+    text = (tree / "oncelog" / "doors" / "limits.py").read_text()
+    return UNLIMITED if "requests_per_second_max" in text else ()
 
 
 async def _server_loads(stack: AsyncExitStack, tree: Path, size: Size) -> dict[str, Sample]:

@@ -34,6 +34,8 @@ from bench.ws_idle import WRITTEN, crowd, demand_given_up
 from bench.ws_load import Connection, Load, catch_up, connected, demand_once, events_of
 from oncelog import Committed, Log, Submission
 
+UNLIMITED: Final = ("--set", "limits.requests_per_second_max=0", "--set", "limits.frames_per_second_max=0")
+"""One caller of a benchmark stands for many."""
 COMMAND: Final = [sys.executable, "-m", "oncelog", "serve", "--development", "--port", "0", "--store"]
 """And the file."""
 ADDRESS: Final = r"(?:https?|wss?)://([0-9.]+|localhost):([0-9]+)(?=[\s/\"])"
@@ -120,7 +122,7 @@ def serving(place: Path, store: Path | str, *settings: str) -> Iterator[Serving]
     """Oncelog's server on a file or a database."""
     chosen = [word for setting in settings for word in ("--set", setting)]
     output = place / f"{store.stem if isinstance(store, Path) else 'gateway'}.log"
-    with process([*COMMAND, str(store), *chosen], output, ADDRESS) as (pid, said):
+    with process([*COMMAND, str(store), *UNLIMITED, *chosen], output, ADDRESS) as (pid, said):
         yield Serving(said[1], int(said[2]), pid)
 
 

@@ -373,6 +373,7 @@ def test_zero_is_accepted_only_where_it_means_no_limit() -> None:
         "connections_per_address_max",
         "connections_per_principal_max",
         "unauthenticated_connections_max",
+        "requests_per_second_max",
         "new_events_per_second_max",
         "frames_per_second_max",
         "user_messages_per_second_max",

@@ -22,12 +22,15 @@ class Entrance:
         clock: Clock,
         auth_failures: Rates,
         log_limiter: LogLimiter | None = None,
+        requests: Rates | None = None,
     ) -> None:
         self._authenticator = authenticator
         self._counts = counts
         self.clock = clock
         self._auth_failures = auth_failures
         self._log_limiter = log_limiter or LogLimiter(clock.elapsed_ms)
+        self._requests = Rates(0, 1, 1, clock.elapsed_ms) if requests is None else requests
+        """Requests of each actor."""
 
     @property
     def is_open(self) -> bool:
@@ -39,7 +42,8 @@ class Entrance:
 
         The credential is verified before the rate limit is checked, so that wrong credentials from an address never
         delay a valid one (CO-25). A request without a credential guesses nothing and does not count. The connection of
-        the caller then counts for its principal (CO-27).
+        the caller then counts for its principal (CO-27). An actor with too many requests gets
+        RATE_LIMITED.
         """
         try:
             principal = self._authenticator.authenticate(credential)
@@ -49,6 +53,12 @@ class Entrance:
             self._counts.unauthenticated_requests += 1
             raise DoorError(AUTH_FAILED, str(error)) from None
         caller.authenticated(principal)
+        actor, requests = principal.actor, self._requests
+        if not requests.allows(actor):
+            retry_after_ms = requests.retry_after_ms(actor)
+            message = f"requests_per_second_max is used up; try again in {retry_after_ms} ms"
+            raise DoorError(RATE_LIMITED, message, retry_after_ms=retry_after_ms)
+        requests.take(actor)
         return principal
 
     def refuse_client(self, caller: Caller, client_id: str) -> DoorError:

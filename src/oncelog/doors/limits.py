@@ -52,10 +52,13 @@ COMPACT_ROWS_MAX: Final = 50_000
 SETTING_NUMBER_MAX: Final = 2**53 - 1
 """The largest whole number that a setting may be."""
 
+REQUESTS_BURST_SECONDS: Final = 5
+"""Seconds of `requests_per_second_max` that an actor can use at once: clients reconnect and retry together."""
 _MIB: Final = 2**20
 _ZERO_MEANS_NO_LIMIT: Final = frozenset(
     {
         "auth_failures_per_minute_max",
+        "requests_per_second_max",
         "new_events_per_second_max",
         "frames_per_second_max",
         "user_messages_per_second_max",
@@ -116,7 +119,12 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     """Failed authentications from one address. 0 is no limit."""
     new_events_per_second_max: int = 0
     """New events of one actor, over all processes of the log; retries are not counted. 0 is no limit."""
-    frames_per_second_max: int = 0
+    requests_per_second_max: int = 2000
+    """HTTP requests, gRPC calls and WebSocket connections of one actor at this server. 0 switches it off.
+
+    After a pause an actor can make `REQUESTS_BURST_SECONDS` times as many at once.
+    """
+    frames_per_second_max: int = 5000
     """Frames that one connection sends. 0 is no limit."""
     message_bytes_max: int = 4096
     """Of the content of one chat message, in UTF-8."""

@@ -56,7 +56,7 @@ from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp
 from oncelog.doors.ledger.rpc import LedgerRpc
-from oncelog.doors.limits import INSIEME_FRAME_BYTES
+from oncelog.doors.limits import INSIEME_FRAME_BYTES, REQUESTS_BURST_SECONDS
 from oncelog.doors.listener import Listener, bind
 from oncelog.doors.log_limiter import LogLimiter
 from oncelog.doors.metrics import Counts, Metrics
@@ -246,7 +246,9 @@ class Server:
     def _new_entrance(self) -> Entrance:
         per_minute = self.settings.door_limits.auth_failures_per_minute_max
         auth_failures = Rates(per_minute / 60, max(1, per_minute), RATE_KEYS_MAX, self._clock.elapsed_ms)
-        return Entrance(self._authenticator, self.counts, self._clock, auth_failures, self._log_limiter)
+        per_second = self.settings.door_limits.requests_per_second_max
+        requests = Rates(per_second, max(1, REQUESTS_BURST_SECONDS * per_second), RATE_KEYS_MAX, self._clock.elapsed_ms)
+        return Entrance(self._authenticator, self.counts, self._clock, auth_failures, self._log_limiter, requests)
 
     @property
     def _readers(self) -> int:

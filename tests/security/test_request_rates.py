@@ -1,0 +1,45 @@
+"""Rates that are on by default: requests of an actor, and frames of a connection."""
+
+from pathlib import Path
+
+import pytest
+
+from doors.chat.chat_doors import opened
+from doors.serving import item, serving
+from oncelog.doors.limits import DoorLimits
+from oncelog.testing.clock import ManualClock
+
+
+@pytest.mark.rule("CO-25", "CO-30")
+async def test_requests_of_an_actor_are_limited_by_default(tmp_path: Path) -> None:
+    limits = DoorLimits()
+    assert (limits.requests_per_second_max, limits.frames_per_second_max) == (2000, 5000)
+    clock = ManualClock()
+    async with opened(tmp_path, clock=clock, requests_per_second_max=2) as door:
+        for _ in range(10):  # five seconds' worth at once
+            assert (await door.http("GET", "/v1/chats", "ann")).status == 200
+        late = await door.http("GET", "/v1/chats", "ann")
+        assert (late.status, late.json["error"]["code"]) == (429, "RATE_LIMITED")
+        assert late.headers["Retry-After"] == "1"
+        assert (await door.http("GET", "/v1/chats", "bob")).status == 200, "another actor is not affected"
+        clock.advance(500)
+        assert (await door.http("GET", "/v1/chats", "ann")).status == 200
+        assert (await door.http("GET", "/v1/chats", "ann")).status == 429
+
+
+@pytest.mark.rule("CO-25", "CO-30")
+async def test_request_over_the_rate_writes_nothing_and_is_accepted_later(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with serving(tmp_path, clock=clock, requests_per_second_max=1) as served:
+        for number in range(1, 6):
+            assert (await served.submit(item(number))).status == 200
+        assert (await served.submit(item(6))).refusal == (429, "rate_limited")
+        assert (await served.server.log.heads())[0].position == 5
+        clock.advance(1000)
+        assert (await served.submit(item(6))).status == 200
+
+
+async def test_zero_switches_the_rate_of_requests_off(tmp_path: Path) -> None:
+    async with serving(tmp_path, clock=ManualClock(), requests_per_second_max=0) as served:
+        for number in range(1, 20):
+            assert (await served.submit(item(number))).status == 200
