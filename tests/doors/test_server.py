@@ -242,7 +242,7 @@ async def test_reload_closes_revoked_keys_and_applies_changed_grants(tmp_path: P
         assert (error["type"], error["payload"]["code"]) == ("error", "auth_failed")
         assert await ending.closed() == 1008
         (refused, taken) = await staying.submit(item(3), item(4, "b"))
-        assert (refused["reason"], taken["committed_id"]) == ("forbidden", 2)
+        assert (refused["reason"], taken["status"]) == ("forbidden", "committed")
         assert (await served.page("a", credential=revoked.text)).refusal == (401, "auth_failed")
         assert (await served.page("b", credential=changed.text)).status == 200
 
