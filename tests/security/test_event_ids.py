@@ -36,7 +36,9 @@ async def test_tenant_cannot_squat_on_the_id_of_another(tmp_path: Path) -> None:
         assert squatted.json["results"][0]["status"] == "committed"
         first = await served.submit(item(1, "a/x"), credential=A)
         again = await served.submit(item(1, "a/x"), credential=A)
-        assert numbers(first.json["results"]) == numbers(again.json["results"]) == [3]  # 1 is the audit record of the quotas
+        assert (
+            numbers(first.json["results"]) == numbers(again.json["results"]) == [3]
+        )  # 1 is the audit record of the quotas
         assert await statuses(served, (A, 1, "a/other")) == ["rejected"]
         socket = await served.connected("laptop", A)
         assert numbers(await socket.submit(item(1, "a/x"))) == [3]
