@@ -28,7 +28,9 @@ from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying import verify, verify_file
 from oncelog.stores.verifying.findings import ContradictionError, Lie, Passed, Progress, exported_head
 
-RECORDS = 272
+RECORDS = 276
+AUDIT_RECORDS = 4
+"""Of added members."""
 TEXT = ("policy", "scope", "client", "actor", "partitions")
 BLOBS = ("key", "fingerprint", "salt", "body", "body_hash")
 NUMBERS = ("sequence", "log_time_ms", "height", "client_sequence")
@@ -146,7 +148,7 @@ def test_almost_empty_log_passes(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     sample.make_log(path, rounds=0)
     with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT count(*) FROM oncelog_records").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM oncelog_records").fetchone() == (1 + AUDIT_RECORDS,)
     connection.close()
     assert isinstance(list(verify_file(path))[-1], Passed)
 
@@ -459,7 +461,9 @@ def test_invalid_utf8_in_text_columns_is_found(editable: EditableLog) -> None:
 def test_verify_prints_one_line(made: Path, copy: Path) -> None:
     done = RUNNER.invoke(COMMAND, ["verify", str(made)])
     assert done.exit_code == 0
-    assert done.stdout.startswith(f"ok: {RECORDS} records in 5 lanes, ")
+    assert done.stdout.startswith(
+        f"ok: {RECORDS - AUDIT_RECORDS} records and {AUDIT_RECORDS} audit records in 5 lanes, "
+    )
     assert done.stderr == ""
     said = json.loads(RUNNER.invoke(COMMAND, ["verify", str(made), "--json"]).stdout)
     assert (said["ok"], said["records"]) == (True, RECORDS)

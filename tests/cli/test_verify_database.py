@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cli import sample
 from cli.damage import IMPOSSIBLE_SIDE_STATE, Editable
 from cli.runner import COMMAND, RUNNER
-from cli.test_verify import BLOBS, NUMBERS, RECORDS, TEXT, flipped
+from cli.test_verify import AUDIT_RECORDS, BLOBS, NUMBERS, RECORDS, TEXT, flipped
 from core.writes import result
 from databases import address_of, query
 from oncelog.core.proof import Block, leaf_hash, record_header, root_of
@@ -125,7 +125,7 @@ def test_almost_empty_log_passes(database: str) -> None:
     sample.make_log(database, rounds=0)
     last = last_of(database)
     assert isinstance(last, Passed)
-    assert last.records == 1
+    assert last.records == 1 + AUDIT_RECORDS
 
 
 def test_verification_reads_a_snapshot_while_others_write(database: str) -> None:
@@ -467,11 +467,12 @@ def test_verify_prints_one_line(database: str) -> None:
     done = RUNNER.invoke(COMMAND, ["verify", database])
     assert done.exit_code == 0
     assert re.fullmatch(
-        r"ok: 28 records in 5 lanes, \d+ blocks, \d+ erased, \d+ keys, epoch [0-9a-f]{16}\n", done.stdout
+        r"ok: 28 records and 4 audit records in 5 lanes, \d+ blocks, \d+ erased, \d+ keys, .*epoch [0-9a-f]{16}\n",
+        done.stdout,
     )
     assert done.stderr == ""
     said = json.loads(RUNNER.invoke(COMMAND, ["verify", database, "--json"]).stdout)
-    assert (said["ok"], said["records"], said["sealed_keys"]) == (True, 28, 0)
+    assert (said["ok"], said["records"], said["sealed_keys"]) == (True, 28 + AUDIT_RECORDS, 0)
     query(database, "DELETE FROM oncelog_records WHERE lane = 0 AND position = 4")
     done = RUNNER.invoke(COMMAND, ["verify", database])
     assert done.exit_code == 1

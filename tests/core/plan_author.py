@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.plan_model import LeaseChange, PlanModel, Validate
+from core.plan_model import PlanModel, Validate
+from core.plan_model_events import LeaseChange
 from core.plan_model_rules import entity_of
 from oncelog.core.limits import LEASE_MEMORY_MS, LEASE_MS_MAX, SEQUENCE_MAX
 from oncelog.core.merge import Op, RowDelta

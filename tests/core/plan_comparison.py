@@ -13,12 +13,15 @@ from core.plan_author import (
     SNAPSHOT_TABLES,
     History,
 )
-from core.plan_model import LeaseChange, PlanModel, Validate, Write
+from core.plan_model import PlanModel, Validate
+from core.plan_model_events import LeaseChange, Write
 from core.plan_model_rules import entity_of, identity_of, newest, row_of
+from oncelog.core.audit import APPLICATION_ACTOR, audit_entry
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.operations import Operation, Relate, Unrelate
 from oncelog.core.plan import plan
 from oncelog.core.policy import (
+    AUDIT_POLICY,
     LEDGER,
     Order,
 )
@@ -115,11 +118,31 @@ def compare_order(log: MemoryLog, model: PlanModel) -> None:
         for lane in lanes
     ]
     by_lane = [[record for record in log.records if record.lane == lane] for lane in lanes]
-    assert by_lane == [[record_of(write) for write in model.writes() if write.receipt.lane == lane] for lane in lanes]
+    for lane, records in zip(lanes, by_lane, strict=True):
+        written = [record_of(write) for write in model.writes() if write.receipt.lane == lane]
+        assert [record for record in records if record.policy != AUDIT_POLICY] == written
+        assert [told_of(record) for record in records if record.policy == AUDIT_POLICY] == [
+            (
+                act.position,
+                act.at_ms,
+                act.act,
+                act.item.actor or APPLICATION_ACTOR,
+                act.item.scope,
+                act.target,
+                {} if act.role is None else {"role": act.role.value},
+            )
+            for act in model.acts(lane)
+        ]
     scopes = {getattr(it, "scope", "") for it in model.history}
     streams = {write.submission.scope for write in model.writes() if write.receipt.sequence}
     streams |= {scope for scope in scopes if model.is_open(scope) and scope}
     assert log.snapshot.streams == {scope: model.sequence(scope) for scope in streams}
+
+
+def told_of(record: Record) -> tuple[object, ...]:
+    """The content of an audit record."""
+    entry = audit_entry(record)
+    return entry.position, entry.log_time_ms, entry.act, entry.actor, entry.scope, entry.target, entry.details
 
 
 def record_of(write: Write) -> Record:

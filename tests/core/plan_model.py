@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from hashlib import sha256
 from math import ceil
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from msgspec.structs import replace
 
+from core.plan_model_events import Act, Event, LeaseChange, Touch, Write
 from core.plan_model_rules import Leased, entity_of, failure_of, identity_of, key_is_malformed, newest
 from oncelog.core.limits import CLOCK_DRIFT_MS_MAX, LEASE_MEMORY_MS, LEASE_MS_MAX, SEQUENCE_MAX
 from oncelog.core.merge import RowDelta
@@ -52,40 +53,6 @@ from oncelog.core.values import (
 )
 
 Validate = Callable[[Submission], str | None]
-
-# --- events of the history ------------------------------------------------------------------------------
-
-
-class Write(NamedTuple):
-    """A submission was committed, in the batch of that number."""
-
-    submission: Submission
-    receipt: Receipt
-    batch: int
-
-
-class LeaseChange(NamedTuple):
-    """A lease was granted (`is_new`: under a new number), granted again, renewed or released."""
-
-    item: Leased
-    lane: int
-    at_ms: int
-    lease: Lease
-    is_new: bool
-    batch: int
-
-
-class Touch(NamedTuple):
-    """Side state in the lane was changed."""
-
-    lane: int
-    at_ms: int
-    batch: int
-
-
-Event = Write | LeaseChange | SetMember | Acknowledge | SetCursor | Touch
-"""Members, acknowledgements and cursors are kept as the items that were applied."""
-
 
 # --- verdicts --------------------------------------------------------------------------------------------
 
@@ -196,7 +163,10 @@ class PlanModel:
         return 1 + int.from_bytes(sha256(scope.encode()).digest()[:8], "big") % self.settings.lanes
 
     def position(self, lane: int) -> int:
-        return sum(write.receipt.lane == lane for write in self.writes())
+        return sum(write.receipt.lane == lane for write in self.writes()) + len(self.acts(lane))
+
+    def acts(self, lane: int) -> list[Act]:
+        return [event for event in self.history if isinstance(event, Act) and event.lane == lane]
 
     def sequence(self, scope: str) -> int:
         in_streams = [write.submission for write in self.writes() if write.submission.policy.order is Order.STREAM]
@@ -207,7 +177,8 @@ class PlanModel:
 
     def blocks(self, lane: int) -> set[int]:
         """The batches that put a record into the lane: one block each."""
-        return {write.batch for write in self.writes() if write.receipt.lane == lane}
+        writes = {write.batch for write in self.writes() if write.receipt.lane == lane}
+        return writes | {act.batch for act in self.acts(lane)}
 
     def revision(self, lane: int) -> int:
         """How many batches have changed anything in the lane."""
@@ -216,7 +187,7 @@ class PlanModel:
 
     def saved_log_time_ms(self, lane: int) -> int:
         times = [write.receipt.log_time_ms for write in self.writes() if write.receipt.lane == lane]
-        changes = [event for event in self.history if isinstance(event, LeaseChange | Touch)]
+        changes = [event for event in self.history if isinstance(event, LeaseChange | Touch | Act)]
         return max(times + [event.at_ms for event in changes if event.lane == lane], default=0)
 
     def log_time_ms(self, item: Submission | Leased) -> int:
@@ -225,7 +196,9 @@ class PlanModel:
     def evictions(self, lane: int) -> list[int]:
         """The log times of all evictions in the lane."""
         in_lane = [write.receipt for write in self.writes() if write.receipt.lane == lane]
-        return [it.log_time_ms for it in in_lane if it.position % self.settings.eviction_interval == 0]
+        numbered = [(it.position, it.log_time_ms) for it in in_lane]
+        numbered += [(it.position, it.at_ms) for it in self.acts(lane)]
+        return [at_ms for position, at_ms in sorted(numbered) if position % self.settings.eviction_interval == 0]
 
     def forgotten(self, item: Submission | Leased, seen_ms: int) -> bool:
         retention = item.policy.retention
@@ -565,21 +538,28 @@ class PlanModel:
     def _open_stream(self, item: OpenStream) -> Verdict:
         if self.is_open(item.scope) and not self.is_member(item.scope, item.member):
             return refused(Reason.NOT_A_MEMBER)
-        return self._set_member(SetMember(item.scope, item.member))
+        is_open = self.is_open(item.scope)
+        added = SetMember(item.scope, item.member, actor="" if is_open else item.member)
+        return self._set_member(added, is_creation=not is_open)
 
-    def _set_member(self, item: SetMember) -> Verdict:
-        if item.actor and not self.is_member(item.scope, item.actor):
+    def _set_member(self, item: SetMember, *, is_creation: bool = False) -> Verdict:
+        if item.actor and not is_creation and not self.is_member(item.scope, item.actor):
             return refused(Reason.NOT_A_MEMBER)
         before = self.roles(item.scope)
         is_own = item.actor == item.member and item.role is None
-        if item.actor and not is_own and before[item.actor] is not Role.OWNER:
+        if item.actor and not is_creation and not is_own and before[item.actor] is not Role.OWNER:
             return refused(Reason.NOT_AN_OWNER)
         others = [role for name, role in before.items() if name != item.member]
         is_demoted = item.role is Role.MEMBER and before.get(item.member) is Role.OWNER
         if is_demoted and Role.OWNER not in others:
             return refused(Reason.LAST_OWNER)
         self.history.append(item)
-        changed = self.roles(item.scope) != before
+        after = self.roles(item.scope)
+        changed = after != before
+        for name in sorted(before.keys() | after.keys(), key=lambda name: name != item.member):
+            if before.get(name) is not after.get(name):
+                kind = "member_added" if name not in before else "member_role_changed"
+                self._record_act(item, kind if name in after else "member_removed", name, after.get(name))
         return self._applied(self.lane_of_stream(item.scope), changed=changed)
 
     def _acknowledge(self, item: Acknowledge) -> Verdict:
@@ -602,6 +582,11 @@ class PlanModel:
         self.history.append(item)
         after = self.cursor(item.scope, item.consumer)
         return self._applied(self.lane_of_stream(item.scope) if item.scope else 0, changed=after != before)
+
+    def _record_act(self, item: SetMember, act: str, target: str, role: Role | None) -> None:
+        lane = self.lane_of_stream(item.scope)
+        at_ms = max(self.now_ms, self.saved_log_time_ms(lane))
+        self.history.append(Act(lane, self.position(lane) + 1, at_ms, self.batch, item, act, target, role))
 
     def _applied(self, lane: int, *, changed: bool) -> Verdict:
         if changed:

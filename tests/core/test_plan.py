@@ -73,7 +73,7 @@ def test_retry_with_other_content_reports_a_mismatch_where_the_first_wins() -> N
     answer = replayed(log(message(1, "goodbye")))
     assert answer.receipt == receipt
     assert answer.mismatch
-    assert [record.body for record in log.records] == [b"hello"]
+    assert [record.body for record in log.records if record.sequence] == [b"hello"]
     inserted = committed(log(delta(1, op=Op.INSERT, a="1")))
     assert replayed(log(delta(1, op=Op.DELETE))) == replayed(log(delta(1, op=Op.UPDATE)))
     assert replayed(log(delta(1, op=Op.INSERT, a="1"))).receipt == inserted

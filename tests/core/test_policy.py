@@ -389,7 +389,7 @@ def commits_once(policy: Policy) -> None:
     else:
         assert isinstance(other, Refused)
         assert other.reason is Reason.IDENTITY_REUSED
-    assert len(log.records) == 1
+    assert len([record for record in log.records if record.policy == policy.name]) == 1
 
 
 def answered(log: MemoryLog, item: Item) -> Verdict:

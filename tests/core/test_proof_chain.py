@@ -111,7 +111,8 @@ def test_each_lane_chains_all_its_batches() -> None:
     assert len(lanes) >= 3
     for lane in lanes:
         blocks = [block for block in LOG.blocks if block.lane == lane]
-        assert [block.height for block in blocks] == [1, 2, 3, 4, 5]
+        assert [block.height for block in blocks] == list(range(1, len(blocks) + 1))
+        assert len(blocks) >= 5
         assert (blocks[0].previous, blocks[0].first_position) == (NO_HASH, 1)
         for before, after in pairwise(blocks):
             assert after.previous == before.hash

@@ -182,7 +182,7 @@ async def test_every_api_reports_tenant_limit_and_usage_of_an_exceeded_quota(tmp
         for number, write in enumerate(doors.values(), 1):
             assert await write(number) is None
         has = {tenant.prefix: usage for tenant, usage in await log.usage()}
-        assert {prefix: usage.records for prefix, usage in has.items()} == dict(zip(TENANTS, (2, 2, 1, 3), strict=True))
+        assert {prefix: usage.records for prefix, usage in has.items()} == dict(zip(TENANTS, (2, 2, 1, 4), strict=True))
         if limit == "new_writes_per_second_max":
             await log.set_tenants([Tenant(prefix, new_writes_per_second_max=1) for prefix in TENANTS])
             for way in ("events http", "ledger http", "deltas", "chat http"):

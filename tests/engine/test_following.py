@@ -411,6 +411,8 @@ async def test_batch_is_iterated_once_for_all_followed_lanes(monkeypatch: pytest
             return super().__iter__()
 
     async with WatchedLog(settings=Settings(lanes=8), poll_ms=NO_POLL_MS) as log:
+        scopes = [f"chat/{number}" for number in range(40)]
+        await log.submit_many([SetMember(scope, "user:ann") for scope in scopes])
         followed = [await log.subscribe(lane=lane) for lane in range(1, 9)]
         batches: list[Counted] = []
 
@@ -420,8 +422,6 @@ async def test_batch_is_iterated_once_for_all_followed_lanes(monkeypatch: pytest
             batches.append(Counted(changes.records))
             hand_on(replace(changes, records=batches[-1]))
 
-        scopes = [f"chat/{number}" for number in range(40)]
-        await log.submit_many([SetMember(scope, "user:ann") for scope in scopes])
         monkeypatch.setattr(log._tailers, "committed", counted)
         await log.submit_many([message(1, scope=scope) for scope in scopes])
         arrived = [record.scope for one in followed for record in await one.next()]

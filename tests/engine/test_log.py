@@ -76,7 +76,7 @@ async def test_cursor_of_another_epoch_is_refused_with_the_newest_position(open_
         reads: list[tuple[int, Any]] = [
             (3, log.read(after=foreign)),
             (3, log.read(partition="p", after=foreign)),
-            (3, log.read(lane=1, after=foreign)),
+            (4, log.read(lane=1, after=foreign)),  # with the audit record of the added member
             (2, log.read(stream=CAMPAIGN, after=foreign)),
             (1, anext(log.follow(stream=CHANNEL, after=foreign))),
             (3, log.commit_cursor("c", foreign)),

@@ -53,7 +53,7 @@ class Journal:
         self.lines += [(one.member, one.present) for one in changes]
 
     def deliver(self, records: Sequence[Record]) -> None:
-        self.lines += [("message", record.sequence) for record in records]
+        self.lines += [("message", record.sequence) for record in records if record.sequence]
 
     def fail(self, error: Exception) -> None:
         self.lines.append(("failed", error))

@@ -7,6 +7,7 @@ before roles until an owner is named: every member acts as an owner.
 
 from msgspec.structs import replace
 
+from oncelog.core.audit import APPLICATION_ACTOR, MEMBER_ADDED, MEMBER_REMOVED, MEMBER_ROLE_CHANGED, append_act
 from oncelog.core.desk import Desk
 from oncelog.core.quotas import count_member, member_beyond_quota
 from oncelog.core.rates import take_for_stream
@@ -31,7 +32,10 @@ def open_stream(item: OpenStream, desk: Desk) -> Applied | Refused:
         return not_a_member(item.scope, item.member, desk) or Applied(changed=False)
     # The rate takes a token, so it comes last.
     refused = member_beyond_quota((item.scope, item.member), desk) or take_for_stream(item, desk)
-    return refused or set_member(SetMember(item.scope, item.member), desk)
+    if refused is None:
+        # The creator is the actor, and not a member yet.
+        _add(SetMember(item.scope, item.member, actor=item.member), desk.rosters.get(item.scope) or Roster(), desk)
+    return refused or Applied(changed=True)
 
 
 def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
@@ -73,17 +77,17 @@ def _add(item: SetMember, roster: Roster, desk: Desk) -> None:
     roster = replace(roster, members=roster.members + 1, joined=roster.joined + 1)
     roster = _with_owners(roster, 1) if is_owner else roster
     count_member((item.scope, item.member), desk)
-    _put(item, Member(roster.joined, is_owner), roster, desk)
+    _put(MEMBER_ADDED, item, Member(roster.joined, is_owner), roster, desk)
 
 
 def _remove(item: SetMember, member: Member, roster: Roster, desk: Desk) -> None:
     roster = replace(roster, members=roster.members - 1)
     roster = _with_owners(roster, -1) if member.is_owner else roster
-    _put(item, None, roster, desk)
+    _put(MEMBER_REMOVED, item, None, roster, desk)
     if roster.owners == 0 and roster.members:
         name, heir = _oldest_member(item.scope, desk)
         heritage = SetMember(item.scope, name, actor=item.actor, role=Role.OWNER)
-        _put(heritage, replace(heir, is_owner=True), _with_owners(roster, 1), desk)
+        _put(MEMBER_ROLE_CHANGED, heritage, replace(heir, is_owner=True), _with_owners(roster, 1), desk)
 
 
 def _set_role(item: SetMember, member: Member, roster: Roster, desk: Desk) -> Applied | Refused:
@@ -94,7 +98,8 @@ def _set_role(item: SetMember, member: Member, roster: Roster, desk: Desk) -> Ap
         return Refused(Reason.LAST_OWNER, "no owner would be left; name another owner first", field="role")
     if member.is_owner is is_owner:
         return Applied(changed=False)
-    _put(item, replace(member, is_owner=is_owner), _with_owners(roster, 1 if is_owner else -1), desk)
+    roster = _with_owners(roster, 1 if is_owner else -1)
+    _put(MEMBER_ROLE_CHANGED, item, replace(member, is_owner=is_owner), roster, desk)
     return Applied(changed=True)
 
 
@@ -108,8 +113,8 @@ def _oldest_member(scope: str, desk: Desk) -> tuple[str, Member]:
     return min(known, key=lambda one: one[1].joined)
 
 
-def _put(item: SetMember, member: Member | None, roster: Roster, desk: Desk) -> None:
-    """Write one change of a member: every addition, removal and role passes here."""
+def _put(act: str, item: SetMember, member: Member | None, roster: Roster, desk: Desk) -> None:
+    """Write one change of a member and its audit record (CO-43): every addition, removal and role passes here."""
     identity = (item.scope, item.member)
     desk.members.put(identity, member)
     desk.rosters.put(item.scope, roster)
@@ -120,7 +125,9 @@ def _put(item: SetMember, member: Member | None, roster: Roster, desk: Desk) -> 
     if desk.streams.get(item.scope) is None:
         # Stays after the last member has left: a stranger cannot open the stream again and read its records.
         desk.streams.put(item.scope, 0)
-    desk.stream_lane(item.scope).touch()
+    details = {} if member is None else {"role": role_of(member, roster).value}
+    actor = item.actor or APPLICATION_ACTOR
+    append_act(desk, desk.stream_lane(item.scope), act, actor, scope=item.scope, target=item.member, details=details)
 
 
 def acknowledge(item: Acknowledge, desk: Desk) -> Applied | Refused:

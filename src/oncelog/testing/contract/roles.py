@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+from oncelog.core.audit import APPLICATION_ACTOR, MEMBER_ADDED, MEMBER_REMOVED, MEMBER_ROLE_CHANGED, audit_entry
 from oncelog.core.values import Acknowledge, Applied, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
 from oncelog.stores.protocol import MemberChange
 from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
@@ -114,6 +115,32 @@ class RolesContract(Contract):
                 MemberChange(revision, CHANNEL, "user:ann", MEMBERSHIP, False, 0, None),
                 MemberChange(revision, CHANNEL, "user:bob", MEMBERSHIP, True, 1, Role.OWNER),
                 MemberChange(revision, CHANNEL, "user:bob", ACKNOWLEDGEMENT, True, 1, None),
+            ]
+
+    def test_changes_of_members_are_audit_records(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log.together(
+                OpenStream(CHANNEL, "user:ann"),
+                SetMember(CHANNEL, "user:bob", actor="user:ann"),
+                SetMember(CHANNEL, "user:eve"),
+                SetMember(CHANNEL, "user:bob", actor="user:ann"),  # changes nothing
+            )
+            log(SetMember(CHANNEL, "user:ann", present=False, actor="user:bob"))  # refused
+            log(SetMember(CHANNEL, "user:eve", actor="user:ann", role=Role.OWNER))
+            log(SetMember(CHANNEL, "user:eve", present=False, actor="user:ann"))
+            log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann"))
+            log.reopen()
+            entries = [audit_entry(record) for record in log.run(log.store.internal_records({}, 1000))]
+            assert {one.scope for one in entries} == {CHANNEL}
+            owner, member = {"role": "owner"}, {"role": "member"}
+            assert [(one.act, one.actor, one.target, one.details) for one in entries] == [
+                (MEMBER_ADDED, "user:ann", "user:ann", owner),
+                (MEMBER_ADDED, "user:ann", "user:bob", member),
+                (MEMBER_ADDED, APPLICATION_ACTOR, "user:eve", member),
+                (MEMBER_ROLE_CHANGED, "user:ann", "user:eve", owner),
+                (MEMBER_REMOVED, "user:ann", "user:eve", {}),
+                (MEMBER_REMOVED, "user:ann", "user:ann", {}),
+                (MEMBER_ROLE_CHANGED, "user:ann", "user:bob", owner),
             ]
 
     def test_new_streams_of_a_member_have_a_rate(self, tmp_path: Path) -> None:
