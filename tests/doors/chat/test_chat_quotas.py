@@ -30,10 +30,11 @@ def error_of(answer: Any) -> tuple[int, str, str, str, int, int]:
 async def test_chats_and_members_count_against_the_quota_of_a_tenant(tmp_path: Path) -> None:
     async with opened(tmp_path) as door:
         log = door.served.server.log
-        await log.set_tenants([Tenant("chat", records_max=3)])
+        # Each member counts with the audit record of its addition.
+        await log.set_tenants([Tenant("chat", records_max=6)])
         members = [f"user:{number}" for number in range(499)]
         large = await door.http("POST", "/v1/chats", "ann", {"chat_id": "large", "members": members})
-        assert error_of(large) == (507, "QUOTA_EXCEEDED", "chat", "records_max", 3, 3)
+        assert error_of(large) == (507, "QUOTA_EXCEEDED", "chat", "records_max", 6, 6)
         assert (await door.http("GET", "/v1/chats/large", "ann")).status == 403
         await door.create("c", "ann", "bob", "cyd")
         again = await door.http("POST", "/v1/chats", "ann", {"chat_id": "c", "members": ["user:bob"]})
@@ -43,11 +44,11 @@ async def test_chats_and_members_count_against_the_quota_of_a_tenant(tmp_path: P
             "QUOTA_EXCEEDED",
             "chat",
             "records_max",
-            3,
-            3,
+            6,
+            6,
         )
         another = await door.http("POST", "/v1/chats", "ann", {"chat_id": "d"})
-        assert error_of(another) == (507, "QUOTA_EXCEEDED", "chat", "records_max", 3, 3)
+        assert error_of(another) == (507, "QUOTA_EXCEEDED", "chat", "records_max", 6, 6)
         assert (await door.set_member("c", "ann", "bob", present=False)).status == 200
         assert error_of(await door.set_member("c", "ann", "dan"))[0] == 507, "a removed member stays counted"
         assert (await door.set_member("c", "ann", "bob")).status == 200
