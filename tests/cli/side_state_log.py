@@ -15,7 +15,7 @@ from oncelog.core.operations import Condition, DeleteEntity, Must, Operation, Re
 from oncelog.core.policy import BUILT_IN
 from oncelog.core.transactions import transaction
 from oncelog.core.values import Committed, Item, Refused, Request, SetCursor, Verdict
-from oncelog.engine.tombstones import COMPACTION, sweep_tombstones
+from oncelog.engine.tombstones import COMPACTION, fold_of, sweep_tombstones
 from oncelog.stores.postgres.verifying import verify_database
 from oncelog.stores.protocol import Query, Store
 from oncelog.stores.sqlite.verifying import verify_file
@@ -177,13 +177,17 @@ class RandomHistory:
         gateway = self._random.choice(GATEWAYS)
         newest = (await writer.store.read(Query(stream=gateway, limit=500))).upto
         if newest:
-            await compact(writer, gateway, self._random.randint(1, newest))
+            has_folds = self._random.random() < 0.7  # earlier versions committed no digests
+            await compact(writer, gateway, self._random.randint(1, newest), has_folds=has_folds)
 
 
-async def compact(writer: Writer, gateway: str, upto: int) -> int:
+async def compact(writer: Writer, gateway: str, upto: int, *, has_folds: bool = True) -> int:
     """Erase the deltas up to a sequence, and drop all tombstones of that age; return how many were dropped."""
     page = await writer.store.read(Query(stream=gateway, upto=upto, limit=500))
-    await writer.store.erase(page.records[0].lane, [record.position for record in page.records])
+    full = [record for record in page.records if not record.erased]
+    if full and has_folds:
+        await writer.commit(fold_of(gateway, full))
+    await writer.store.erase(page.records[0].lane, [record.position for record in full])
     await writer.commit(SetCursor(COMPACTION, upto, gateway))
 
     async def submit(item: Item) -> Verdict:

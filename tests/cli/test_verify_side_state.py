@@ -4,17 +4,21 @@ import json
 import shutil
 import sqlite3
 import stat
-from contextlib import suppress
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+import oncelog
 from cli.runner import COMMAND, RUNNER
 from cli.sample import START_MS
 from cli.side_state_log import RandomHistory, Writer, compact, row_delta, verified, write, write_sample
 from databases import address_of, query
+from oncelog.core.deltas import delta
 from oncelog.core.merge import Op
 from oncelog.core.operations import DeleteEntity, SetEntity
+from oncelog.core.values import Committed
 from oncelog.stores.sqlite.verifying import verify_file
 from oncelog.stores.verifying.findings import Lie, Options, Passed
 
@@ -87,6 +91,21 @@ def execute(path: Path, *statements: str) -> None:
         assert connection.execute(statement).rowcount > 0, statement
     connection.commit()
     connection.close()
+
+
+def execute_in(log: Path | str, statement: str) -> None:
+    if isinstance(log, Path):
+        execute(log, statement)
+    else:
+        query(log, statement)
+
+
+def entities_of(log: Path | str) -> dict[str, tuple[bytes, int]]:
+    statement = "SELECT key, value, erased FROM oncelog_entities"
+    if isinstance(log, str):
+        return {key: (value, erased) for key, value, erased in query(log, statement)}
+    with closing(sqlite3.connect(log)) as connection:
+        return {key: (value, erased) for key, value, erased in connection.execute(statement)}
 
 
 def lie_of(log: Path | str) -> Lie:
@@ -178,6 +197,12 @@ def test_state_of_erased_transactions_is_not_checkable(log: Path | str) -> None:
     found = passed_of(log)
     assert found.same["entities"] == 5  # e0, e2, e3, x2, x3
     assert found.not_checkable["entities"] == 2  # x0, e1
+    shown = entities_of(log)
+    assert (shown["e1"], shown["x0"], shown["e0"]) == ((b"", 1), (b"", 1), (b"new", 0))
+    execute_in(log, "UPDATE oncelog_entities SET erased = 0 WHERE key = 'x0'")  # as before values were erased
+    assert passed_of(log).not_checkable["entities"] == 2
+    execute_in(log, "UPDATE oncelog_entities SET erased = 1 WHERE key = 'e0'")
+    assert "entity 'e0'" in lie_of(log).findings[0]
 
 
 def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
@@ -205,17 +230,65 @@ def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
         assert lie_of(copy).findings_total == 1, statement
 
 
-def test_rows_of_compacted_deltas_are_not_checkable(log: Path | str) -> None:
+def test_rows_compacted_by_an_earlier_version_are_not_checkable(log: Path | str) -> None:
     async def work(writer: Writer) -> None:
         hlc = START_MS << 16
         await writer.push("deltas/shop", row_delta(hlc, "r1", a="1"), row_delta(hlc + 1, "r2", a="1"))
         await writer.push("deltas/shop", row_delta(hlc + 2, "r3", a="1"), row_delta(hlc + 3, "r4", Op.DELETE))
-        assert await compact(writer, "deltas/shop", 4) == 1
+        assert await compact(writer, "deltas/shop", 4, has_folds=False) == 1
         await writer.push("deltas/shop", row_delta(hlc + 9, "r2", a="2"), row_delta(hlc + 10, "r5", a="2"))
 
     write(log, work)
     found = passed_of(log)
     assert (found.same["rows"], found.not_checkable["rows"]) == (2, 2)
+
+
+async def write_compacted(writer: Writer) -> None:
+    """Compact the deltas of five rows and drop a tombstone, then change one of the rows."""
+    hlc = START_MS << 16
+    for number in range(1, 6):
+        await writer.push("deltas/shop", row_delta(hlc + number, f"r{number}", a="1", b="2"))
+    await writer.push("deltas/shop", row_delta(hlc + 8, "r5", Op.DELETE), row_delta(hlc + 9, "r4", Op.DELETE))
+    assert await compact(writer, "deltas/shop", 6) == 1
+    await writer.push("deltas/shop", row_delta(hlc + 19, "r2", a="2"))
+
+
+def test_compacted_rows_are_compared_with_the_digest_of_the_compaction(log: Path | str) -> None:
+    write(log, write_compacted)
+    found = passed_of(log)
+    assert (found.same["rows"], found.not_checkable["rows"]) == (3, 1)  # r2 got a delta since
+    state = "(SELECT state FROM oncelog_rows WHERE row_id = 'r3')"
+    execute_in(log, f"UPDATE oncelog_rows SET state = {state} WHERE row_id = 'r1'")  # noqa: S608
+    assert "row 'r1' of table 'todos' of 'deltas/shop' differs" in lie_of(log).findings[0]
+    execute_in(log, "DELETE FROM oncelog_rows WHERE row_id = 'r1'")
+    assert "row 'r1' of table 'todos' of 'deltas/shop' is missing" in lie_of(log).findings[0]
+
+
+def test_row_that_no_compacted_delta_made_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    write(path, write_compacted)
+    execute(
+        path,
+        "INSERT INTO oncelog_rows (lane, scope, table_name, row_id, state) "
+        "SELECT lane, scope, table_name, 'r9', state FROM oncelog_rows WHERE row_id = 'r3'",
+    )
+    assert "row 'r9' of table 'todos' of 'deltas/shop' is stored, and no delta made it" in lie_of(path).findings[0]
+
+
+async def test_compaction_commits_digests_and_verify_checks_them(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    now = time.time_ns() // 1_000_000
+    async with oncelog.open(path) as log:
+        for number in range(20):
+            change = row_delta((now << 16) + number, f"r{number % 7}", a=str(number))
+            assert isinstance(await log.submit(delta("deltas/shop", change)), Committed)
+        await log.compact("deltas/shop", keep=0)
+    assert passed_of(path).same["rows"] == 7
+    other = "(SELECT state FROM oncelog_rows WHERE row_id = 'r1')"
+    execute(path, f"UPDATE oncelog_rows SET state = {other} WHERE row_id = 'r2'")  # noqa: S608
+    assert "row 'r2'" in lie_of(path).findings[0]
+    shown = RUNNER.invoke(COMMAND, ["verify", str(path)])
+    assert shown.exit_code == 1
 
 
 def test_delta_that_lost_to_the_horizon_is_rebuilt(log: Path | str) -> None:

@@ -29,6 +29,7 @@ from oncelog.core.values import (
     Claim,
     Committed,
     DropTombstones,
+    FoldRows,
     Granted,
     Item,
     Leap,
@@ -136,8 +137,8 @@ class PlanModel:
                 return self._acknowledge(item)
             case SetCursor():
                 return self._set_cursor(item)
-            case DropTombstones():
-                raise NotImplementedError("tombstones have a model of their own: test_tombstones_model")
+            case DropTombstones() | FoldRows():
+                raise NotImplementedError("see test_tombstones and the contract suite")
             case Claim() | Renew() | Release() if self._lease_item_is_malformed(item):
                 return refused(Reason.MALFORMED)
             case Claim():

@@ -2,10 +2,13 @@
 
 from databases import query
 
-WITHOUT_USAGE_VERSION = "ALTER TABLE oncelog_state DROP COLUMN usage_version"
-"""Takes back the migration to version 2 of usage, in both databases."""
+WITHOUT_USAGE_VERSION = (
+    "ALTER TABLE oncelog_entities DROP COLUMN erased",
+    "ALTER TABLE oncelog_state DROP COLUMN usage_version",
+)
+"""Statements, of both databases, that take back the migrations from the one of version 2 of usage on."""
 WITHOUT_ROLES = (
-    WITHOUT_USAGE_VERSION,
+    *WITHOUT_USAGE_VERSION,
     "DROP INDEX IF EXISTS oncelog_records_internal",
     "DROP TABLE oncelog_rosters",
     "DROP INDEX IF EXISTS oncelog_members_joined",

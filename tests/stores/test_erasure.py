@@ -14,6 +14,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from oncelog.core.operations import SetEntity
+from oncelog.core.transactions import transaction
 from oncelog.core.values import Record, Request
 from oncelog.stores.sqlite.files import BUSY_TIMEOUT_MS
 from oncelog.stores.sqlite.session import Session
@@ -94,3 +96,23 @@ def test_scrub_reports_bytes_that_a_reader_still_holds(tmp_path: Path) -> None:
         reader.execute("COMMIT")
         assert session.scrub()
         assert secrets_on_disk(path) == set()
+
+
+@pytest.mark.rule("CO-44", "CO-41")
+@pytest.mark.parametrize("size", [13, 200, 3000, 100_000])
+def test_erased_values_of_entities_are_not_on_disk(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "log.db"
+    with session_on(path, 8) as session:
+        operations = [SetEntity(f"e{number}", body_of(number, size)) for number in range(12)]
+        items = [transaction("ledger/acme", "c", number + 1, [one]) for number, one in enumerate(operations)]
+        for item in items:
+            (record,) = session.commit([Request((item,))], None).changes.records
+            if record.sequence % 2:
+                assert session.erase(record.lane, [record.position]) == 1
+                assert session.scrub()
+        assert values_on_disk(session) == {one.value[:12] for one in operations[1::2]}
+    assert secrets_on_disk(path) == {one.value[:12] for one in operations[1::2]}
+
+
+def values_on_disk(session: Session) -> set[bytes]:
+    return {value[:12] for (value,) in session.connection.execute("SELECT value FROM oncelog_entities") if value}

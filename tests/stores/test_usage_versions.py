@@ -55,7 +55,8 @@ def execute(path: Path, statement: str) -> None:
 
 def downgrade(path: Path, usage: dict[str, Usage]) -> None:
     """Give the log the shape, and the usage, that the version before had left."""
-    execute(path, WITHOUT_USAGE_VERSION)
+    for statement in WITHOUT_USAGE_VERSION:
+        execute(path, statement)
     execute(path, f"UPDATE oncelog_log SET schema_version = {9 if is_postgres() else 12}")  # noqa: S608
     for prefix in usage:
         execute(path, f"UPDATE oncelog_usage SET bytes = 5, records = 1, full_at_us = 0 WHERE tenant = '{prefix}'")  # noqa: S608

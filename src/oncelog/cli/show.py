@@ -28,6 +28,7 @@ from oncelog.cli.record_id import (
 from oncelog.cli.terminal import AMBIGUOUS, FOUND_NOTHING, AsJson, Log, Meter, ending_well, print_json, printable
 from oncelog.cli.times import utc
 from oncelog.core.audit import audit_entry
+from oncelog.core.folds import FOLD_POLICY
 from oncelog.core.gaps import RESTORE_POLICY, last_evicting
 from oncelog.core.internal_records import is_internal
 from oncelog.core.policy import CHAT, INTERNAL_POLICIES, Forget
@@ -212,6 +213,8 @@ class _Found:
     def _internal(self, record: Record) -> _Shown:
         if record.policy == RESTORE_POLICY:
             why = f"the log was restored: its numbers continue above {record.position - 1}"
+        elif record.policy == FOLD_POLICY:
+            why = "a fold record: digests of the rows whose deltas compaction dropped"
         else:
             entry = audit_entry(record)
             why = f"an audit record: {entry.act or 'erased'}, by {entry.actor}"

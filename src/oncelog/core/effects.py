@@ -127,7 +127,9 @@ def _unmet(key: str, condition: Condition, current: Entity | None, index: int) -
                     f"has version {current.version}, not {condition.version}",
                 )
         case Must.HAVE_VALUE:
-            if current.value != condition.value:
+            if current.erased:
+                failure = (Reason.VALUE_MISMATCH, "has no value to compare: it has been erased")
+            elif current.value != condition.value:
                 failure = (Reason.VALUE_MISMATCH, "has another value than the condition names")
     if failure is None:
         return None

@@ -19,6 +19,7 @@ from oncelog.core.values import (
     ConsumerIdentity,
     DropTombstones,
     EntityIdentity,
+    FoldRows,
     KeyIdentity,
     Leap,
     MemberIdentity,
@@ -112,11 +113,8 @@ def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
         case SetCursor():
             needs.consumers.add((item.scope, item.consumer))
             _add_lane(item.scope, 0, needs)
-        case DropTombstones():
-            needs.streams.add(item.scope)
-            needs.horizons.add(item.scope)
-            needs.consumers.update((item.scope, name) for name in item.consumers)
-            needs.rows.update((item.scope, one.table, one.row_id) for one in item.tombstones)
+        case DropTombstones() | FoldRows():
+            _add_compaction(item, needs)
         case Leap():
             needs.lanes.update(range(settings.lanes + 1))
         case RecordAct():
@@ -161,6 +159,17 @@ def _add_member_change(item: OpenStream | SetMember, needs: Footprint, settings:
         needs.acknowledged.add((item.scope, item.member))
     else:
         needs.oldest[item.scope] = needs.oldest.get(item.scope, 1) + 1
+
+
+def _add_compaction(item: DropTombstones | FoldRows, needs: Footprint) -> None:
+    scope = item.scope
+    needs.streams.add(scope)
+    if isinstance(item, FoldRows):
+        needs.rows.update((scope, table, row_id) for table, row_id in item.rows)
+        return
+    needs.horizons.add(scope)
+    needs.consumers.update((scope, name) for name in item.consumers)
+    needs.rows.update((scope, one.table, one.row_id) for one in item.tombstones)
 
 
 def _add_submission(submission: Submission, needs: Footprint) -> None:

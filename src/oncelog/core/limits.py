@@ -34,6 +34,8 @@ OPERATIONS_MAX: Final = 10_000
 ROW_COLUMNS_MAX: Final = 1000
 ROW_BYTES_MAX: Final = 4 * 2**20
 """Of the values of one row, in canonical form."""
+FOLDED_MAX: Final = 500
+"""Rows of a fold record, and ranges of deltas: compaction drops at most this many bodies in one transaction."""
 TOMBSTONES_MAX: Final = 500
 """Tombstones that one item drops, so that one transaction stays short."""
 RATE_MAX: Final = 1_000_000

@@ -62,6 +62,8 @@ class Entity(Struct, frozen=True):
     value: bytes
     version: int
     expires_at_ms: int | None = None
+    erased: bool = False
+    """The value was erased with the record that set it, and is empty here. The entity exists, with its version."""
 
     def is_live(self, log_time_ms: int) -> bool:
         """False once it has expired."""

@@ -26,6 +26,7 @@ from oncelog.core.consumers import set_cursor
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.effects import effects_of
 from oncelog.core.event_ids import former_identity, outside_its_tenant
+from oncelog.core.folds import fold_rows
 from oncelog.core.hlc import drift_of
 from oncelog.core.leaps import leap
 from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
@@ -43,6 +44,7 @@ from oncelog.core.values import (
     Claim,
     Committed,
     DropTombstones,
+    FoldRows,
     Granted,
     Item,
     KeyIdentity,
@@ -76,7 +78,7 @@ _LIMITS: Final = frozenset({Reason.RATE_LIMITED, Reason.QUOTA_EXCEEDED})
 
 Validate = Callable[[Submission], str | None]
 """An application's own check of a new write: None, or what is wrong with it. Must be pure, and must not raise."""
-_SideStateItem = Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones
+_SideStateItem = Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones | FoldRows
 
 
 class Plan(Struct, frozen=True):
@@ -195,10 +197,14 @@ def _decide_other(item: OtherItem, desk: Desk) -> Verdict:
             return acknowledge(item, desk)
         case SetCursor():
             return set_cursor(item, desk)
-        case DropTombstones():
-            return drop_tombstones(item, desk)
+        case DropTombstones() | FoldRows():
+            return _decide_compaction(item, desk)
         case Leap() | RecordAct():
             return leap(item, desk) if isinstance(item, Leap) else record_act(item, desk)
+
+
+def _decide_compaction(item: DropTombstones | FoldRows, desk: Desk) -> Verdict:
+    return fold_rows(item, desk) if isinstance(item, FoldRows) else drop_tombstones(item, desk)
 
 
 def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:

@@ -26,7 +26,9 @@ RESTORE_POLICY: Final = "oncelog.restore"
 """Stands in restore records where others name a policy (core/gaps.py). Nothing can be submitted under it."""
 AUDIT_POLICY: Final = "oncelog.audit"
 """The same in audit records (core/audit.py)."""
-INTERNAL_POLICIES: Final = frozenset({RESTORE_POLICY, AUDIT_POLICY})
+FOLD_POLICY: Final = "oncelog.fold"
+"""The same in fold records (core/folds.py)."""
+INTERNAL_POLICIES: Final = frozenset({RESTORE_POLICY, AUDIT_POLICY, FOLD_POLICY})
 """Policies of internal records (core/internal_records.py). Nothing can be submitted under them."""
 NAME_CHARACTERS_MAX: Final = 64
 KEY_BYTES_MAX: Final = 255

@@ -54,6 +54,14 @@ def has_effects(submission: Submission) -> bool:
     return bool(submission.operations) or submission.delta is not None
 
 
+def keys_set_by(record: Record, policy: Policy) -> list[str] | None:
+    """Return the keys of the entities that a record sets; None if its body does not determine them."""
+    submission = submission_of(record, policy)
+    if not submission.operations:
+        return None
+    return list({one.key: None for one in submission.operations if isinstance(one, SetEntity)})
+
+
 def without_conditions(submission: Submission) -> Submission:
     """Return the submission with unconditional operations: for a scope whose entities are not all known."""
     return replace(submission, operations=tuple([_without_condition(one) for one in submission.operations]))

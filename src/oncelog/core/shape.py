@@ -17,6 +17,7 @@ from oncelog.core.limits import (
     ENTITY_KEY_CHARACTERS_MAX,
     FAILURE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
+    FOLDED_MAX,
     LEAP_ABOVE_MAX,
     LEASE_MS_MAX,
     NAME_CHARACTERS_MAX,
@@ -38,6 +39,7 @@ from oncelog.core.values import (
     Acknowledge,
     Claim,
     DropTombstones,
+    FoldRows,
     Item,
     Leap,
     Mode,
@@ -79,8 +81,8 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_setting_of_member(item)
         case SetCursor():
             return _malformed_cursor(item)
-        case DropTombstones():
-            return _malformed_tombstones(item)
+        case DropTombstones() | FoldRows():
+            return _malformed_fold(item) if isinstance(item, FoldRows) else _malformed_tombstones(item)
         case Leap() | RecordAct():
             return _malformed_leap(item) if isinstance(item, Leap) else _malformed_act(item)
 
@@ -339,6 +341,15 @@ def _malformed_tombstones(item: DropTombstones) -> Refused | None:
         or _malformed_texts("consumers", item.consumers, NAME_CHARACTERS_MAX)
         or _malformed_texts("tombstones", names, ENTITY_KEY_CHARACTERS_MAX)
     )
+
+
+def _malformed_fold(item: FoldRows) -> Refused | None:
+    for field in ("rows", "deltas"):
+        count = len(getattr(item, field))
+        if count > FOLDED_MAX:
+            return _refused(field, f"must be at most {FOLDED_MAX}, not {count}")
+    names = tuple(name for row in item.rows for name in row)
+    return _malformed_name("scope", item.scope) or _malformed_texts("rows", names, ENTITY_KEY_CHARACTERS_MAX)
 
 
 def _malformed_key(key: bytes, policy: Policy) -> Refused | None:

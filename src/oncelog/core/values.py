@@ -190,6 +190,16 @@ class DropTombstones(Struct, frozen=True, gc=False):
     """Who compacts; empty where the application itself does."""
 
 
+class FoldRows(Struct, frozen=True, gc=False):
+    """Compaction commits a digest of rows of a gateway before it drops the bodies of their deltas (core/folds.py)."""
+
+    scope: str
+    deltas: tuple[tuple[int, int], ...]
+    """The sequences whose bodies will be dropped, as ranges: the first and the last of each."""
+    rows: tuple[tuple[str, str], ...]
+    """Table and row id of every row that these deltas changed."""
+
+
 class Leap(Struct, frozen=True, gc=False):
     """All numbers of the log continue above this one (core/leaps.py). The only item of its batch."""
 
@@ -218,8 +228,9 @@ class RecordAct(Struct, frozen=True, gc=False, kw_only=True):
     """Hash of the act, so that several processes that notice it record it once. Empty: it is recorded each time."""
 
 
+CompactionItem = DropTombstones | FoldRows
 OtherItem = (
-    Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | DropTombstones | Leap | RecordAct
+    Claim | Renew | Release | OpenStream | SetMember | Acknowledge | SetCursor | CompactionItem | Leap | RecordAct
 )
 Item = Submission | OtherItem
 AuditedItem = SetMember | OpenStream | DropTombstones | RecordAct | Release

@@ -185,7 +185,9 @@ def schemas(limits: DoorLimits) -> Schema:
         "ClientState": object_of(
             last_committed_sequence=whole(), last_seen_ms=whole(), last_idempotency_key=_HEX, last_request_hash=_HEX
         ),
-        "Entity": _optional(object_of(key=TEXT, value=_base64(), version=number()), expires_at_ms=whole()),
+        "Entity": _optional(
+            object_of(key=TEXT, value=_base64(), version=number()), expires_at_ms=whole(), erased={"const": True}
+        ),
         "EntityFound": object_of(entity={"anyOf": [ref("Entity"), {"type": "null"}]}),
         "Entities": object_of(entities={"type": "array", "items": ref("Entity")}, next_page_token=TEXT),
         "Relationship": object_of(resource=TEXT, relation=TEXT, subject=TEXT, version=number()),

@@ -1,21 +1,41 @@
 """Compaction's second step: read the rows of a gateway, and drop deleted ones that no reader needs any more."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
+from oncelog.core.deltas import stored_delta
 from oncelog.core.footprint import Footprint
 from oncelog.core.identity import lane_of
 from oncelog.core.limits import TOMBSTONES_MAX
 from oncelog.core.policy import DELTAS
 from oncelog.core.tombstones import deleting_ids
-from oncelog.core.values import Applied, DropTombstones, Item, Tombstone, Verdict
+from oncelog.core.values import Applied, DropTombstones, FoldRows, Item, Record, Tombstone, Verdict
+from oncelog.errors import CanonicalError
 from oncelog.stores.protocol import Consumer, RowPage, Store
 
 COMPACTION: Final = "oncelog.compaction"
 """The consumer whose cursor says up to where a stream has been compacted."""
 _PAGE_BYTES_MAX: Final = 8 * 2**20
+
+
+def fold_of(scope: str, records: Sequence[Record]) -> FoldRows:
+    """Return the fold of the rows that some deltas of a stream changed, before their bodies are dropped."""
+    rows: dict[tuple[str, str], None] = {}
+    ranges: list[tuple[int, int]] = []
+    for record in records:
+        try:
+            delta = stored_delta(record.body)
+        except (CanonicalError, msgspec.MsgspecError):
+            continue  # of an application's own making: its row is not known, and no fold covers it
+        rows[delta.table, delta.row_id] = None
+        if ranges and ranges[-1][1] == record.sequence - 1:
+            ranges[-1] = (ranges[-1][0], record.sequence)
+        else:
+            ranges.append((record.sequence, record.sequence))
+    return FoldRows(scope, tuple(ranges), tuple(rows))
 
 
 class Sweep(Struct, frozen=True):

@@ -38,6 +38,7 @@ from oncelog.core.values import (
 from oncelog.errors import ClosedError
 from oncelog.stores.about import About, new_epoch, new_settings
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
+from oncelog.stores.erasure import row_of_values
 from oncelog.stores.leaps import PREVIOUS_EPOCHS_MAX, Renewed, leap_request, previous_epochs_of
 from oncelog.stores.protocol import (
     BriefPage,
@@ -138,9 +139,11 @@ class MemoryLog:
         """Drops body and salt of a record, and gives the hash that stays of them. Whoever sends it again is told so."""
         record = self.records[index]
         kept_hash = body_hash(self.salts[index], record.body)
-        if self.snapshot.tenants is not None:
-            self.keep_usage(given_back(self.snapshot.usage, self.snapshot.tenants, [_size(record)[:5]]))
         self.records[index], self.salts[index] = replace(record, body=b"", erased=True), b""
+        values = self._erase_values(record)
+        if self.snapshot.tenants is not None:
+            erased = [_size(record)[:5], row_of_values(record.scope, values)]
+            self.keep_usage(given_back(self.snapshot.usage, self.snapshot.tenants, erased))
         client = record.client if record.client_sequence else ""
         identity = (record.policy, record.scope, client)
         for name, key in (("keys", record.key), ("sequences", record.client_sequence)):
@@ -149,6 +152,17 @@ class MemoryLog:
             if remembered is not None and remembered.receipt == record.receipt:
                 table[*identity, key] = replace(remembered, erased=True)
         return kept_hash
+
+    def _erase_values(self, record: Record) -> int:
+        """Erase the values of entities that a record set. Returns the bytes that tenants were charged for."""
+        entities = self._table("entities")
+        time_ms = self.snapshot.heads[record.lane].log_time_ms
+        size = 0
+        for (scope, key), entity in entities.items():
+            if scope == record.scope and entity.version == record.sequence:
+                size += len(entity.value) if entity.is_live(time_ms) else 0
+                entities[scope, key] = replace(entity, value=b"", erased=True)
+        return size
 
     def keep_usage(self, changed: Mapping[str, Usage | None]) -> None:
         """What tenants have by now; None of those that are no more."""

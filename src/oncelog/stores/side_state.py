@@ -63,6 +63,12 @@ def _encoded_row(row: Row) -> tuple[bytes]:
     return (encode_row(row),)
 
 
+def entity_of(columns: Sequence[Any]) -> Entity:
+    """An entity, from its columns."""
+    value, version, expires_at_ms, erased = columns
+    return Entity(value, version, expires_at_ms, bool(erased))
+
+
 _FIRST: Final[Callable[[Any], Any]] = itemgetter(0)
 _SECOND: Final[Callable[[Any], Any]] = itemgetter(1)
 _ENTRY: Final = ("sequence", "last_seen_ms", "last_key", "last_fingerprint")
@@ -84,12 +90,12 @@ TABLES: Final = (
     Table(
         "entities",
         ("scope", "key"),
-        ("value", "version", "expires_at_ms"),
+        ("value", "version", "expires_at_ms", "erased"),
         _FIRST,
         tuple,
         tuple,
         msgspec.structs.astuple,
-        lambda columns: Entity(*columns),
+        entity_of,
     ),
     Table(
         "relationships", ("scope", "resource", "relation", "subject"), ("version",), _FIRST, tuple, tuple, _one, _FIRST

@@ -172,6 +172,22 @@ async def test_restarted_server_knows_and_marks_an_erased_transaction(tmp_path: 
         await check_second_is_erased(door.ledger(client_id="app"), answers, before)
 
 
+@pytest.mark.rule("CO-41", "CO-44")
+async def test_entity_of_an_erased_transaction_has_no_value(shared_server: SharedServer) -> None:
+    ledger = shared_server.ledger()
+    success(await ledger.write(1, put("a", b"secret"), put("b", b"secret"), key=key(1)))
+    success(await ledger.write(2, put("b", b"new"), key=key(2)))
+    await shared_server.door.log.erase(key=key(1), policy=LEDGER, scope=shared_server.scope, client="app")
+    entity = await ledger.get_entity("a") or {}
+    assert (entity["value"], entity["version"], entity["erased"]) == (b"", 1, True)
+    assert not (await ledger.get_entity("b") or {}).get("erased")
+    error = failure(await ledger.write(3, put("a", b"x", condition={"value_equals": b""}), key=key(3)))
+    assert (error["code"], error["current_version"]) == ("VALUE_MISMATCH", 1)
+    assert not error.get("current_value")
+    success(await ledger.write(3, put("a", b"x", condition={"version_is": 1}), key=key(3)))
+    assert (await ledger.get_entity("a") or {})["value"] == b"x"
+
+
 async def check_second_is_erased(ledger: Ledger, answers: list[Json], before: Json) -> None:
     for asked in (key(2), b"", key(70)):
         error = failure(await ledger.write(2, put("a", b"2"), key=asked))

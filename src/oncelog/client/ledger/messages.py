@@ -56,7 +56,7 @@ def client_state(state: pb.GetClientStateResponse) -> ClientState:
 def entity(found: pb.Entity) -> LedgerEntity:
     """An entity."""
     expires_at_ms = found.expires_at_ms if found.HasField("expires_at_ms") else None
-    return LedgerEntity(found.key, found.value, found.version, expires_at_ms)
+    return LedgerEntity(found.key, found.value, found.version, expires_at_ms, found.erased)
 
 
 def relationship(found: pb.StoredRelationship) -> LedgerRelationship:

@@ -149,6 +149,8 @@ class LedgerEntity(Struct, frozen=True):
     value: bytes
     version: int
     expires_at_ms: int | None = None
+    erased: bool = False
+    """The value was erased with the transaction that set it, and is empty."""
 
 
 class LedgerRelationship(Struct, frozen=True):

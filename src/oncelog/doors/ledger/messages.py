@@ -134,7 +134,13 @@ def entity(found: tuple[str, Entity] | None) -> pb.GetEntityResponse:
 
 
 def _entity(key: str, found: Entity) -> pb.Entity:
-    return pb.Entity(key=key, value=found.value, version=found.version, expires_at_ms=found.expires_at_ms)
+    return pb.Entity(
+        key=key,
+        value=found.value,
+        version=found.version,
+        expires_at_ms=found.expires_at_ms,
+        erased=found.erased,
+    )
 
 
 def entities(page: Entities) -> pb.ListEntitiesResponse:

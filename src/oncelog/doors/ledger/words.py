@@ -250,6 +250,8 @@ def entity_json(found: tuple[str, Entity] | None) -> bytes:
 
 def _entity(key: str, entity: Entity) -> dict[str, Any]:
     members = {"key": key, "value": b64encode(entity.value).decode(), "version": entity.version}
+    if entity.erased:
+        members["erased"] = True
     return members if entity.expires_at_ms is None else {**members, "expires_at_ms": entity.expires_at_ms}
 
 

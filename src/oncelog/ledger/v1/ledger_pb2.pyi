@@ -199,16 +199,18 @@ class GetClientStateResponse(_message.Message):
     def __init__(self, last_committed_sequence: _Optional[int] = ..., last_seen_ms: _Optional[int] = ..., last_idempotency_key: _Optional[bytes] = ..., last_request_hash: _Optional[bytes] = ...) -> None: ...
 
 class Entity(_message.Message):
-    __slots__ = ("key", "value", "version", "expires_at_ms")
+    __slots__ = ("key", "value", "version", "expires_at_ms", "erased")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ERASED_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: bytes
     version: int
     expires_at_ms: int
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., expires_at_ms: _Optional[int] = ...) -> None: ...
+    erased: bool
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., expires_at_ms: _Optional[int] = ..., erased: _Optional[bool] = ...) -> None: ...
 
 class GetEntityRequest(_message.Message):
     __slots__ = ("organization", "vault", "key")

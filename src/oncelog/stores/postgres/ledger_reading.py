@@ -3,7 +3,6 @@
 from typing import Any
 
 from oncelog.core.footprint import Footprint
-from oncelog.core.operations import Entity
 from oncelog.core.proof import Block
 from oncelog.core.values import LaneHead, Settings, Snapshot
 from oncelog.stores.ledger_paging import scoped
@@ -11,7 +10,7 @@ from oncelog.stores.postgres import reading, tables
 from oncelog.stores.postgres.statements import SQL
 from oncelog.stores.postgres.timing import DatabaseTime
 from oncelog.stores.protocol import EntityPage, RelationshipPage, RelationshipQuery, ScopedBlock, SideState
-from oncelog.stores.side_state import behind_prefix, lane_of_scope
+from oncelog.stores.side_state import behind_prefix, entity_of, lane_of_scope
 
 
 async def blocks(connection: Any, lane: int, after: int, limit: int, scope: str) -> list[ScopedBlock]:
@@ -45,7 +44,7 @@ async def entities(
     time_ms = (await side_state(connection, Footprint(lanes={lane}), settings, time)).time_of(lane)
     places = (after, prefix, behind_prefix(prefix))
     rows = await connection.fetch(SQL["entity_page"], lane, scope, *places, time_ms, limit + 1, bytes_max)
-    found = [(row[0], Entity(row[1], row[2], row[3])) for row in rows]
+    found = [(row[0], entity_of(tuple(row)[1:])) for row in rows]
     return EntityPage.of(found, limit, bytes_max)
 
 

@@ -31,6 +31,7 @@ from oncelog.errors import ClosedError, CorruptError, LogReplacedError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
+from oncelog.stores.erasure import Content
 from oncelog.stores.leaps import Renewed, leap_request
 from oncelog.stores.postgres import delta_reading, ledger_reading, member_reading, news, reading
 from oncelog.stores.postgres import tenants as tenants_of_database
@@ -44,6 +45,7 @@ from oncelog.stores.postgres.connecting import (
     pass_barrier,
 )
 from oncelog.stores.postgres.database import look, make_or_open
+from oncelog.stores.postgres.erasure import erase_values
 from oncelog.stores.postgres.news import News
 from oncelog.stores.postgres.session import Patience, Writer
 from oncelog.stores.postgres.sessions import Sessions
@@ -258,7 +260,10 @@ class PostgresStore:
             if rows:
                 hashes = [body_hash(salt, body) for _, salt, body, *_ in rows]
                 await connection.execute(SQL["erase"], lane, [row[0] for row in rows], hashes)
-                await tenants_of_database.give_back(connection, [(row[0], *row[3:], len(row[2])) for row in rows])
+                sizes = [(row[0], *tuple(row)[3:6], len(row[2])) for row in rows]
+                contents = [Content(row[6], row[4], row[7], row[2]) for row in rows]
+                values = await erase_values(connection, lane, contents)
+                await tenants_of_database.give_back(connection, [*sizes, *values])
                 await connection.execute(SQL["touch_lane"], lane)
                 await connection.execute(SQL["count_erasure"])
                 self._erasing = await connection.fetchval(SQL["own_transaction"])
@@ -508,7 +513,7 @@ class PostgresStore:
         if not await connection.fetchval(SQL["is_behind_all"], self._erasing):
             return False
         try:
-            await connection.execute("VACUUM oncelog_records")
+            await connection.execute("VACUUM oncelog_records, oncelog_entities")
         except asyncpg.LockNotAvailableError:  # another VACUUM is at it
             return False
         return True

@@ -30,7 +30,7 @@ SHORT_BYTES_MAX: Final = 2000
 _SHORT_CHARACTERS_MAX: Final = SHORT_BYTES_MAX // 4
 """A character has at most four bytes: up to this many need no counting."""
 _BYTES: Final = {"last_key", "last_fingerprint", "value", "state", "fingerprint", "failure", "digest"}
-_INTEGERS: Final = {"lane", "kind", "is_owner"}
+_INTEGERS: Final = {"lane", "kind", "is_owner", "erased"}
 _NUMBERS: Final = {
     *("sequence", "last_seen_ms", "version", "expires_at_ms", "fence", "until_ms", "failed_fence", "cursor"),
     *("full_at_us", "bytes", "records", "revision", "floor", "joined", "members", "owners"),

@@ -35,6 +35,9 @@ logger: Final = logging.getLogger("oncelog.sqlite")
 SLICE_PAGES: Final = 1024
 """Copied at once: 4 MiB, between two looks at whether someone wants to stop."""
 
+LEAPS_SCHEMA: Final = 10
+"""The schema from which on a log has leaps."""
+
 Report = Callable[[Progress], None]
 
 
@@ -202,7 +205,7 @@ def _copy(connection: sqlite3.Connection, file: About, unfinished: Path, report:
     with looking_at(str(unfinished), allow_older=True) as (copied, found):
         if found != file or positions != {lane: head.position for lane, head in heads(copied).items()}:
             raise ContradictionError("the copy is not what was copied; is the disk in order?")
-        has_leaps = found.schema_version == SCHEMA_VERSION  # an older schema has no table of them
+        has_leaps = found.schema_version >= LEAPS_SCHEMA
         records = count_records(heads(copied), gaps(copied) if has_leaps else {})
     return Copied(file.epoch, records, unfinished.stat().st_size)
 

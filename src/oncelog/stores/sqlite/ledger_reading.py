@@ -10,7 +10,7 @@ from oncelog.core.values import LaneHead, Settings, Snapshot
 from oncelog.stores.clock import ClockMark
 from oncelog.stores.ledger_paging import scoped
 from oncelog.stores.protocol import EntityPage, RelationshipPage, RelationshipQuery, ScopedBlock, SideState
-from oncelog.stores.side_state import behind_prefix, lane_of_scope
+from oncelog.stores.side_state import behind_prefix, entity_of, lane_of_scope
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.index import place_of
 from oncelog.stores.sqlite.reading import heads
@@ -59,7 +59,7 @@ def entities(
     found: list[tuple[str, Entity]] = []
     size = 0
     for key, *columns in cursor:  # one by one: values can be long, and the next be longer than all before
-        found.append((key, Entity(*columns)))
+        found.append((key, entity_of(columns)))
         size += len(columns[0])
         if len(found) > limit or (size > bytes_max and len(found) > 1):  # a first one is given, however long
             break

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
+import orjson
 
 from oncelog.core.footprint import Footprint
 from oncelog.core.plan import Validate
@@ -20,6 +21,7 @@ from oncelog.core.values import KeyIdentity, RecordAct, Remembered, Request, Set
 from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUnavailableError
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import Clock, ClockMark
+from oncelog.stores.erasure import Content, row_of_values, values_of
 from oncelog.stores.leaps import NO_REPLACED_LOG, Renewed, ReplacedLog, leap_request
 from oncelog.stores.protocol import Decided, Draw, Standing, act_request
 from oncelog.stores.rows import DAMAGE_ERRORS
@@ -230,8 +232,9 @@ class Session:
                     if erased and act is not None:
                         self._record(connection, act_request(act, lane, len(erased)))
                     if erased:
-                        connection.executemany(SQL["erase"], [hashes for hashes, _ in erased])
-                        tenants.give_back(connection, [row for _, row in erased])
+                        connection.executemany(SQL["erase"], [hashes for hashes, *_ in erased])
+                        values = _erase_values(connection, lane, [content for *_, content in erased])
+                        tenants.give_back(connection, [*(row for _, row, _ in erased), *values])
                         connection.execute(SQL["touch_lane"], (lane,))
                         connection.execute(SQL["count_erasure"])
             finally:
@@ -467,9 +470,22 @@ def _roll_back(connection: Any) -> None:
         logger.debug("rollback failed; the connection will be closed", exc_info=True)
 
 
-def _erasure(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], ErasedRow]]:
-    """What stays of a body, and what its tenants get back."""
+def _erasure(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], ErasedRow, Content]]:
+    """What stays of a body, what its tenants get back, and what determines the values that it set."""
     row = connection.execute(SQL["body"], (place,)).fetchone()
     if row is not None and row[1] is not None:
-        salt, body, *names = row
-        yield (body_hash(salt, body), place), (place, *names, len(body))
+        salt, body, is_of_stream, scope, partitions, sequence, fingerprint = row
+        content = Content(sequence, scope, fingerprint, body)
+        yield (body_hash(salt, body), place), (place, is_of_stream, scope, partitions, len(body)), content
+
+
+def _erase_values(connection: Any, lane: int, contents: Sequence[Content]) -> list[ErasedRow]:
+    """Erase the values of entities that erased records set. Returns what their tenants get back."""
+    given_back = []
+    for scope, versions, keys in values_of(contents):
+        which = "all_values" if keys is None else "values"
+        place = (lane, scope, *(orjson.dumps(one).decode() for one in (versions, keys) if one is not None))
+        (size,) = connection.execute(SQL[f"bytes_of_{which}"], place).fetchone()
+        connection.execute(SQL[f"erase_{which}"], place)
+        given_back.append(row_of_values(scope, size))
+    return given_back

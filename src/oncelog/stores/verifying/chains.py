@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from oncelog.core.audit import check_audit_record
+from oncelog.core.folds import FOLD_POLICY, check_fold_record
 from oncelog.core.gaps import RESTORE_POLICY, check_restore_record
 from oncelog.core.policy import AUDIT_POLICY, Order
 from oncelog.core.proof import HASH_BYTES, NO_HASH, SALT_BYTES, Block, leaf_hash, record_header, root_of
@@ -193,6 +194,8 @@ class Chains:
         if record.policy == AUDIT_POLICY:
             self.figures.audit_records += 1
             return check_audit_record(record, self._rules.settings.lanes)
+        if record.policy == FOLD_POLICY:
+            return check_fold_record(record, self._rules.settings.lanes)
         policy = self._rules.policies.get(record.policy)
         if policy is None:
             return f"the policy {record.policy!r} is not declared"

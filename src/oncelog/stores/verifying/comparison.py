@@ -62,7 +62,7 @@ class Comparison:
                 outcome = compare(
                     key,
                     None if stored is None else table.value_of(stored),
-                    None if rebuilt is None else table.value_of(rebuilt),
+                    None if rebuilt is None or rebuilt == (None,) else table.value_of(rebuilt),
                 )
             self._count(table.name, key, outcome)
             if done % REPORT_ROWS == 0:
@@ -122,6 +122,8 @@ class Comparison:
             if self._scratch.has_unknown(lane, scope, rebuilt.version):
                 return State.UNKNOWN
             return f"is missing: the record with sequence {rebuilt.version} set it"
+        if stored.erased and (stored.value or not self._scratch.is_erased(lane, scope, stored.version)):
+            return f"is marked as erased, and the record with sequence {stored.version} is not"
         newest = self._scratch.removed_at(lane, scope, name_of(name)) if rebuilt is None else rebuilt.version
         if stored.version > newest and self._scratch.is_unknown(lane, scope, stored.version):
             return State.UNKNOWN

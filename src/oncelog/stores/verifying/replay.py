@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.desk import Desk
+from oncelog.core.folds import FOLD_POLICY, read_fold
 from oncelog.core.footprint import Footprint, add_effects
 from oncelog.core.operations import DeleteEntity, Operation, Unrelate
 from oncelog.core.policy import Policy
@@ -46,6 +47,8 @@ class SideStateReplay:
 
     def take(self, record: Record) -> None:
         """As `Books` says."""
+        if record.policy == FOLD_POLICY and self._with_effects:
+            self._add_fold(record)
         policy = self._rules.policies.get(record.policy)
         if policy is not None and self._is_needed(policy):
             self._add(record, policy)
@@ -63,6 +66,12 @@ class SideStateReplay:
         self._bytes += len(record.body)
         if len(self._pending) >= _BATCH_RECORDS or self._bytes >= _BATCH_BYTES:
             self.flush()
+
+    def _add_fold(self, record: Record) -> None:
+        self.flush()
+        if not record.erased:
+            with self._scratch.writing():
+                self._scratch.add_fold(record.lane, read_fold(record))
 
     def flush(self) -> None:
         """Replay the records of the batch. Call it after the last record. Raises ContradictionError."""
@@ -99,6 +108,8 @@ class SideStateReplay:
             self._add_unknown(record, policy)
         elif answer is not None:
             raise ContradictionError(_fault(record, answer), record.lane, record.position)
+        if submission.delta is not None:
+            self._scratch.remove_fold(record.lane, record.scope, submission.delta.table, submission.delta.row_id)
         self._note_removed(record, submission)
 
     def _has_unknown(self, lane: int, scope: str) -> bool:

@@ -7,6 +7,7 @@ delta that still has its body is missing in the row.
 
 from typing import Final
 
+from oncelog.core.folds import FoldedRow, row_digest
 from oncelog.core.merge import NEVER, Row, Stamp, merge
 from oncelog.core.tombstones import horizon_delete, is_horizon_delete
 from oncelog.stores.side_state import TABLES
@@ -27,12 +28,16 @@ class RowComparison:
         """One clock reading for each gateway that has dropped tombstones."""
 
     def __call__(self, key: Columns, stored: Row | None, rebuilt: Row | None) -> Outcome:
-        """Compare a row whose columns in the two tables differ. One of the two is there."""
+        """Compare a row whose columns in the two tables differ. It is stored, rebuilt, or in a fold."""
         lane, scope, table, row_id = key
         horizon = self._horizons.get(scope, -1)
+        fold = self._scratch.fold_of(lane, scope, table, row_id)
+        if fold is not None:
+            outcome = self._compare_fold(lane, scope, stored, fold, horizon)
+            if outcome is not None:
+                return outcome
         if stored is None:
-            assert rebuilt is not None  # noqa: S101 - one of them is there
-            return self._compare_missing(lane, scope, rebuilt, horizon)
+            return State.UNKNOWN if rebuilt is None else self._compare_missing(lane, scope, rebuilt, horizon)
         expected = rebuilt or Row()
         if is_horizon_delete(stored.deleted, table, row_id) and stored.deleted[0] <= horizon:
             expected = merge(expected, horizon_delete(stored.deleted[0], table, row_id))
@@ -41,9 +46,24 @@ class RowComparison:
                 stored = Row(stored.columns, expected.written, stored.deleted)
         if stored == expected:
             return State.SAME
-        if not self._scratch.has_unknown(lane, scope):
+        is_complete = fold is None and rebuilt is None and not self._scratch.has_unfolded(lane, scope)
+        if is_complete or not self._scratch.has_unknown(lane, scope):
             return _difference(stored, expected, is_rebuilt=rebuilt is not None)
         return _lost_delta(stored, expected) or self._foreign_stamp(key, stored, expected) or State.UNKNOWN
+
+    def _compare_fold(
+        self, lane: int, scope: str, stored: Row | None, fold: tuple[int, FoldedRow], horizon: int
+    ) -> Outcome | None:
+        """Compare a row with the digest that compaction committed; None if unknown deltas may have changed it since."""
+        sequence, folded = fold
+        if row_digest(stored) == folded.digest:
+            return State.ABSENT if stored is None else State.SAME
+        if stored is None and folded.deleted_hlc is not None and int(folded.deleted_hlc) <= horizon:
+            return State.ABSENT  # a dropped tombstone
+        if self._scratch.has_unfolded(lane, scope, sequence):
+            return None
+        difference = "is missing: compaction" if stored is None else "differs from the state that compaction"
+        return f"{difference} committed with a digest after sequence {sequence}"
 
     def _compare_missing(self, lane: int, scope: str, rebuilt: Row, horizon: int) -> Outcome:
         if rebuilt.deleted[0] <= horizon and not rebuilt.exists:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from oncelog.core.folds import Fold, FoldedRow
 from oncelog.core.footprint import Footprint
 from oncelog.core.values import Changes, Settings, Snapshot
 from oncelog.errors import StoreUnavailableError
@@ -19,13 +20,29 @@ REBUILT: Final = tuple(table for table in TABLES if table.name in ("clients", "e
 """The tables whose rows the records determine."""
 _CACHE_KIB: Final = 32 * 1024
 _PREFIX: Final = ".oncelog-verify-"
-_SCHEMA: Final = (
-    # Records whose effects are not known. `is_erased` is 0 for a body that the application spelled in its own way.
-    "CREATE TABLE unknown (lane, scope, sequence, is_erased, PRIMARY KEY (lane, scope, sequence)) WITHOUT ROWID",
-    "CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, delta_id)) WITHOUT ROWID",
-    # The last known deletions, in the scopes that have unknown records too.
-    "CREATE TABLE removed (lane, scope, name, sequence, PRIMARY KEY (lane, scope, name)) WITHOUT ROWID",
+_SCHEMA: Final = """
+-- Records whose effects are not known. `is_erased` is 0 for a body that the application spelled in its own way.
+-- `is_folded` is 1 for a delta whose rows are in a fold record.
+CREATE TABLE unknown (lane, scope, sequence, is_erased, is_folded, PRIMARY KEY (lane, scope, sequence)) WITHOUT ROWID;
+CREATE TABLE unknown_deltas (lane, scope, delta_id, PRIMARY KEY (lane, scope, delta_id)) WITHOUT ROWID;
+-- The newest fold of each row that no known delta has changed since.
+CREATE TABLE folds (
+    lane, scope, table_name, row_id, sequence, digest, deleted_hlc, PRIMARY KEY (lane, scope, table_name, row_id)
+) WITHOUT ROWID;
+-- The last known deletions, in the scopes that have unknown records too.
+CREATE TABLE removed (lane, scope, name, sequence, PRIMARY KEY (lane, scope, name)) WITHOUT ROWID;
+"""
+
+
+_ROWS_AND_FOLDS: Final = """
+SELECT lane, scope, table_name, row_id, state FROM oncelog_rows
+UNION ALL
+SELECT lane, scope, table_name, row_id, NULL FROM folds AS f WHERE digest <> '' AND NOT EXISTS (
+    SELECT 1 FROM oncelog_rows AS r
+    WHERE r.lane = f.lane AND r.scope = f.scope AND r.table_name = f.table_name AND r.row_id = f.row_id
 )
+ORDER BY lane, scope, table_name, row_id
+"""
 
 
 class Scratch:
@@ -46,8 +63,7 @@ class Scratch:
             self._connection.execute(
                 f"CREATE TABLE oncelog_{table.name} ({columns}, PRIMARY KEY ({keys})) WITHOUT ROWID"
             )
-        for statement in _SCHEMA:
-            self._connection.execute(statement)
+        self._connection.executescript(_SCHEMA)
         self._connection.execute("BEGIN")
 
     def close(self) -> None:
@@ -75,7 +91,7 @@ class Scratch:
 
     def add_unknown(self, lane: int, scope: str, sequence: int, is_erased: bool, delta_id: bytes | None) -> None:
         """Note a record whose effects are not known, with its id if it is a delta."""
-        self._connection.execute("INSERT INTO unknown VALUES (?, ?, ?, ?)", (lane, scope, sequence, is_erased))
+        self._connection.execute("INSERT INTO unknown VALUES (?, ?, ?, ?, 0)", (lane, scope, sequence, is_erased))
         if delta_id is not None:
             self._connection.execute("INSERT OR IGNORE INTO unknown_deltas VALUES (?, ?, ?)", (lane, scope, delta_id))
 
@@ -83,12 +99,58 @@ class Scratch:
         """Note the sequences at which entries were deleted."""
         self._connection.executemany("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?)", rows)
 
+    def add_fold(self, lane: int, fold: Fold) -> None:
+        """Note the digests of a fold record, and the deltas that it stands for."""
+        self._connection.executemany(
+            "UPDATE unknown SET is_folded = 1 WHERE lane = ? AND scope = ? AND sequence BETWEEN ? AND ?",
+            [(lane, fold.scope, first, last) for first, last in fold.deltas],
+        )
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO folds VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (lane, fold.scope, row.table, row.row_id, fold.sequence, row.digest, row.deleted_hlc)
+                for row in fold.rows
+            ],
+        )
+
+    def remove_fold(self, lane: int, scope: str, table: str, row_id: str) -> None:
+        """Forget the digest of a row that a known delta has changed since."""
+        self._connection.execute(
+            "DELETE FROM folds WHERE lane = ? AND scope = ? AND table_name = ? AND row_id = ?",
+            (lane, scope, table, row_id),
+        )
+
     # --- what the comparison asks
 
+    def fold_of(self, lane: int, scope: str, table: str, row_id: str) -> tuple[int, FoldedRow] | None:
+        """Return the newest digest of a row, and the sequence of the newest delta that it contains."""
+        found = self._connection.execute(
+            "SELECT sequence, table_name, row_id, digest, deleted_hlc FROM folds "
+            "WHERE lane = ? AND scope = ? AND table_name = ? AND row_id = ?",
+            (lane, scope, table, row_id),
+        ).fetchone()
+        return None if found is None else (found[0], FoldedRow(*found[1:]))
+
+    def has_unfolded(self, lane: int, scope: str, after: int = 0) -> bool:
+        """Return whether a stream has records after a sequence whose effects are neither known nor in a fold."""
+        return bool(
+            self._first(
+                "SELECT EXISTS (SELECT 1 FROM unknown WHERE lane = ? AND scope = ? AND sequence > ? AND NOT is_folded)",
+                lane,
+                scope,
+                after,
+            )
+        )
+
     def rows_of(self, table: Table) -> Iterator[Row]:
-        """Return the rebuilt rows of a table: lane, key and values, in the order of lane and key."""
+        """Return the rebuilt rows of a table: lane, key and values, in the order of lane and key.
+
+        The values are None for a row of deltas that only a fold knows.
+        """
         keys = ", ".join(("lane", *table.keys))
         columns = ", ".join((keys, *table.values))
+        if table.name == "rows":
+            return iter(self._connection.execute(_ROWS_AND_FOLDS))
         return iter(self._connection.execute(f"SELECT {columns} FROM oncelog_{table.name} ORDER BY {keys}"))  # noqa: S608
 
     def count(self, table: Table) -> int:

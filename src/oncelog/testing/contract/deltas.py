@@ -8,10 +8,12 @@ from itertools import count, product
 from pathlib import Path
 from typing import Final
 
+from oncelog.core.folds import FOLD_POLICY, FoldedRow, read_fold, row_digest
 from oncelog.core.footprint import Footprint
 from oncelog.core.merge import Op, Row, RowDelta
 from oncelog.core.policy import DELTAS
-from oncelog.core.values import Applied, DropTombstones, Settings, Submission, Tombstone
+from oncelog.core.values import Applied, DropTombstones, FoldRows, Settings, Submission, Tombstone
+from oncelog.stores.protocol import Query
 from oncelog.testing.contract.driven import Contract, DrivenStore
 from oncelog.testing.contract.writes import GATEWAY, committed, key
 
@@ -123,6 +125,23 @@ class DeltasContract(Contract):
                 assert self._places(log, "a", 10) == [("a", "1"), ("a", "3"), ("a", "4")]
                 assert log.run(log.store.side_state(needs)).snapshot.horizons == {GATEWAY: 10}
                 log.reopen()
+
+    def test_fold_record_has_digests_of_the_rows_as_they_are(self, tmp_path: Path) -> None:
+        with self.merged(tmp_path, ("a", "1"), ("a", "2")) as log:
+            fold = FoldRows(GATEWAY, ((1, 2),), (("a", "1"), ("a", "2"), ("a", "none")))
+            assert log(fold) == Applied(changed=True, count=3)
+            rows = {row[:2]: row[2] for row in log.run(log.store.rows(GATEWAY, "", ("", ""), 10, BYTES_MAX)).rows}
+            record = log.run(log.store.read(Query(lane=1, limit=100))).records[-1]
+            assert (record.policy, record.sequence, record.scope) == (FOLD_POLICY, 0, GATEWAY)
+            found = read_fold(record)
+            newest = log.run(log.store.side_state(Footprint(lanes={1}, streams={GATEWAY}))).snapshot.streams[GATEWAY]
+            assert (found.scope, found.sequence, found.deltas) == (GATEWAY, newest, ((1, 2),))
+            assert found.rows == (
+                FoldedRow("a", "1", row_digest(rows["a", "1"])),
+                FoldedRow("a", "2", row_digest(rows["a", "2"])),
+                FoldedRow("a", "none", ""),
+            )
+            assert len({row.digest for row in found.rows}) == 3
 
     def test_horizon_holds_64_bits(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, Settings(lanes=1)) as log:

@@ -2,20 +2,41 @@
 
 # ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise, product
 from pathlib import Path
 
 from oncelog.core.footprint import Footprint
-from oncelog.core.operations import DeleteEntity, Entity, Operation, Relate, SetEntity, Unrelate
-from oncelog.core.values import ClientEntry, Settings
+from oncelog.core.operations import (
+    Condition,
+    DeleteEntity,
+    Entity,
+    Must,
+    Operation,
+    Relate,
+    SetEntity,
+    Unrelate,
+)
+from oncelog.core.tenants import Tenant
+from oncelog.core.transactions import transaction as ledger_transaction
+from oncelog.core.values import ClientEntry, Reason, Refused, Settings, Submission
 from oncelog.stores.protocol import RelationshipQuery
 from oncelog.testing.contract.driven import Contract, DrivenStore
 from oncelog.testing.contract.writes import ORGANISATION, event, key, transaction
 
 OTHER = "org/2"
 KEYS = ("a", "a/1", "a/2", "a0", "b", "\ud7ff", "\ud7ff1", "\ue000", "\uffff", "\U0010ffff", "\U0010ffff1")
+
+
+def transaction_of(sequence: int, *operations: Operation, scope: str = ORGANISATION) -> Submission:
+    """Return a transaction whose body spells its operations."""
+    return ledger_transaction(scope, "c1", sequence, operations)
+
+
+def _foreign_transaction(sequence: int, *operations: Operation) -> Submission:
+    """Return a transaction with a body that the application spelled in its own way."""
+    return transaction(sequence, sequence, *operations)
 
 
 class LedgerContract(Contract):
@@ -103,6 +124,60 @@ class LedgerContract(Contract):
                 page = log.run(log.store.entities(ORGANISATION, "", "", 99, 99))
                 assert [name for name, _ in page.entities] == [*(f"k{one}" for one in range(passed + 1, 5)), "stays"]
                 log.clock.advance(1)
+
+    def test_erased_record_leaves_its_entities_without_values(self, tmp_path: Path) -> None:
+        self._check_erased_values(tmp_path, transaction_of)
+
+    def test_erased_record_with_a_foreign_body_leaves_its_entities_without_values(self, tmp_path: Path) -> None:
+        self._check_erased_values(tmp_path, _foreign_transaction)
+
+    def _check_erased_values(self, tmp_path: Path, make: Callable[..., Submission]) -> None:
+        long = "k" * 1000
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log(make(1, SetEntity("a", b"1"), SetEntity("b", b"1", expires_at_ms=2**50), SetEntity(long, b"1")))
+            log(make(2, SetEntity("a", b"2"), Relate("doc", "owner", "ann")))
+            log(transaction_of(1, SetEntity("a", b"other"), scope=OTHER))
+            log.run(log.store.erase(1, [1]))
+            for _ in range(2):
+                page = log.run(log.store.entities(ORGANISATION, "", "", 9, 99))
+                assert page.entities == [
+                    ("a", Entity(b"2", 2)),
+                    ("b", Entity(b"", 1, 2**50, erased=True)),
+                    (long, Entity(b"", 1, erased=True)),
+                ]
+                assert log.run(log.store.entities(OTHER, "", "", 9, 99)).entities == [("a", Entity(b"other", 1))]
+                log.reopen()
+            log.run(log.store.erase(1, [2]))
+            needs = Footprint(lanes={1}, entities={(ORGANISATION, "a")})
+            found = log.run(log.store.side_state(needs)).snapshot.entities
+            assert found == {(ORGANISATION, "a"): Entity(b"", 2, erased=True)}
+
+    def test_tenant_gets_back_the_bytes_of_erased_values(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log.run(log.store.set_tenants([Tenant("org")]))
+            log(transaction_of(1, SetEntity("a", bytes(100)), SetEntity("k" * 1000, bytes(50))))
+            log(_foreign_transaction(2, SetEntity("b", bytes(30))))
+            before = log.run(log.store.usage())[0][1].bytes
+            log.run(log.store.erase(1, [1, 2]))
+            kept = log.run(log.store.usage())[0][1].bytes
+            assert kept <= before - 180
+            log.run(log.store.set_tenants([]))
+            log.run(log.store.set_tenants([Tenant("org")]))
+            assert log.run(log.store.usage())[0][1].bytes == kept
+
+    def test_erased_value_equals_no_value_and_the_entity_exists(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=1)) as log:
+            log(transaction_of(1, SetEntity("a", b"1")))
+            log.run(log.store.erase(1, [1]))
+            for condition, reason in (
+                (Condition(Must.HAVE_VALUE, value=b""), Reason.VALUE_MISMATCH),
+                (Condition(Must.NOT_EXIST), Reason.KEY_EXISTS),
+            ):
+                verdict = log(transaction_of(2, SetEntity("a", b"2", condition=condition)))
+                assert isinstance(verdict, Refused)
+                assert (verdict.reason, verdict.current, verdict.value) == (reason, 1, b"")
+            log(transaction_of(2, SetEntity("a", b"2", condition=Condition(Must.HAVE_VERSION, version=1))))
+            assert log.run(log.store.entities(ORGANISATION, "", "", 9, 99)).entities == [("a", Entity(b"2", 2))]
 
     def test_relationships_are_found_by_whatever_is_named(self, tmp_path: Path) -> None:
         everything = sorted(product(("doc", "doc1", "é"), ("owner", "reader"), ("ann", "bob", "\uffff", "\U0001f600")))

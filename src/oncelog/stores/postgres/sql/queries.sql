@@ -344,7 +344,8 @@ SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 
 -- name: bodies
-SELECT position, salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions FROM oncelog_records
+SELECT position, salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, sequence,
+    fingerprint FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
 
 -- name: blocks
@@ -360,17 +361,17 @@ SELECT position FROM oncelog_records WHERE lane = $1 AND position > $2 AND posit
 -- Entities of a scope by key, without those that have expired: so many, and of so many bytes until one goes beyond.
 -- A first one is given however long it is, and the next says that there is one. As in all listings here, short and long
 -- keys come from different indexes (0005_long_names.sql).
-SELECT key, value, version, expires_at_ms FROM (
-    SELECT key, value, version, expires_at_ms, row_number() OVER by_key AS number,
+SELECT key, value, version, expires_at_ms, erased FROM (
+    SELECT key, value, version, expires_at_ms, erased, row_number() OVER by_key AS number,
         sum(octet_length(value)) OVER by_key - octet_length(value) AS before
     FROM (
         (
-            SELECT key, value, version, expires_at_ms FROM oncelog_entities
+            SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
             WHERE digest IS NULL AND lane = $1 AND scope = $2 AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
                 AND (expires_at_ms IS NULL OR expires_at_ms > $6)
             ORDER BY key LIMIT $7
         ) UNION ALL (
-            SELECT key, value, version, expires_at_ms FROM oncelog_entities
+            SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
             WHERE digest IS NOT NULL AND lane = $1 AND left(scope, 64) = left($2, 64) AND scope = $2
                 AND left(key, 64) >= left($3, 64) AND left(key, 64) >= left($4, 64)
                 AND key > $3 AND key >= $4 AND ($5 = '' OR key < $5)
@@ -490,6 +491,28 @@ ORDER BY resource, relation LIMIT $6;
 -- name: erase
 UPDATE oncelog_records AS r SET body_hash = n.body_hash, salt = NULL, body = NULL
 FROM unnest($2::bigint[], $3::bytea[]) AS n (position, body_hash) WHERE r.lane = $1 AND r.position = n.position;
+
+-- name: erase_values
+-- Erase the values that a record set and that no later record replaced, by the keys of its operations. Returns the bytes
+-- that tenants were charged for.
+UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
+WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
+    AND e.digest IS NULL AND e.key = ANY($4::text[])
+RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
+
+-- name: erase_long_values
+-- The same by the digests of long keys.
+UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
+WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
+    AND e.digest IS NOT NULL AND e.digest = ANY($4::bytea[])
+RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
+
+-- name: erase_all_values
+-- The same for a record whose body does not name its keys.
+UPDATE oncelog_entities AS e SET value = '', erased = 1 FROM oncelog_entities AS o, oncelog_lanes AS l
+WHERE o.ctid = e.ctid AND l.lane = $1 AND e.lane = $1 AND e.scope = $2 AND e.version = ANY($3::bigint[])
+    AND (e.digest IS NULL OR (e.digest IS NOT NULL AND left(e.scope, 64) = left($2, 64)))
+RETURNING CASE WHEN o.expires_at_ms IS NULL OR o.expires_at_ms > l.log_time_ms THEN octet_length(o.value) ELSE 0 END;
 
 -- name: consumers
 -- All of them, with the newest of what each reads.

@@ -237,12 +237,12 @@ SELECT place & 281474976710655 FROM oncelog_records WHERE place > ? AND place <=
 
 -- name: entity_page
 -- Entities of a scope by key, without those that have expired. An empty bound is none.
-SELECT key, value, version, expires_at_ms FROM oncelog_entities
+SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
 WHERE lane = ? AND scope = ? AND key > ? AND key >= ? AND key < ? AND (expires_at_ms IS NULL OR expires_at_ms > ?)
 ORDER BY key;
 
 -- name: entity_page_to_the_end
-SELECT key, value, version, expires_at_ms FROM oncelog_entities
+SELECT key, value, version, expires_at_ms, erased FROM oncelog_entities
 WHERE lane = ? AND scope = ? AND key > ? AND key >= ? AND (expires_at_ms IS NULL OR expires_at_ms > ?) ORDER BY key;
 
 -- name: row_page
@@ -315,12 +315,31 @@ WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDE
 
 -- name: body
 -- What is about to be erased, and whose it is.
-SELECT salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions FROM oncelog_records WHERE place = ?;
+SELECT salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, sequence,
+    fingerprint FROM oncelog_records WHERE place = ?;
 
 -- name: erase
 -- Only the hash of the body stays, and as many zeros as keep the row at its size.
 UPDATE oncelog_records SET body_hash = ?, salt = NULL, body = NULL,
     padding = zeroblob(length(body) + coalesce(length(padding), 0) - 20) WHERE place = ?;
+
+-- name: bytes_of_values
+-- The bytes of these values that tenants are charged for.
+SELECT coalesce(sum(length(e.value)), 0) FROM oncelog_entities AS e JOIN oncelog_lanes AS l ON l.lane = e.lane
+WHERE e.lane = ? AND e.scope = ? AND e.version IN (SELECT value FROM json_each(?)) AND e.key IN (SELECT value FROM json_each(?)) AND (e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms);
+
+-- name: bytes_of_all_values
+SELECT coalesce(sum(length(e.value)), 0) FROM oncelog_entities AS e JOIN oncelog_lanes AS l ON l.lane = e.lane
+WHERE e.lane = ? AND e.scope = ? AND e.version IN (SELECT value FROM json_each(?)) AND (e.expires_at_ms IS NULL OR e.expires_at_ms > l.log_time_ms);
+
+-- name: erase_values
+-- Erase the values that a record set and that no later record replaced, by the keys of its operations.
+UPDATE oncelog_entities SET value = x'', erased = 1
+WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?)) AND key IN (SELECT value FROM json_each(?));
+
+-- name: erase_all_values
+-- The same for a record whose body does not name its keys.
+UPDATE oncelog_entities SET value = x'', erased = 1 WHERE lane = ? AND scope = ? AND version IN (SELECT value FROM json_each(?));
 
 -- name: all_consumers
 SELECT scope, consumer, cursor FROM oncelog_consumers ORDER BY scope, consumer;
