@@ -54,7 +54,7 @@ class Limiter(ConnectionLimiter):
 
     @property
     def reasons(self) -> dict[str, int]:
-        return dict(self._counts.connections_refused)
+        return {reason: count for reason, count in self._counts.connections_refused.items() if count}
 
 
 def principal(actor: str) -> Principal:

@@ -20,6 +20,7 @@ from doors.material import written
 from doors.serving import Serving, api_key, item, numbers, serving
 from oncelog.doors import server as server_module
 from oncelog.doors import sockets
+from oncelog.doors import tls as tls_module
 from oncelog.doors.server import Server, _place
 from oncelog.doors.settings import ServerSettings, TlsSettings
 from oncelog.errors import AuthError, OncelogError, SettingsError, StoreUnavailableError
@@ -194,9 +195,17 @@ async def test_tls_server_reloads_its_certificate(tmp_path: Path) -> None:
         await client.close()
 
 
-@pytest.mark.parametrize("bad", ["chain.pem", "key.pem", "both", "encrypted"])
-async def test_reload_of_a_bad_certificate_keeps_the_old_one(
-    tmp_path: Path, bad: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ("chain.pem", "{0}/chain.pem has no certificate in PEM form"),
+        ("key.pem", "{0}/key.pem has no private key in PEM form"),
+        ("both", "the private key in {0}/key.pem is not the key of the certificate in {0}/chain.pem"),
+        ("encrypted", "the private key in {0}/key.pem is encrypted"),
+    ],
+)
+async def test_reload_of_a_bad_certificate_names_the_file_and_keeps_the_old_one(
+    tmp_path: Path, bad: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, tls=make_certificate(tmp_path, "first")) as served:
         kept = (tmp_path / "key.pem").read_bytes()
@@ -211,8 +220,25 @@ async def test_reload_of_a_bad_certificate_keeps_the_old_one(
         else:
             (tmp_path / bad).write_bytes(b"nothing")
         served.server.reload()
-        assert "not reloaded: tls.certificate and tls.private_key cannot be used" in caplog.text
+        expected = problem.format(tmp_path)
+        assert f"not reloaded: tls.certificate and tls.private_key cannot be used: {expected}" in caplog.text
         assert await name_served(served) == "first"
+
+
+async def test_certificate_and_key_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is replaced while OpenSSL loads it does not mix two certificates."""
+    tls = make_certificate(tmp_path, "first")
+    pem = (tmp_path / "key.pem").read_bytes(), (tmp_path / "chain.pem").read_bytes()
+    new_context = tls_module._new_context
+
+    def replace_files() -> ssl.SSLContext:
+        make_certificate(tmp_path, "second")
+        return new_context()
+
+    monkeypatch.setattr(tls_module, "_new_context", replace_files)
+    async with serving(tmp_path, tls=tls) as served:
+        assert await name_served(served) == "first"
+        assert served.server._certificate.pem == pem
 
 
 async def test_server_does_not_start_with_a_bad_certificate(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from oncelog.core.limits import NAME_CHARACTERS_MAX
 from oncelog.doors.grants import Grants, granted
 from oncelog.doors.limits import LEEWAY_MS_MAX, TOKEN_CHARACTERS_MAX
 from oncelog.doors.principal import Principal
-from oncelog.doors.signing import KeyFile, KeyKind, keys_of
+from oncelog.doors.signing import KeyFile, KeyKind, SigningKey, keys_of
 from oncelog.doors.tokens import Claims, Tokens, TokenSettings, issued
 from oncelog.errors import CanonicalError, SettingsError
 
@@ -342,6 +342,16 @@ def test_longest_subject_makes_an_actor_of_maximum_length(known: Tokens) -> None
 @pytest.mark.parametrize("client_id", ["", 7, ["x"], "x" * NAME_CHARACTERS_MAX, "\0"])
 def test_client_id_must_be_a_valid_name(known: Tokens, client_id: Any) -> None:
     assert "$.client_id" in refusal(known, token(client_id=client_id))
+
+
+@pytest.mark.rule("CO-20")
+@pytest.mark.parametrize("client_id", ["user:ada/laptop", "user:eve", "client:ci", "system:server"])
+def test_client_id_that_names_a_principal_is_refused(known: Tokens, client_id: str) -> None:
+    reason = refusal(known, token(sub="eve", client_id=client_id))
+    assert reason.startswith("token: claim $.client_id: must not begin with")
+    claims = Claims(subject="eve", grants=Grants(), issued_ms=NOW_MS, expires_ms=NOW_MS + 1000, client_id=client_id)
+    with pytest.raises(CanonicalError, match="client_id"):
+        issued(claims, SigningKey("HS256", None, key_of("HS256")))
 
 
 def test_null_client_id_is_refused(known: Tokens) -> None:

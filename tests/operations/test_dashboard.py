@@ -16,6 +16,7 @@ from doors.serving import item, serving
 from doors.test_held_back import measured, ways
 from oncelog import codes
 from oncelog.core.tenants import Tenant
+from oncelog.doors.metrics import CONNECTION_REFUSALS
 from oncelog.doors.settings import DiskSettings
 
 GRAFANA: Final = Path(__file__).parents[2] / "examples/grafana"
@@ -43,7 +44,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Labels:
             assert (await served.submit({})).status == 400
             served.server.log.set_read_only()
             assert (await served.submit(item(99))).status == 503
-            return await measured(served)
+            shown = await measured(served)
+        # The server above is in development mode, which has no credential files.
+        async with serving(tmp_path_factory.mktemp("keys"), api_keys=True, metrics_public=True) as served:
+            return shown + await measured(served)
 
     # Outcomes that this test cannot provoke.
     found: Labels = {"oncelog_requests_total": {"outcome": {codes.SERVER_ERROR, codes.SERVER_BUSY}}}
@@ -109,6 +113,10 @@ def test_dashboard_shows_every_metric_of_a_server(scraped: Labels) -> None:
     left_out = {"oncelog_frames_received_total", "oncelog_sent_bytes_total"}
     ours = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in scraped if name.startswith("oncelog_")}
     assert {name for name in ours if name not in asked} == left_out
+
+
+def test_every_reason_of_a_refused_connection_has_a_sample_from_the_start(scraped: Labels) -> None:
+    assert scraped["oncelog_connections_refused_total"]["reason"] == set(CONNECTION_REFUSALS)
 
 
 def test_panels_have_unique_titles_and_positions() -> None:

@@ -119,7 +119,12 @@ async def test_large_first_request_with_a_credential_is_accepted(tmp_path: Path)
             connection.send(connect_frame(token()), frame(json.dumps(submit).encode()))
             received = await soon(connection.reader.readuntil(event_id(100).encode()))
             assert b"connected" in received
-        assert served.server.counts.connections_refused == {}
+        assert not any(served.server.counts.connections_refused.values())
+
+
+def refusals(served: Serving) -> dict[str, int]:
+    """Return the reasons for which connections were refused."""
+    return {reason: count for reason, count in served.server.counts.connections_refused.items() if count}
 
 
 # --- number and time ------------------------------------------------------------------------------------------
@@ -139,8 +144,7 @@ async def test_unauthenticated_connections_are_bounded_in_number(tmp_path: Path)
             async with unauthenticated_sockets(served, 5):
                 assert limiter.unauthenticated == 10
                 assert [await is_closed(one) for one in first[:5]] == [True] * 5
-                refusals = served.server.counts.connections_refused
-                assert refusals == {"unauthenticated": 1, "evicted": 5}
+                assert refusals(served) == {"unauthenticated": 1, "evicted": 5}
         assert b"oncelog_connections_refused_total" in served.server.metrics.render()
         await until(lambda: len(limiter) == 0)
 
@@ -185,7 +189,7 @@ async def test_streams_of_one_principal_leave_room_for_others(tmp_path: Path) ->
         assert await streams(served, bob, 5) == [200] * 5
         answer = await served.page("a", credential=bob)
         assert answer.status == 200
-        assert served.server.counts.connections_refused == {"principal": 10}
+        assert refusals(served) == {"principal": 10}
 
 
 @pytest.mark.rule("CO-27")

@@ -1,5 +1,7 @@
 """Access to metrics: anonymous callers do not see the names and usage of tenants."""
 
+from asyncio import open_connection
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,12 @@ import pytest
 from doors.material import token
 from doors.serving import serving
 from oncelog import Tenant
+from oncelog.doors.connections import EVICTION_AGE_MS
+from oncelog.doors.limits import METRICS_CONNECTIONS_MAX
 from oncelog.doors.settings import GeneralSettings
 from oncelog.errors import SettingsError
+from oncelog.testing.clock import ManualClock
+from waiting import soon, until
 
 TENANTS = (Tenant("acme", records_max=5),)
 SHOWN = b'oncelog_tenant_records_max{tenant="acme"} 5.0'
@@ -46,6 +52,30 @@ async def test_metrics_port_serves_metrics_and_health_only(tmp_path: Path) -> No
                 assert response.status == status
         good = token(grants={"read": ["*"]})
         assert (await served.get("/metrics", credential=good)).status == 404
+
+
+@pytest.mark.rule("CO-27")
+async def test_metrics_port_bounds_its_connections(tmp_path: Path) -> None:
+    clock = ManualClock(0)
+    async with serving(tmp_path, metrics_port=0, clock=clock) as served, AsyncExitStack() as stack:
+        listener = served.server.metrics_listener
+        opened = [await open_connection("127.0.0.1", listener.port) for _ in range(METRICS_CONNECTIONS_MAX)]
+        await until(lambda: len(listener._limiter) == METRICS_CONNECTIONS_MAX)
+        opened.append(await open_connection("127.0.0.1", listener.port))
+        for _, writer in opened:
+            stack.callback(writer.close)
+        assert await soon(opened[-1][0].read()) == b""
+        clock.advance(EVICTION_AGE_MS)
+        async with served.session.get(f"http://127.0.0.1:{listener.port}/metrics") as response:
+            shown = (await response.read()).decode()
+        assert await soon(opened[0][0].read()) == b""
+        for reason, count in (("connections_max", 1), ("evicted", 1), ("timeout", 0)):
+            assert f'oncelog_connections_refused_total{{reason="{reason}"}} {count}.0' in shown
+        assert "oncelog_unauthenticated_connections 0.0" in shown
+        clock.advance(served.server.settings.door_limits.connect_timeout_ms + 1)
+        listener.sweep()
+        assert await soon(opened[1][0].read()) == b""
+        assert len(listener._limiter) == 0
 
 
 async def test_metrics_port_in_use_is_refused_at_start(tmp_path: Path) -> None:

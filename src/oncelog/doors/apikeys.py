@@ -28,7 +28,7 @@ from oncelog.doors.credential_files import CredentialFile
 from oncelog.doors.files import Contents, SecretCheck
 from oncelog.doors.grants import Grants, grants_of_claim
 from oncelog.doors.limits import API_KEY_ID_BYTES, API_KEY_SECRET_BYTES, API_KEYS_FILE_BYTES_MAX, API_KEYS_MAX
-from oncelog.doors.principal import Principal, actor_of, client_id_of, kind_in
+from oncelog.doors.principal import Principal, actor_of, client_id_of, free_client_id_of, kind_in
 from oncelog.errors import AuthError, CanonicalError, LimitExceededError, SettingsError
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -228,10 +228,7 @@ class ApiKeys:
         Raises CanonicalError for a name that is none, LimitExceededError when the file is full, and SettingsError
         when it is bad or cannot be written.
         """
-        client_id = client_id_of(client_id, "$.client_id")
-        kind = kind_in(client_id)
-        if kind is not None:
-            raise CanonicalError("$.client_id", f"must not begin with `{kind}:`, which names another principal")
+        client_id = free_client_id_of(client_id, "$.client_id")
         name = _name_of(name, "$.name")
         secret = secrets.token_bytes(API_KEY_SECRET_BYTES)
         with self._locked() as path:

@@ -46,6 +46,8 @@ class Contents(Struct, frozen=True):
     data: bytes
     mode: int
     owner: int = 0
+    modified_ns: int = 0
+    """When the file was last modified."""
 
     def __repr__(self) -> str:
         return f"Contents({self.path!r})"
@@ -92,9 +94,8 @@ def _secret_problem(path: str, owner: int, mode: int, check: SecretCheck) -> str
     return None
 
 
-@contextmanager
-def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a regular file, and yield its descriptor and status. Raises SettingsError, also for errors inside."""
+def read(path: str, bytes_max: int) -> Contents:
+    """All of a file. Raises SettingsError for one that is not there, no plain file, or too large."""
     try:
         # Nonblocking, so that a pipe in the file's place is refused and not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -102,20 +103,15 @@ def opened(path: str) -> Iterator[tuple[int, os.stat_result]]:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise SettingsError(f"{path} is not a file")
-            yield descriptor, found
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(bytes_max + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def read(path: str, bytes_max: int) -> Contents:
-    """All of a file. Raises SettingsError for one that is not there, no plain file, or too large."""
-    with opened(path) as (descriptor, found), os.fdopen(descriptor, "rb", closefd=False) as file:
-        data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise SettingsError(f"{path} is larger than {bytes_max} bytes")
-    return Contents(path, data, stat.S_IMODE(found.st_mode), found.st_uid)
+    return Contents(path, data, stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns)
 
 
 def json_of(contents: Contents) -> JsonValue:

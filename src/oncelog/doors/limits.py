@@ -18,6 +18,10 @@ TOKEN_SIGNATURE_CHARACTERS_MAX: Final = 1400
 TOKEN_KEYS_MAX: Final = 32
 """Keys that tokens are verified with, over all files: one that names no key is tried with each that has no name."""
 TOKEN_KEY_FILE_BYTES_MAX: Final = 256 * 1024
+TLS_FILE_BYTES_MAX: Final = 1024 * 1024
+"""Largest certificate chain or private key."""
+METRICS_CONNECTIONS_MAX: Final = 64
+"""Connections of the metrics port at a time. Prometheus and health checks need a few."""
 SECRET_BYTES_MIN: Final = 32
 """Of a secret for HS256: as long as its hash (RFC 7518, 3.2)."""
 RSA_BITS_MIN: Final = 2048

@@ -20,6 +20,20 @@ BATCH_ITEMS_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 COMMIT_SECONDS_BOUNDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
+CONNECTION_REFUSALS: Final = (
+    "connections_max",
+    "address",
+    "principal",
+    "unauthenticated",
+    "evicted",
+    "timeout",
+    "too_large",
+    "tls_handshake",
+    "open_files",
+)
+"""Reasons of refused and closed connections. Each has a sample from the start, so that its first increase is seen."""
+
+
 class Counts:
     """Plain numbers that the server adds to: `counts.frames_received += 1`. Only those of connections go down again."""
 
@@ -70,8 +84,7 @@ class Counts:
         """Those of the failures that were answered with RATE_LIMITED."""
         self.unauthenticated_connections = 0
         self.unauthenticated_requests = 0
-        self.connections_refused: defaultdict[str, int] = defaultdict(int)
-        """By reason, a constant of the code."""
+        self.connections_refused = dict.fromkeys(CONNECTION_REFUSALS, 0)
 
 
 class Metrics:

@@ -77,3 +77,12 @@ def kind_in(client_id: str) -> str | None:
 def client_id_of(name: object, path: str) -> str:
     """A client's id, one that can be an actor too. Raises CanonicalError with the path if it is none."""
     return actor_of("client", name, path).removeprefix("client:")
+
+
+def free_client_id_of(name: object, path: str) -> str:
+    """Return a client id that no other principal writes under. Raises CanonicalError with the path."""
+    client_id = client_id_of(name, path)
+    kind = kind_in(client_id)
+    if kind is not None:
+        raise CanonicalError(path, f"must not begin with `{kind}:`, which names another principal")
+    return client_id

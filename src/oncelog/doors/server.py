@@ -190,7 +190,11 @@ class Server:
         )
         self.log.watch_commits(self.metrics.observe_commit)
         self.metrics_listener = MetricsListener(
-            {"/metrics": self._rendered_metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+            {"/metrics": self._rendered_metrics, "/healthz": self._healthz, "/readyz": self._readyz},
+            timeout_ms=settings.door_limits.connect_timeout_ms,
+            now_ms=self._clock.elapsed_ms,
+            counts=self.counts,
+            log_limiter=self._log_limiter,
         )
         self._origins = settings.allowed_origins
         self._certificate = ServerCertificate(settings)
@@ -571,6 +575,7 @@ class Server:
         faults.failures.look()
         self._log_limiter.flush()
         self._limiter.sweep()
+        self.metrics_listener.sweep()
         self._quick.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
         self.sockets.renew()
         self.chat_sockets.renew()

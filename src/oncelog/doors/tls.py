@@ -2,13 +2,15 @@
 
 import os
 import ssl
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from stat import S_IMODE
 from typing import Final
 
 from oncelog.doors import files
+from oncelog.doors.files import Contents
+from oncelog.doors.limits import TLS_FILE_BYTES_MAX
 from oncelog.doors.settings import ServerSettings
 from oncelog.errors import SettingsError
 
@@ -27,36 +29,23 @@ class ServerCertificate:
         """Private key and certificate chain, for gRPC."""
 
     def load(self) -> None:
-        """Read both files. Raises SettingsError, and keeps the certificate that was loaded before."""
-        chain, key = self._paths
-        if chain is None or key is None:
+        """Read each file once. Raises SettingsError, and keeps the certificate that was loaded before."""
+        chain_path, key_path = self._paths
+        if chain_path is None or key_path is None:
             return
         try:
-            with self._opened(chain, key) as (chain_source, key_source):
-                context = _new_context()
-                # A wrong key leaves a context without any certificate, so a new context is tried first.
-                _load(context, chain_source, key_source)
-                pem = (Path(key_source).read_bytes(), Path(chain_source).read_bytes())
-                if self.context is None:
-                    self.context = context
-                else:
-                    _load(self.context, chain_source, key_source)
-                self.pem = pem
-        except (OSError, ssl.SSLError, SettingsError) as error:
+            key, chain = files.read(key_path, TLS_FILE_BYTES_MAX), files.read(chain_path, TLS_FILE_BYTES_MAX)
+            key.check_secret("a private key", self._check)
+            context = _new_context()
+            # A wrong key leaves a context without any certificate, so a new context is tried first.
+            _load(context, chain, key)
+            if self.context is None:
+                self.context = context
+            else:
+                _load(self.context, chain, key)
+        except SettingsError as error:
             raise SettingsError(f"tls.certificate and tls.private_key cannot be used: {error}") from error
-
-    @contextmanager
-    def _opened(self, chain: str, key: str) -> Iterator[tuple[str, str]]:
-        """Open both files and check the key's permissions; yield paths that lead to the opened files."""
-        with files.opened(key) as (key_descriptor, found), files.opened(chain) as (chain_descriptor, _):
-            files.check_secret_file(key, found.st_uid, S_IMODE(found.st_mode), "a private key", self._check)
-            yield _path_of(chain_descriptor, chain), _path_of(key_descriptor, key)
-
-
-def _path_of(descriptor: int, path: str) -> str:
-    """Return the path of an open descriptor: OpenSSL takes paths only, and another file may have taken the name."""
-    source = _DESCRIPTORS / str(descriptor)
-    return str(source) if os.access(source, os.R_OK) else path
+        self.pem = (key.data, chain.data)
 
 
 def _new_context() -> ssl.SSLContext:
@@ -65,6 +54,56 @@ def _new_context() -> ssl.SSLContext:
     return context
 
 
-def _load(context: ssl.SSLContext, chain: str, key: str) -> None:
-    # With a password, even an empty one: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
-    context.load_cert_chain(chain, key, password="")
+def _load(context: ssl.SSLContext, chain: Contents, key: Contents) -> None:
+    """Use a certificate and its key. Raises SettingsError."""
+    try:
+        with _path_of(chain) as chain_path, _path_of(key) as key_path:
+            # With a password, even an empty one: OpenSSL would ask for that of an encrypted key on the terminal.
+            context.load_cert_chain(chain_path, key_path, password="")
+    except ssl.SSLError as error:
+        raise SettingsError(_problem(error, chain, key)) from error
+    except OSError as error:
+        raise SettingsError(f"{chain.path} and {key.path} cannot be loaded: {error.strerror}") from error
+
+
+def _problem(error: ssl.SSLError, chain: Contents, key: Contents) -> str:
+    """Describe why OpenSSL refused the files: its own errors name neither of them."""
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"the private key in {key.path} is not the key of the certificate in {chain.path}"
+    if b"ENCRYPTED" in key.data:
+        return f"the private key in {key.path} is encrypted, and the server has no password. Store it without one"
+    for contents, kind in ((chain, "CERTIFICATE"), (key, "PRIVATE KEY")):
+        if f"{kind}-----".encode() not in contents.data:
+            return f"{contents.path} has no {kind.lower()} in PEM form"
+    return f"{chain.path} or {key.path} is refused by OpenSSL: {error.reason or error}"
+
+
+@contextmanager
+def _path_of(contents: Contents) -> Iterator[str]:
+    """Yield a path from which OpenSSL, which takes paths only, reads the bytes that were read before.
+
+    The file itself may have been replaced meanwhile. Its own path is used where the system has no paths of descriptors.
+    """
+    with _memory_file() as descriptor:
+        source = _DESCRIPTORS / str(descriptor)
+        if not os.access(source, os.R_OK):
+            yield contents.path
+            return
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(contents.data)
+        os.lseek(descriptor, 0, os.SEEK_SET)  # systems on which the path shares the descriptor's position
+        yield str(source)
+
+
+@contextmanager
+def _memory_file() -> Iterator[int]:
+    """Yield the descriptor of an empty file without a name, in memory where the system supports that."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("oncelog-tls", os.MFD_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()

@@ -31,7 +31,7 @@ from oncelog.doors.limits import (
     TOKEN_LIFETIME_MS_DEFAULT,
     TOKEN_TIME_S_MAX,
 )
-from oncelog.doors.principal import Principal, actor_of, client_id_of
+from oncelog.doors.principal import Principal, actor_of, free_client_id_of
 from oncelog.doors.signing import ALGORITHMS, KeyFile, SigningKey
 from oncelog.errors import AuthError, CanonicalError, SettingsError
 
@@ -184,7 +184,7 @@ class Tokens:
         expires_ms = self._checked_times(claims)
         self._demand_issuer(claims)
         self._demand_audience(claims)
-        client_id = client_id_of(claims["client_id"], "$.client_id") if "client_id" in claims else None
+        client_id = free_client_id_of(claims["client_id"], "$.client_id") if "client_id" in claims else None
         name = self._settings.grants_claim
         return Principal(
             actor=actor_of("user", required(claims, "sub"), "$.sub"),
@@ -276,7 +276,7 @@ def issued(claims: Claims, key: SigningKey) -> str:
     """A token that `Tokens` accepts, for development and tests. Raises CanonicalError for what none may say."""
     actor_of("user", claims.subject, "$.sub")
     if claims.client_id is not None:
-        client_id_of(claims.client_id, "$.client_id")
+        free_client_id_of(claims.client_id, "$.client_id")
     said = {
         "sub": claims.subject,
         "iat": claims.issued_ms // 1000,
