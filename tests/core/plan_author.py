@@ -390,7 +390,8 @@ class Author:
         actor = self.pick("", "", *MEMBERS)
         present = self.pick(True, True, False)
         role = self.pick(None, None, Role.OWNER, Role.MEMBER) if present else None
-        return SetMember(*self.scope_and_member(), present, actor, role)
+        only_if_member = role is not None and actor == MEMBERS[0]  # without a draw, as in `request`
+        return SetMember(*self.scope_and_member(), present, actor, role, only_if_member)
 
     def open_stream(self, _: Policy) -> OpenStream:
         return OpenStream(*self.scope_and_member())

@@ -545,11 +545,15 @@ class PlanModel:
 
     def _set_member(self, item: SetMember, *, is_creation: bool = False) -> Verdict:
         if item.actor and not is_creation and not self.is_member(item.scope, item.actor):
+            if item.actor == item.member and not item.present:
+                return Applied(changed=False)
             return refused(Reason.NOT_A_MEMBER)
         before = self.roles(item.scope)
-        is_own = item.actor == item.member and item.role is None
+        is_own = item.actor == item.member and item.role is not Role.OWNER
         if item.actor and not is_creation and not is_own and before[item.actor] is not Role.OWNER:
             return refused(Reason.NOT_AN_OWNER)
+        if item.only_if_member and item.present and item.member not in before:
+            return refused(Reason.NOT_A_MEMBER)
         others = [role for name, role in before.items() if name != item.member]
         is_demoted = item.role is Role.MEMBER and before.get(item.member) is Role.OWNER
         if is_demoted and Role.OWNER not in others:

@@ -1,4 +1,4 @@
-"""Rows that a batch has read are updated in place. A missing row is an error."""
+"""Side state in SQLite: rows that a batch has read are updated in place, and a batch reads the rows that it needs."""
 
 import sqlite3
 from contextlib import closing
@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from oncelog.core.desk import Desk
+from oncelog.core.footprint import Footprint
 from oncelog.core.merge import Row
-from oncelog.core.values import Settings, Snapshot
+from oncelog.core.values import LaneHead, Member, Settings, Snapshot
 from oncelog.errors import CorruptError
 from oncelog.stores.sqlite import tables
 from oncelog.stores.sqlite.files import SqliteDriver, connect, make_or_open
@@ -32,6 +33,24 @@ def test_update_of_a_missing_row_is_reported_as_corrupt(tmp_path: Path) -> None:
         tables.save(connection, newer, 1, Snapshot(rows={ROW: Row()}))
         assert len(stored(connection)) == 1
         assert stored(connection) != before
+
+
+@pytest.mark.rule("CH-19")
+def test_each_stream_loads_its_own_number_of_oldest_members(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.db")
+    members = {(f"chat/{chat}", f"user:{number}"): Member(number) for chat in range(5) for number in range(1, 21)}
+    with closing(connect(SqliteDriver(), path)) as connection:
+        make_or_open(connection, path, Settings(), 0)
+        tables.save(connection, replace(Desk(Snapshot(), 0).changes(), members=members, heads={1: LaneHead()}), 1)
+        snapshot = Snapshot(settings=Settings(lanes=1))
+        needed = {"chat/0": 15, "chat/1": 2, "chat/2": 2, "chat/3": 3, "chat/none": 2}
+        tables.load(connection, Footprint(rosters=set(needed), oldest=needed), snapshot)
+    assert snapshot.members == {
+        (scope, f"user:{number}"): Member(number)
+        for scope, count in needed.items()
+        for number in range(1, count + 1)
+        if scope != "chat/none"
+    }
 
 
 def stored(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:

@@ -48,7 +48,7 @@ def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
     if member is not None and item.present:
         return _set_role(item, member, roster, desk)
     if item.present:
-        refused = member_beyond_quota((item.scope, item.member), desk)
+        refused = _check_addition(item, desk)
         if refused is not None:
             return refused
         _add(item, roster, desk)
@@ -57,14 +57,25 @@ def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
     return Applied(changed=item.present or member is not None)
 
 
+def _check_addition(item: SetMember, desk: Desk) -> Refused | None:
+    if item.only_if_member:
+        return Refused(Reason.NOT_A_MEMBER, "the user is not a member of the stream; add it first", field="member")
+    return member_beyond_quota((item.scope, item.member), desk)
+
+
 def _check_actor(item: SetMember, desk: Desk) -> Refused | None:
-    """Owners change members; every member may leave. A request without an actor is the application's."""
-    if not item.actor:
+    """Owners change members; every member may leave. A request without an actor is the application's.
+
+    A retry of leaving or of giving up the own role is accepted: the actor has lost the right by the first request.
+    A stranger that leaves gets the same answer whether the stream exists or not.
+    """
+    is_leaving = item.actor == item.member and not item.present
+    if not item.actor or (is_leaving and not desk.members.get((item.scope, item.actor))):
         return None
     refused = not_a_member(item.scope, item.actor, desk)
     if refused is not None:
         return refused
-    is_own = item.actor == item.member and item.role is None
+    is_own = item.actor == item.member and item.role is not Role.OWNER
     actor = desk.members.get((item.scope, item.actor))
     roster = desk.rosters.get(item.scope) or Roster()
     if is_own or (actor is not None and role_of(actor, roster) is Role.OWNER):

@@ -141,6 +141,8 @@ class SetMember(Struct, frozen=True, gc=False):
     """The caller, which must be an owner unless it removes itself; empty for the application itself."""
     role: Role | None = None
     """The role that the member gets. None leaves that of a member as it is, and adds a plain member."""
+    only_if_member: bool = False
+    """Refuse a user that is not a member instead of adding it."""
 
 
 class Acknowledge(Struct, frozen=True, gc=False):

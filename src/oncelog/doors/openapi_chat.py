@@ -126,7 +126,8 @@ def _members(name: str, schema: str, summary: str, limits: DoorLimits) -> Schema
 def _add_member(limits: DoorLimits) -> Schema:
     about = (
         "For owners. Without a body, or without `role`, a new member is added as a plain member, and the role of an "
-        "existing member stays. The last owner cannot become a plain member: 409. A repeated request changes nothing."
+        "existing member stays. The last owner cannot become a plain member: 409. With `only_if_member` a user that is "
+        "not a member is refused with 403 instead of added. A repeated request changes nothing."
     )
     described = _described("addMember", "Add a member, or set its role", about, answer("Member", "Done."), _WRITTEN)
     described["responses"]["409"] = error(409, _ERROR)
@@ -211,7 +212,13 @@ def schemas(limits: DoorLimits) -> Schema:
         "Chat": _and(object_of(chat_id=TEXT, last_sequence=whole(), members=members), next_after=TEXT),
         "Chats": _and(chats, next_after=TEXT),
         "Delivery": _and(object_of(chat_id=TEXT, members=members), next_after=TEXT),
-        "NewMember": {"type": "object", "properties": {"role": {**_ROLE, "enum": [*_ROLE["enum"], None]}}},
+        "NewMember": {
+            "type": "object",
+            "properties": {
+                "role": {**_ROLE, "enum": [*_ROLE["enum"], None]},
+                "only_if_member": {"type": ["boolean", "null"]},
+            },
+        },
         "Member": _and(object_of(chat_id=TEXT, user_id=TEXT, present={"type": "boolean"}), role=_ROLE),
         "NewMessage": _new_message(limits),
         "Sent": _and(

@@ -161,6 +161,8 @@ async def test_owner_names_owners_and_plain_member_is_refused(tmp_path: Path) ->
                 await change
         with pytest.raises(ServerRefusedError, match="LAST_OWNER"):
             await ann.set_role("tea", "user:ann", MEMBER)
+        with pytest.raises(ServerRefusedError, match="NOT_A_MEMBER"):
+            await ann.set_role("tea", "user:carl", OWNER)
         await ann.set_role("tea", "user:bob", OWNER)
         await heard(theirs, Membership("tea", "user:bob", present=True, role=OWNER))
         await heard(mine, Membership("tea", "user:bob", present=True, role=OWNER))

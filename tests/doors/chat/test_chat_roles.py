@@ -75,6 +75,37 @@ async def test_owners_add_and_remove_members_and_name_owners(shared_server: Shar
 
 
 @pytest.mark.rule("CH-19")
+async def test_retries_of_leaving_and_of_giving_up_a_role_succeed(shared_server: SharedServer) -> None:
+    door, chat = shared_server.door, shared_server.chat()
+    await door.create(chat, "ann", "bob")
+    await set_role(door, chat, "ann", "bob", "owner")
+    for _ in range(2):
+        assert await set_role(door, chat, "ann", "ann", "member") == (200, "member")
+    left = [await door.set_member(chat, "ann", "ann", present=False) for _ in range(2)]
+    assert [one.status for one in left] == [200, 200]
+    assert left[0].json == left[1].json
+    missing = shared_server.chat("missing")
+    strangers = [await door.set_member(one, "eve", "eve", present=False) for one in (chat, missing)]
+    assert [one.status for one in strangers] == [200, 200]
+    assert await roles_of(door, chat, "bob") == {"bob": "owner"}
+
+
+@pytest.mark.rule("CH-19")
+async def test_role_is_set_only_if_the_user_is_a_member(shared_server: SharedServer) -> None:
+    door, chat = shared_server.door, shared_server.chat()
+    await door.create(chat, "ann", "bob")
+    path, naming = f"/v1/chats/{chat}/members/user:bob", {"role": "owner", "only_if_member": True}
+    assert (await door.http("PUT", path, "ann", naming)).json["role"] == "owner"
+    await door.set_member(chat, "bob", "bob", present=False)
+    answer = await door.http("PUT", path, "ann", naming)
+    error = answer.json["error"]
+    assert (answer.status, error["code"], error["field"]) == (403, "NOT_A_MEMBER", "user_id")
+    assert await roles_of(door, chat, "ann") == {"ann": "owner"}
+    wrong = await door.http("PUT", path, "ann", {"only_if_member": 1})
+    assert (wrong.status, wrong.json["error"]["field"]) == (400, "$.only_if_member")
+
+
+@pytest.mark.rule("CH-19")
 @pytest.mark.parametrize("role", ["admin", "", 1, ["owner"], {"owner": True}, True])
 async def test_unknown_role_is_refused_with_the_known_ones(shared_server: SharedServer, role: object) -> None:
     door, chat = shared_server.door, shared_server.chat()

@@ -84,9 +84,9 @@ class Calls:
             found = msgspec.structs.replace(found, members=found.members + _details(page).members)
         return found
 
-    async def add_member(self, chat_id: str, user_id: str, role: str | None) -> None:
+    async def add_member(self, chat_id: str, user_id: str, role: str | None, *, only_if_member: bool = False) -> None:
         """Add a member, or set its role. For owners."""
-        body = None if role is None else orjson.dumps({"role": role})
+        body = None if role is None else orjson.dumps({"role": role, "only_if_member": only_if_member})
         await self._done("PUT", f"{_path(chat_id)}/members/{quote(user_id, safe='')}", None, body)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:

@@ -365,8 +365,10 @@ class ChatClient:
         await self._calls.add_member(chat_id, user_id, role)
 
     async def set_role(self, chat_id: str, user_id: str, role: str) -> None:
-        """Set the role of a member. A user that is not a member is added."""
-        await self.add_member(chat_id, user_id, role=role)
+        """Set the role of a member. ServerRefusedError has the code `NOT_A_MEMBER` if the user is not a member."""
+        demand_chat_id(chat_id)
+        self._desk.demand_open()
+        await self._calls.add_member(chat_id, user_id, role, only_if_member=True)
 
     async def remove_member(self, chat_id: str, user_id: str) -> None:
         """Remove a member, as an owner of the chat; or leave it: messages that have arrived stay here."""

@@ -235,10 +235,13 @@ class ChatDoor:
         readable = [one for one in page.memberships if principal.grants.may_read(one.scope)]
         return Chats(readable, chat_of(page.memberships[-1].scope) if page.has_more else "")
 
-    async def add_member(self, scope: str, member: str, principal: Principal, role: Role | None) -> Role | None:
+    async def add_member(
+        self, scope: str, member: str, principal: Principal, role: Role | None, *, only_if_member: bool = False
+    ) -> Role | None:
         """Add a member or set its role. Return the role that it has then; None if it was removed meanwhile."""
         self.demand_writable(scope, principal)
-        await self._apply(SetMember(scope, member, actor=principal.actor, role=role))
+        item = SetMember(scope, member, actor=principal.actor, role=role, only_if_member=only_if_member)
+        await self._apply(item)
         with telling():
             found = await self.log.books.standing_of(scope, member)
         return None if found is None else found.role
@@ -272,6 +275,9 @@ def refusal(verdict: Verdict) -> DoorError:
     if not isinstance(verdict, Refused):
         raise TypeError(f"the chat door was answered with {verdict!r}")
     if verdict.reason is Reason.NOT_A_MEMBER:
+        if verdict.field == "member":  # the caller is an owner, the user of the request is not a member
+            message = "the user is not a member of the chat; add the user first"
+            return DoorError(codes.NOT_A_MEMBER, message, field="user_id")
         return not_a_member()
     if verdict.reason is Reason.NOT_AN_OWNER:
         return DoorError(codes.NOT_AN_OWNER, "only owners of the chat may change its members; ask an owner")

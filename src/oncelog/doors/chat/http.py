@@ -11,7 +11,7 @@ from oncelog.core.canonical import JsonValue
 from oncelog.core.values import Replayed
 from oncelog.doors.chat import words
 from oncelog.doors.chat.door import Batch, Chat, ChatDoor
-from oncelog.doors.chat.reading import read_acked, read_chat, read_role, read_send, read_user
+from oncelog.doors.chat.reading import read_acked, read_chat, read_only_if_member, read_role, read_send, read_user
 from oncelog.doors.connections import Caller
 from oncelog.doors.faults import DoorError
 from oncelog.doors.fields import bad, members_of, parsed, wrong_type
@@ -94,12 +94,13 @@ class ChatHttp:
         parameters_of(request, ())
         user_id, scope = read_user(path_name(request, "user_id"), "user_id"), _scope(request)
         body = await body_of(request)
-        role = None
+        role, only_if_member = None, False
         if body:
             demand_json(request)
-            role = read_role(members_of(parsed(body), "$").get("role"))
+            members = members_of(parsed(body), "$")
+            role, only_if_member = read_role(members.get("role")), read_only_if_member(members.get("only_if_member"))
         principal = self._door.entrance.still(principal)
-        role = await self._door.add_member(scope, user_id, principal, role)
+        role = await self._door.add_member(scope, user_id, principal, role, only_if_member=only_if_member)
         answer = {"chat_id": path_name(request, "chat_id"), "user_id": user_id, "present": True}
         return self._ok(answer if role is None else {**answer, "role": role.value})
 

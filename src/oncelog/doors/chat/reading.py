@@ -265,6 +265,13 @@ def read_role(value: JsonValue) -> Role | None:
     return Role(value)
 
 
+def read_only_if_member(value: JsonValue) -> bool:
+    """Return whether a user that is not a member is refused instead of added. Raises DoorError."""
+    if value is not None and type(value) is not bool:
+        raise wrong_type("$.only_if_member", value, "true or false")
+    return value is True
+
+
 def _is_text(text: str) -> bool:
     """No half characters, and no U+0000."""
     if text.isascii():

@@ -102,10 +102,17 @@ def load(connection: Any, needs: Footprint, snapshot: Snapshot, recent: Recent |
 
 
 def _load_oldest(connection: Any, wanted: Mapping[str, int], lanes: int) -> list[tuple[Any, ...]]:
-    """Return the members of some streams that joined first, as `add_oldest` takes them."""
-    keys = [(lane_of_scope(scope, lanes), scope) for scope in wanted]
-    bounds = (orjson.dumps(keys).decode(), max(wanted.values()))
-    rows: list[tuple[Any, ...]] = connection.execute(SQL["oldest_members"], bounds).fetchall()
+    """Return the members of some streams that joined first, as `add_oldest` takes them.
+
+    One statement for all streams with the same count, because LIMIT cannot refer to a column. Most streams of a batch
+    lose one member.
+    """
+    keys_by_count: dict[int, list[tuple[int, str]]] = {}
+    for scope, count in wanted.items():
+        keys_by_count.setdefault(count, []).append((lane_of_scope(scope, lanes), scope))
+    rows: list[tuple[Any, ...]] = []
+    for count, keys in keys_by_count.items():
+        rows += connection.execute(SQL["oldest_members"], (orjson.dumps(keys).decode(), count))
     return rows
 
 

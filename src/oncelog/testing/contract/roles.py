@@ -48,6 +48,30 @@ class RolesContract(Contract):
             assert log(SetMember(CHANNEL, "user:eve", present=False, actor="user:eve")) == CHANGED
             assert self._roles(log) == {"user:ann": Role.OWNER, "user:bob": Role.MEMBER}
 
+    def test_retry_of_leaving_or_of_giving_up_a_role_changes_nothing(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", role=Role.OWNER))
+            demoting = SetMember(CHANNEL, "user:ann", actor="user:ann", role=Role.MEMBER)
+            assert [log(demoting), log(demoting)] == [CHANGED, UNCHANGED]
+            leaving = SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")
+            assert [log(leaving), log(leaving)] == [CHANGED, UNCHANGED]
+            log.reopen()
+            # A stranger does not learn which streams exist.
+            for scope in (CHANNEL, "chat/none"):
+                assert log(SetMember(scope, "user:eve", present=False, actor="user:eve")) == UNCHANGED
+                refused(log(SetMember(scope, "user:eve", actor="user:eve", role=Role.MEMBER)), Reason.NOT_A_MEMBER)
+            assert self._roles(log) == {"user:bob": Role.OWNER}
+
+    def test_role_of_a_user_that_left_is_not_set(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+            naming = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER, only_if_member=True)
+            assert [log(naming), log(naming)] == [CHANGED, UNCHANGED]
+            log(SetMember(CHANNEL, "user:bob", present=False))
+            log.reopen()
+            assert refused(log(naming), Reason.NOT_A_MEMBER).field == "member"
+            assert self._roles(log) == {"user:ann": Role.OWNER}
+
     def test_oldest_member_inherits_when_the_last_owner_leaves(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
             # The order of joining is neither that of names nor that of the removals.

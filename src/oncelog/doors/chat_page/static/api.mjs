@@ -57,8 +57,9 @@ export class Api {
     await this.#call("DELETE", path(chatId, "members", user));
   }
 
+  // The server refuses a user that has left meanwhile.
   async makeOwner(chatId, user) {
-    await this.#call("PUT", path(chatId, "members", user), { role: "owner" });
+    await this.#call("PUT", path(chatId, "members", user), { role: "owner", only_if_member: true });
   }
 
   // The messages below a sequence, the newest of them.
