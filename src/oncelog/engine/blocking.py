@@ -281,6 +281,10 @@ class BlockingLog:
         """As `Log.audit_cursor`."""
         return self._log.audit_cursor(page)
 
+    def previous_epochs(self) -> tuple[str, ...]:
+        """As `Log.previous_epochs`."""
+        return self._portal.call(self._log.previous_epochs)
+
     def usage(self) -> list[tuple[Tenant, Usage]]:
         """As `Log.usage`."""
         return self._portal.call(self._log.usage)
