@@ -19,10 +19,12 @@ from oncelog.core.identity import frame, lane_of
 from oncelog.core.internal_records import check_internal_record
 from oncelog.core.limits import ACT_KEY_BYTES
 from oncelog.core.policy import AUDIT_POLICY, RESTORE_POLICY
-from oncelog.core.quotas import count_act, is_charged
+from oncelog.core.quotas import beyond_storage, count_act, is_charged
+from oncelog.core.stored_bytes import act_bytes
 from oncelog.core.values import (
     Committed,
     KeyIdentity,
+    MemberIdentity,
     Reason,
     Record,
     RecordAct,
@@ -83,38 +85,45 @@ def act_key(*parts: str) -> bytes:
 
 
 def act_identity(item: RecordAct) -> KeyIdentity:
-    """Return the identity under which an act is remembered."""
-    return (AUDIT_POLICY, item.scope, "", item.key)
+    """Return the identity under which an act is remembered: one act can have a record in each lane.
+
+    The record of the act stores the key of its identity. It has no client, so the key is where the lane goes.
+    """
+    key = item.key if item.scope or not item.lane else act_key(item.key.hex(), str(item.lane))
+    return (AUDIT_POLICY, item.scope, "", key)
 
 
-def append_act(  # noqa: PLR0913 - what a record of an act has
-    desk: Desk,
-    lane: LaneDesk,
-    act: str,
-    actor: str,
-    *,
-    scope: str = "",
-    target: str = "",
-    details: Mapping[str, JsonValue] | None = None,
-    time_ms: int = 0,
-    key: bytes = b"",
-) -> Record:
+def act_beyond_quota(act: RecordAct, desk: Desk, member: MemberIdentity | None = None) -> Refused | None:
+    """Refuse an act of a client whose audit record does not fit, together with the member that the act adds."""
+    if desk.tenants is None:
+        return None
+    size = 0
+    if is_charged(act.actor):
+        body = _body(act, desk.stream_lane(act.scope))
+        size = act_bytes(act.scope, act.actor, act.key, body)
+    return beyond_storage(act.scope, desk, act=size, member=member)
+
+
+def append_act(act: RecordAct, lane: LaneDesk, desk: Desk, key: bytes = b"") -> Record:
     """Append the audit record of an act to its lane, in the transaction of the batch."""
-    body = canonical(
+    lane.next_position()
+    record = desk.append_internal(lane, AUDIT_POLICY, act.actor, _body(act, lane), scope=act.scope, key=key)
+    if desk.tenants is not None and is_charged(act.actor):
+        count_act(act.scope, act_bytes(act.scope, act.actor, key, record.body), desk.tenants, desk)
+    return record
+
+
+def _body(act: RecordAct, lane: LaneDesk) -> bytes:
+    return canonical(
         {
-            "act": act,
-            "actor": actor,
-            "details": dict(details or {}),
-            "target": target,
-            "time_ms": time_ms or lane.log_time_ms,
+            "act": act.act,
+            "actor": act.actor,
+            "details": _OBJECT.decode(act.details),
+            "target": act.target,
+            "time_ms": act.time_ms or lane.log_time_ms,
             "type": "audit",
         }
     )
-    lane.next_position()
-    record = desk.append_internal(lane, AUDIT_POLICY, actor, body, scope=scope, key=key)
-    if desk.tenants is not None and is_charged(actor):
-        count_act(record, desk)
-    return record
 
 
 def record_act(item: RecordAct, desk: Desk) -> Committed | Replayed | Refused:
@@ -126,17 +135,7 @@ def record_act(item: RecordAct, desk: Desk) -> Committed | Replayed | Refused:
     known = desk.keys.get(identity) if item.key else None
     if known is not None:
         return Replayed(known.receipt, erased=known.erased)
-    record = append_act(
-        desk,
-        lane,
-        item.act,
-        item.actor,
-        scope=item.scope,
-        target=item.target,
-        details=_OBJECT.decode(item.details),
-        time_ms=item.time_ms,
-        key=item.key,
-    )
+    record = append_act(item, lane, desk, identity[3] if item.key else b"")
     if item.key:
         desk.keys.put(identity, record.remembered)
     return Committed(record.receipt)

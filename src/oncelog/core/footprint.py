@@ -102,12 +102,11 @@ def footprint(batch: Sequence[Request], settings: Settings) -> Footprint:
 
 def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
     match item:
-        case Claim() | Renew() | Release():
-            identity = key_identity(item)
-            needs.leases.add(identity)
-            needs.streams.add(item.scope)
-            if isinstance(item, Claim):
-                needs.keys.add(identity)
+        case Claim():
+            needs.keys.add(key_identity(item))
+            _add_lease(item, needs)
+        case Renew() | Release():
+            _add_lease(item, needs)
         case OpenStream() | SetMember() | Acknowledge():
             _add_member(item, needs, settings)
         case SetCursor():
@@ -119,6 +118,11 @@ def _add(item: OtherItem, needs: Footprint, settings: Settings) -> None:
             needs.lanes.update(range(settings.lanes + 1))
         case RecordAct():
             _add_act(item, needs, settings)
+
+
+def _add_lease(item: Claim | Renew | Release, needs: Footprint) -> None:
+    needs.leases.add(key_identity(item))
+    needs.streams.add(item.scope)
 
 
 def _add_member(item: OpenStream | SetMember | Acknowledge, needs: Footprint, settings: Settings) -> None:

@@ -9,6 +9,7 @@ its row is still on disk.
 from msgspec.structs import replace
 
 from oncelog.core.audit import LEASE_RELEASED, append_act
+from oncelog.core.canonical import canonical
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.limits import LEASE_MEMORY_MS
 from oncelog.core.policy import OnReuse
@@ -20,6 +21,7 @@ from oncelog.core.values import (
     KeyIdentity,
     Lease,
     Reason,
+    RecordAct,
     Refused,
     Release,
     Renew,
@@ -84,8 +86,14 @@ def release(item: Release, lane: LaneDesk, desk: Desk) -> Applied:
         released = replace(released, failed_fence=lease.fence, failure=item.failure)
     _put(key_identity(item), released, lane, desk)
     if item.actor:
-        details = {"fence": lease.fence, "policy": item.policy.name}
-        append_act(desk, lane, LEASE_RELEASED, item.actor, scope=item.scope, target=item.key.hex(), details=details)
+        act = RecordAct(
+            act=LEASE_RELEASED,
+            actor=item.actor,
+            scope=item.scope,
+            target=item.key.hex(),
+            details=canonical({"fence": lease.fence, "policy": item.policy.name}),
+        )
+        append_act(act, lane, desk)
     return Applied(changed=True)
 
 

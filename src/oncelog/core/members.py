@@ -5,13 +5,44 @@ last owner leaves or is removed, the member that joined first becomes one. `Rost
 before roles until an owner is named: every member acts as an owner.
 """
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.audit import APPLICATION_ACTOR, MEMBER_ADDED, MEMBER_REMOVED, MEMBER_ROLE_CHANGED, append_act
+from oncelog.core.audit import (
+    APPLICATION_ACTOR,
+    MEMBER_ADDED,
+    MEMBER_REMOVED,
+    MEMBER_ROLE_CHANGED,
+    act_beyond_quota,
+    append_act,
+)
+from oncelog.core.canonical import canonical
 from oncelog.core.desk import Desk
-from oncelog.core.quotas import count_member, member_beyond_quota
+from oncelog.core.quotas import count_member
 from oncelog.core.rates import take_for_stream
-from oncelog.core.values import Acknowledge, Applied, Member, OpenStream, Reason, Refused, Role, Roster, SetMember
+from oncelog.core.values import (
+    Acknowledge,
+    Applied,
+    Member,
+    MemberIdentity,
+    OpenStream,
+    Reason,
+    RecordAct,
+    Refused,
+    Role,
+    Roster,
+    SetMember,
+)
+
+
+class _Change(Struct, frozen=True):
+    """One change of a member with its audit record, before it is written."""
+
+    identity: MemberIdentity
+    member: Member | None
+    """None removes it."""
+    roster: Roster
+    act: RecordAct
 
 
 def not_a_member(scope: str, actor: str, desk: Desk) -> Refused | None:
@@ -30,12 +61,12 @@ def open_stream(item: OpenStream, desk: Desk) -> Applied | Refused:
     """Makes a stream with its first member. Of two who make it at once one does, and the other is a stranger to it."""
     if desk.streams.get(item.scope) is not None:
         return not_a_member(item.scope, item.member, desk) or Applied(changed=False)
+    # The creator is the actor, and not a member yet.
+    creator = SetMember(item.scope, item.member, actor=item.member)
+    change = _addition(creator, desk.rosters.get(item.scope) or Roster())
     # The rate takes a token, so it comes last.
-    refused = member_beyond_quota((item.scope, item.member), desk) or take_for_stream(item, desk)
-    if refused is None:
-        # The creator is the actor, and not a member yet.
-        _add(SetMember(item.scope, item.member, actor=item.member), desk.rosters.get(item.scope) or Roster(), desk)
-    return refused or Applied(changed=True)
+    refused = act_beyond_quota(change.act, desk, change.identity) or take_for_stream(item, desk)
+    return refused or _add(change, desk)
 
 
 def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
@@ -48,19 +79,18 @@ def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
     if member is not None and item.present:
         return _set_role(item, member, roster, desk)
     if item.present:
-        refused = _check_addition(item, desk)
-        if refused is not None:
-            return refused
-        _add(item, roster, desk)
-    elif member is not None:
+        return _check_and_add(item, roster, desk)
+    if member is not None:
+        # Never refused for a quota: every member may leave. The audit record counts all the same.
         _remove(item, member, roster, desk)
-    return Applied(changed=item.present or member is not None)
+    return Applied(changed=member is not None)
 
 
-def _check_addition(item: SetMember, desk: Desk) -> Refused | None:
+def _check_and_add(item: SetMember, roster: Roster, desk: Desk) -> Applied | Refused:
     if item.only_if_member:
         return Refused(Reason.NOT_A_MEMBER, "the user is not a member of the stream; add it first", field="member")
-    return member_beyond_quota((item.scope, item.member), desk)
+    change = _addition(item, roster)
+    return act_beyond_quota(change.act, desk, change.identity) or _add(change, desk)
 
 
 def _check_actor(item: SetMember, desk: Desk) -> Refused | None:
@@ -83,22 +113,27 @@ def _check_actor(item: SetMember, desk: Desk) -> Refused | None:
     return Refused(Reason.NOT_AN_OWNER, "only owners of the stream may change its members", field="actor")
 
 
-def _add(item: SetMember, roster: Roster, desk: Desk) -> None:
+def _addition(item: SetMember, roster: Roster) -> _Change:
     is_owner = item.role is Role.OWNER or roster.members == 0
     roster = replace(roster, members=roster.members + 1, joined=roster.joined + 1)
     roster = _with_owners(roster, 1) if is_owner else roster
-    count_member((item.scope, item.member), desk)
-    _put(MEMBER_ADDED, item, Member(roster.joined, is_owner), roster, desk)
+    return _change(MEMBER_ADDED, item, Member(roster.joined, is_owner), roster)
+
+
+def _add(change: _Change, desk: Desk) -> Applied:
+    count_member(change.identity, desk)
+    return _put(change, desk)
 
 
 def _remove(item: SetMember, member: Member, roster: Roster, desk: Desk) -> None:
     roster = replace(roster, members=roster.members - 1)
     roster = _with_owners(roster, -1) if member.is_owner else roster
-    _put(MEMBER_REMOVED, item, None, roster, desk)
+    _put(_change(MEMBER_REMOVED, item, None, roster), desk)
     if roster.owners == 0 and roster.members:
         name, heir = _oldest_member(item.scope, desk)
         heritage = SetMember(item.scope, name, actor=item.actor, role=Role.OWNER)
-        _put(MEMBER_ROLE_CHANGED, heritage, replace(heir, is_owner=True), _with_owners(roster, 1), desk)
+        heir = replace(heir, is_owner=True)
+        _put(_change(MEMBER_ROLE_CHANGED, heritage, heir, _with_owners(roster, 1)), desk)
 
 
 def _set_role(item: SetMember, member: Member, roster: Roster, desk: Desk) -> Applied | Refused:
@@ -110,8 +145,8 @@ def _set_role(item: SetMember, member: Member, roster: Roster, desk: Desk) -> Ap
     if member.is_owner is is_owner:
         return Applied(changed=False)
     roster = _with_owners(roster, 1 if is_owner else -1)
-    _put(MEMBER_ROLE_CHANGED, item, replace(member, is_owner=is_owner), roster, desk)
-    return Applied(changed=True)
+    change = _change(MEMBER_ROLE_CHANGED, item, replace(member, is_owner=is_owner), roster)
+    return act_beyond_quota(change.act, desk) or _put(change, desk)
 
 
 def _with_owners(roster: Roster, change: int) -> Roster:
@@ -124,21 +159,31 @@ def _oldest_member(scope: str, desk: Desk) -> tuple[str, Member]:
     return min(known, key=lambda one: one[1].joined)
 
 
-def _put(act: str, item: SetMember, member: Member | None, roster: Roster, desk: Desk) -> None:
+def _change(act: str, item: SetMember, member: Member | None, roster: Roster) -> _Change:
+    recorded = RecordAct(
+        act=act,
+        actor=item.actor or APPLICATION_ACTOR,
+        scope=item.scope,
+        target=item.member,
+        details=canonical({} if member is None else {"role": role_of(member, roster).value}),
+    )
+    return _Change((item.scope, item.member), member, roster, recorded)
+
+
+def _put(change: _Change, desk: Desk) -> Applied:
     """Write one change of a member and its audit record (CO-43): every addition, removal and role passes here."""
-    identity = (item.scope, item.member)
-    desk.members.put(identity, member)
-    desk.rosters.put(item.scope, roster)
-    acknowledged = None if member is None else desk.acknowledged.get(identity)
+    identity, scope = change.identity, change.act.scope
+    desk.members.put(identity, change.member)
+    desk.rosters.put(scope, change.roster)
+    acknowledged = None if change.member is None else desk.acknowledged.get(identity)
     if acknowledged:
         # A returning member keeps its watermark. Put again, so that followers of members get it with the change.
         desk.acknowledged.put(identity, acknowledged)
-    if desk.streams.get(item.scope) is None:
+    if desk.streams.get(scope) is None:
         # Stays after the last member has left: a stranger cannot open the stream again and read its records.
-        desk.streams.put(item.scope, 0)
-    details = {} if member is None else {"role": role_of(member, roster).value}
-    actor = item.actor or APPLICATION_ACTOR
-    append_act(desk, desk.stream_lane(item.scope), act, actor, scope=item.scope, target=item.member, details=details)
+        desk.streams.put(scope, 0)
+    append_act(change.act, desk.stream_lane(scope), desk)
+    return Applied(changed=True)
 
 
 def acknowledge(item: Acknowledge, desk: Desk) -> Applied | Refused:

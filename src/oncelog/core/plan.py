@@ -197,14 +197,20 @@ def _decide_other(item: OtherItem, desk: Desk) -> Verdict:
             return acknowledge(item, desk)
         case SetCursor():
             return set_cursor(item, desk)
-        case DropTombstones() | FoldRows():
-            return _decide_compaction(item, desk)
-        case Leap() | RecordAct():
-            return leap(item, desk) if isinstance(item, Leap) else record_act(item, desk)
+        case _:
+            return _decide_maintenance(item, desk)
 
 
-def _decide_compaction(item: DropTombstones | FoldRows, desk: Desk) -> Verdict:
-    return fold_rows(item, desk) if isinstance(item, FoldRows) else drop_tombstones(item, desk)
+def _decide_maintenance(item: DropTombstones | FoldRows | Leap | RecordAct, desk: Desk) -> Verdict:
+    match item:
+        case DropTombstones():
+            return drop_tombstones(item, desk)
+        case FoldRows():
+            return fold_rows(item, desk)
+        case Leap():
+            return leap(item, desk)
+        case RecordAct():
+            return record_act(item, desk)
 
 
 def _decide_claim(item: Claim, desk: Desk) -> Granted | Replayed | Refused:

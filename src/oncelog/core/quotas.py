@@ -22,7 +22,6 @@ from oncelog.core.values import (
     MemberIdentity,
     OpenStream,
     Reason,
-    Record,
     Refused,
     Request,
     SetMember,
@@ -93,13 +92,9 @@ def count_write(submission: Submission, desk: Desk, growth: int = 0) -> None:
         desk.usage.put(tenant.prefix, Usage(max(0, usage.bytes + more), usage.records + 1, full_at_us))
 
 
-def count_act(record: Record, desk: Desk) -> None:
+def count_act(scope: str, size: int, tenants: Tenants, desk: Desk) -> None:
     """Count the audit record of a client's act. Rates do not count it: the act is admitted before its record."""
-    if desk.tenants is None:
-        return
-    names = utf8_bytes(record.scope) + utf8_bytes(record.actor) + len(record.key)
-    size = record_bytes(names, (), len(record.body))
-    for tenant in desk.tenants.of(record.scope, ()):
+    for tenant in tenants.of(scope, ()):
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
         desk.usage.put(tenant.prefix, replace(usage, bytes=usage.bytes + size, records=usage.records + 1))
 
@@ -114,11 +109,19 @@ def count_claim(item: Claim, desk: Desk) -> None:
             desk.usage.put(tenant.prefix, replace(usage, full_at_us=_full_at_us(tenant, usage, desk.now_ms)))
 
 
-def member_beyond_quota(identity: MemberIdentity, desk: Desk) -> Refused | None:
-    """Refuse a new member of a stream that does not fit. A member counts as a record."""
-    size = member_bytes(identity)
-    for tenant in _tenants_of_new_member(identity, desk):
-        refused = _beyond_storage(tenant, desk.usage.get(tenant.prefix) or _NO_USAGE, size, 1)
+def beyond_storage(scope: str, desk: Desk, *, act: int, member: MemberIdentity | None) -> Refused | None:
+    """Refuse an act that does not fit into the tenants of its stream.
+
+    `act` is the size of the act's audit record, 0 where it does not count. `member` is a member that the act adds. A
+    member counts as a record, unless it was a member before.
+    """
+    if desk.tenants is None:
+        return None
+    is_new = member is not None and not desk.past_members.get(member)
+    size = act + (member_bytes(member) if member is not None and is_new else 0)
+    records = (act > 0) + is_new
+    for tenant in desk.tenants.of(scope, ()):
+        refused = _beyond_storage(tenant, desk.usage.get(tenant.prefix) or _NO_USAGE, size, records)
         if refused is not None:
             return refused
     return None

@@ -81,10 +81,20 @@ def malformed(item: Item) -> Refused | None:
             return _malformed_setting_of_member(item)
         case SetCursor():
             return _malformed_cursor(item)
-        case DropTombstones() | FoldRows():
-            return _malformed_fold(item) if isinstance(item, FoldRows) else _malformed_tombstones(item)
-        case Leap() | RecordAct():
-            return _malformed_leap(item) if isinstance(item, Leap) else _malformed_act(item)
+        case _:
+            return _malformed_maintenance(item)
+
+
+def _malformed_maintenance(item: DropTombstones | FoldRows | Leap | RecordAct) -> Refused | None:
+    match item:
+        case DropTombstones():
+            return _malformed_tombstones(item)
+        case FoldRows():
+            return _malformed_fold(item)
+        case Leap():
+            return _malformed_leap(item)
+        case RecordAct():
+            return _malformed_act(item)
 
 
 def _malformed_leap(item: Leap) -> Refused | None:

@@ -39,6 +39,11 @@ def submission_bytes(submission: Submission) -> int:
     return record_bytes(names + len(submission.key), submission.partitions, len(submission.body))
 
 
+def act_bytes(scope: str, actor: str, key: bytes, body: bytes) -> int:
+    """Return the bytes of the audit record of an act."""
+    return record_bytes(utf8_bytes(scope) + utf8_bytes(actor) + len(key), (), len(body))
+
+
 def state_bytes(scope: str, rows: int, names: int, values: int) -> int:
     """Return the bytes of rows of side state in one scope: `names` of their other names, `values` of their values."""
     return rows * (STATE_BYTES + NAME_COPIES * utf8_bytes(scope)) + NAME_COPIES * names + values

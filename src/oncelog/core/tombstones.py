@@ -12,14 +12,14 @@ from typing import Final
 from msgspec import Struct
 
 from oncelog.core.audit import APPLICATION_ACTOR, COMPACT, append_act
-from oncelog.core.canonical import utf16_order
+from oncelog.core.canonical import canonical, utf16_order
 from oncelog.core.desk import Desk
 from oncelog.core.hlc import HLC_MAX, hlc_text
 from oncelog.core.identity import delta_id
 from oncelog.core.merge import Op, Row, RowDelta, Stamp
 from oncelog.core.quotas import release_state
 from oncelog.core.stored_bytes import row_bytes
-from oncelog.core.values import Applied, DropTombstones, Tombstone
+from oncelog.core.values import Applied, DropTombstones, RecordAct, Tombstone
 
 HORIZON_CLIENT: Final = "oncelog.horizon"
 """The client of a DELETE at the horizon. A delta of the same clock is ordered against it as against any client."""
@@ -82,14 +82,13 @@ def drop_tombstones(item: DropTombstones, desk: Desk) -> Applied:
             release_state(item.scope, row_bytes(identity, desk.rows.get(identity)), desk)
         desk.rows.put(identity, None)
     desk.horizons.put(item.scope, max(desk.horizons.get(item.scope) or 0, *map(_horizon_above, dropped)))
-    append_act(
-        desk,
-        lane,
-        COMPACT,
-        item.actor or APPLICATION_ACTOR,
+    act = RecordAct(
+        act=COMPACT,
+        actor=item.actor or APPLICATION_ACTOR,
         scope=item.scope,
-        details={"tombstones": len(dropped)},
+        details=canonical({"tombstones": len(dropped)}),
     )
+    append_act(act, lane, desk)
     return Applied(changed=True, count=len(dropped))
 
 

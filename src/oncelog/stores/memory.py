@@ -455,7 +455,7 @@ class MemoryStore:
         indexes = [self._where.index(lane, position) for position in sorted(set(positions))]
         erased = [index for index in indexes if index is not None and not log.records[index].erased]
         if erased and act is not None:
-            await self.commit([act_request(act, lane, len(erased))])  # first: it may raise
+            await self.commit([act_request(act, lane, self.settings.lanes, len(erased))])  # first: it may raise
         for index in erased:
             self._body_hashes[index] = log.erase(index)
         if erased:
@@ -468,9 +468,9 @@ class MemoryStore:
         log, text = self._demand_open(), text_of(tenants)
         if text == self._tenants:
             return False
+        count = Count(Seen(self._tenants, self._erasures, {}), tenants)  # first: it may refuse the quotas
         if act is not None:
-            await self.commit([act_request(act, 0)])
-        count = Count(Seen(self._tenants, self._erasures, {}), tenants)
+            await self.commit([act_request(act, 0, self.settings.lanes)])
         count.add(map(_size, log.records))
         count.add_state(_state_sizes(log.snapshot))
         count.add_members((scope, 1, utf8_bytes(member)) for scope, member in log.snapshot.past_members)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from oncelog.core.audit import with_detail
 from oncelog.core.footprint import Footprint
+from oncelog.core.identity import lane_of
 from oncelog.core.merge import Row
 from oncelog.core.operations import Entity
 from oncelog.core.plan import Plan, Validate, plan
@@ -82,18 +83,20 @@ def close_blocks(planned: Plan, salts: Sequence[bytes]) -> Decided:
     return Decided(planned.verdicts, replace(planned.changes, heads=sealed.heads), salts, sealed)
 
 
-def act_request(act: RecordAct, lane: int, records: int | None = None) -> Request:
+def act_request(act: RecordAct, lane: int, lanes: int, records: int | None = None) -> Request:
     """Return the batch of an act that is recorded in the transaction of the act. Raises ValueError if it cannot be.
 
-    `records` is the number of records that the act changed, for its details.
+    `lane` is the lane that the act concerns, of a log with `lanes` of them. `records` is the number of records that the
+    act changed, for its details.
     """
     if records is not None:
         act = with_detail(act, "records", records)
     refused = malformed(act)
     if refused is not None:
         raise ValueError(f"the act cannot be recorded: {refused.field} {refused.message}")
-    if not act.scope and act.lane != lane:
-        raise ValueError(f"an act in lane {lane} cannot be recorded in lane {act.lane}")
+    recorded_in = lane_of(act.scope, lanes) if act.scope else act.lane
+    if recorded_in != lane:
+        raise ValueError(f"an act in lane {lane} cannot be recorded in lane {recorded_in}")
     return Request((act,))
 
 

@@ -268,7 +268,7 @@ class PostgresStore:
                 await connection.execute(SQL["count_erasure"])
                 self._erasing = await connection.fetchval(SQL["own_transaction"])
                 if act is not None:
-                    await _record(writing, connection, act_request(act, lane, len(rows)))
+                    await _record(writing, connection, act_request(act, lane, self.settings.lanes, len(rows)))
             # Done again because nobody could tell whether it had been committed, it may find nothing left to do.
             erased = max(erased, len(rows))
             return erased
@@ -306,7 +306,7 @@ class PostgresStore:
             is_done = await connection.fetchval(SQL["tenants"]) == text  # by a COMMIT whose answer was lost
             is_replaced = await tenants_of_database.replace(connection, text, counted, begun, is_last=is_last)
             if is_replaced and not is_done and act is not None:
-                await _record(writing, connection, act_request(act, 0))
+                await _record(writing, connection, act_request(act, 0, self.settings.lanes))
             return is_replaced
 
         is_replaced = await self._transacted(range(self.settings.lanes + 1), work, lambda _: ())

@@ -230,7 +230,7 @@ class Session:
                     places = {place_of(lane, position) for position in positions}
                     erased = [row for place in sorted(places) for row in _erasure(connection, place)]
                     if erased and act is not None:
-                        self._record(connection, act_request(act, lane, len(erased)))
+                        self._record(connection, act_request(act, lane, self.file.settings.lanes, len(erased)))
                     if erased:
                         connection.executemany(SQL["erase"], [hashes for hashes, *_ in erased])
                         values = _erase_values(connection, lane, [content for *_, content in erased])
@@ -257,7 +257,7 @@ class Session:
                 demand_not_moved(connection)
                 is_replaced = tenants.replace(connection, text, count, begun, is_last=is_last)
                 if is_replaced and act is not None:
-                    self._record(connection, act_request(act, 0))
+                    self._record(connection, act_request(act, 0, self.file.settings.lanes))
             self._confirm_recorded()
             return is_replaced
 

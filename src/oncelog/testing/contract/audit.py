@@ -26,7 +26,7 @@ from oncelog.core.values import (
     SetMember,
     Settings,
 )
-from oncelog.errors import ClockJumpedError
+from oncelog.errors import ClockJumpedError, SettingsError
 from oncelog.testing.contract.driven import Contract, DrivenStore, positions
 from oncelog.testing.contract.writes import (
     CAMPAIGN,
@@ -115,6 +115,17 @@ class AuditContract(Contract):
             assert replayed(known).receipt == committed(new)
             assert committed(log(act())) != committed(log(act()))
 
+    def test_an_act_with_a_key_is_recorded_once_in_each_lane(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, TWO_LANES) as log:
+            acts = [act(ERASE, target="p", lane=lane, key=act_key(ERASE, "p")) for lane in (0, 1, 2)]
+            receipts = [committed(log(one)) for one in acts]
+            assert [one.lane for one in receipts] == [0, 1, 2]
+            log.reopen()
+            assert [replayed(log(one)).receipt for one in acts] == receipts
+            assert len({one.key for one in _acts(log)}) == 3
+            in_stream = act(ERASE, scope=ORGANISATION, key=acts[0].key)
+            assert committed(log(in_stream)).lane == lane_of(ORGANISATION, 2)
+
     def test_acts_of_all_lanes_are_read_by_time_after_cursors(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, TWO_LANES) as log:
             scopes = ["", ORGANISATION, CHANNEL, "", ORGANISATION]
@@ -170,7 +181,7 @@ class AuditContract(Contract):
     def test_an_erasure_that_cannot_be_recorded_is_not_made(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, TWO_LANES) as log:
             log.together(event(1), transaction(1, 1))
-            for wrong in (act("Not a name"), act(ERASE, lane=1), act(ERASE, "")):
+            for wrong in (act("Not a name"), act(ERASE, lane=1), act(ERASE, ""), act(ERASE, scope=ORGANISATION)):
                 assert isinstance(log.error_of(log.store.erase(0, [1], wrong)), ValueError)
             log.clock.jump(8 * DAY_MS)
             assert isinstance(log.error_of(log.store.erase(0, [1], act(ERASE))), ClockJumpedError)
@@ -190,6 +201,17 @@ class AuditContract(Contract):
             assert [audit_entry(one).act for one in _acts(log)] == [QUOTA_CHANGE]
             assert log.run(log.store.set_tenants([]))
             assert len(_acts(log)) == 1
+
+    def test_refused_quotas_are_not_recorded(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, TWO_LANES) as log:
+            log(transaction(1, 1))
+            own_ids = Tenant(prefix="acme", own_ids=True)
+            assert log.run(log.store.set_tenants([own_ids], act(QUOTA_CHANGE)))
+            error = log.error_of(log.store.set_tenants([Tenant(prefix="acme")], act(QUOTA_CHANGE)))
+            assert isinstance(error, SettingsError)
+            log.reopen()
+            assert len(_acts(log)) == 1
+            assert committed(log(event(1, partitions=("acme/1",), scope="tenant/acme")))
 
     def test_audit_records_of_clients_count_against_quotas(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, TWO_LANES) as log:

@@ -16,6 +16,7 @@ from oncelog.core.values import (
     Mode,
     OpenStream,
     Reason,
+    Role,
     SetMember,
     Submission,
     Tombstone,
@@ -100,6 +101,44 @@ class StoredBytesContract(Contract):
             assert has(log) == {"chat": (0, 0)}
             assert log.together(*items[:2], mode=Mode.ALL) == [Applied(changed=True)] * 2
             assert has(log)["chat"][1] == 2
+
+    def test_adding_and_removing_a_member_in_a_loop_ends_at_the_quota(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            set_tenants(log, Tenant("chat", records_max=9))
+            log(OpenStream(CHANNEL, "user:ann"))
+            add = SetMember(CHANNEL, "user:bob", actor="user:ann")
+            remove = SetMember(CHANNEL, "user:bob", present=False, actor="user:ann")
+            for _ in range(3):
+                # The member counts once; each of its additions and removals is an audit record.
+                assert log(add) == Applied(changed=True)
+                assert log(remove) == Applied(changed=True)
+            assert has(log)["chat"][1] == 9
+            log.reopen()
+            late = refused(log(add), Reason.QUOTA_EXCEEDED)
+            assert (late.tenant, late.field, late.limit, late.current) == ("chat", "records_max", 9, 9)
+            assert log(remove) == Applied(changed=False)
+            assert_recount_agrees(log)
+
+    def test_full_tenant_refuses_roles_and_additions_by_clients_but_no_removal(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            set_tenants(log, Tenant("chat"))
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob"))
+            used, records = has(log)["chat"]
+            promote = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER)
+            for limit in (Tenant("chat", records_max=records), Tenant("chat", bytes_max=used + 255)):
+                set_tenants(log, limit)
+                for item in (promote, SetMember(CHANNEL, "user:cyd", actor="user:ann"), OpenStream("chat/2", "user:a")):
+                    assert refused(log(item), Reason.QUOTA_EXCEEDED).tenant == "chat"
+                assert has(log) == {"chat": (used, records)}
+                assert log(SetMember(CHANNEL, "user:bob", actor="user:ann")) == Applied(changed=False)
+            # A member and its audit record need room together.
+            set_tenants(log, Tenant("chat", records_max=records + 1))
+            refused(log(SetMember(CHANNEL, "user:cyd", actor="user:ann")), Reason.QUOTA_EXCEEDED)
+            assert log(SetMember(CHANNEL, "user:bob", role=Role.OWNER)) == Applied(changed=True), "by the application"
+            assert log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann")) == Applied(changed=True)
+            assert log(SetMember(CHANNEL, "user:bob", present=False, actor="user:bob")) == Applied(changed=True)
+            assert has(log)["chat"][1] == records + 2, "removals are counted"
+            assert_recount_agrees(log)
 
     def test_entities_and_relationships_count_while_they_exist(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
