@@ -18,6 +18,8 @@ from oncelog import (
     Reason,
     Replayed,
     StoreUnavailableError,
+    Tenant,
+    event_scope,
     evicted_after,
     kept_for,
     verify,
@@ -271,3 +273,40 @@ async def test_failed_poll_for_erasures_is_retried(error: Exception, monkeypatch
         await log.store.inner.erase(0, [1])  # by another process
         await until(lambda: len(log._cache) == 0)
         assert replayed(await log.submit(event(1))).erased
+
+
+@pytest.mark.rule("CO-14", "EV-4")
+@pytest.mark.parametrize("tenants", [(), (Tenant("acme", own_ids=True),)], ids=["plain", "own ids"])
+async def test_retry_in_the_scope_of_a_tenant_is_answered_from_memory(tenants: tuple[Tenant, ...]) -> None:
+    async with WatchedLog() as log:
+        await log.set_tenants(tenants)
+        retry = event(1, scope=event_scope("acme"), partitions=("acme/x",))
+        await log.commit_elsewhere(retry)
+        known = replayed(await log.submit(retry))
+        asked = len(log.store.batches)
+        assert await log.submit(retry) == known
+        assert len(log.store.batches) == asked
+
+
+@pytest.mark.rule("EV-4", "EV-5")
+async def test_other_content_under_a_cached_id_is_decided_by_the_store() -> None:
+    """Another server has committed the event in the scope of its tenant; this one has another tenant's id in memory."""
+    async with WatchedLog() as log:
+        committed(await log.submit(event(1, "of another tenant", partitions=("other/x",))))
+        await log.set_tenants((Tenant("acme", own_ids=True),))
+        own = event(1, "own", scope=event_scope("acme"), partitions=("acme/x",))
+        await log.commit_elsewhere(own)
+        known = replayed(await log.submit(replace(own, scope="")))
+        assert known == replayed(await log.submit(own))
+
+
+@pytest.mark.rule("EV-4", "EV-5")
+async def test_answer_from_before_the_switch_does_not_hide_a_new_event_with_its_id() -> None:
+    async with WatchedLog() as log:
+        first = committed(await log.submit(event(1, "before", partitions=("acme/x",))))
+        await log.set_tenants((Tenant("acme", own_ids=True),))
+        before = event(1, "before", scope=event_scope("acme"), partitions=("acme/x",))
+        after = event(1, "after", scope=event_scope("acme"), partitions=("acme/x",))
+        assert replayed(await log.submit(before)).receipt == first
+        second = committed(await log.submit(after))
+        assert [replayed(await log.submit(one)).receipt for one in (before, after, before)] == [first, second, first]

@@ -77,6 +77,20 @@ async def test_server_that_does_not_know_the_switch_asks_to_try_again(tmp_path: 
         assert await statuses(served, (A, 2, "a/x")) == ["committed"]
 
 
+@BOTH_STORES
+@pytest.mark.rule("EV-4", "EV-5")
+async def test_event_of_two_tenants_stays_known_when_the_second_one_gets_own_ids(tmp_path: Path) -> None:
+    first, second = ({**item(number, "a/x"), "partitions": ["a/x", "b/x"]} for number in (1, 2))
+    async with serving(tmp_path, tokens=True, tenants=OWN[:1]) as served:
+        before = numbers((await served.submit(first, credential=BOTH)).json["results"])
+        await served.server.log.set_tenants(OWN)  # by another server
+        assert numbers((await served.submit(first, credential=BOTH)).json["results"]) == before
+        assert (await served.submit(second, credential=BOTH)).error["code"] == "server_busy"
+    async with serving(tmp_path, tokens=True, tenants=OWN) as served:
+        assert numbers((await served.submit(first, credential=BOTH)).json["results"]) == before
+        assert (await served.submit(second, credential=BOTH)).json["results"][0]["status"] == "committed"
+
+
 @pytest.mark.parametrize("scanned_max", [key_search.SCAN_RECORDS_MAX, -1], ids=["records", "index"])
 @BOTH_STORES
 async def test_show_and_lookup_find_ids_of_tenants(

@@ -1,36 +1,54 @@
 """Ids of events that are unique within a tenant (`Tenant.own_ids`).
 
-The identity of such an event is in the scope of its tenant, so that no other tenant can take it. Events from before the
-switch are known in the scope of the whole log, and stay known there.
+The id of an event is unique in a scope: that of its tenant, or that of the whole log (`Tenants.event_scopes_of`). The
+scope changes when a tenant gets separate ids, and a server may still use the previous one. So an event is looked
+up in every scope that it may have been committed in, and is known if the content is equal. A new event is committed in
+its present scope only.
+
+Other scopes, as those of projects, are the application's: their events are looked up there and nowhere else.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from oncelog.core.policy import EVENTS
-from oncelog.core.tenants import SEPARATOR, TENANT, Tenants
-from oncelog.core.values import KeyIdentity, Reason, Refused, Submission
+from oncelog.core.tenants import Tenants
+from oncelog.core.values import KeyIdentity, Reason, Refused, Request, Submission
 
 RETRY_AFTER_MS: Final = 1000
 """A server whose settings are older than the log's tenants needs a reload, which takes seconds."""
-_SCOPES: Final = f"{TENANT}{SEPARATOR}"
 
 
-def former_identity(submission: Submission) -> KeyIdentity | None:
-    """Return the identity that an event had before its tenant got separate ids; None for other writes."""
-    if submission.policy.name != EVENTS.name or not submission.scope.startswith(_SCOPES):
-        return None
-    return (EVENTS.name, "", "", submission.key)
+def other_identities(submission: Submission, tenants: Tenants) -> Iterator[KeyIdentity]:
+    """Yield the identities under which an event may have been committed, apart from its present one."""
+    if submission.policy.name == EVENTS.name and submission.scope in tenants.event_scopes:
+        for scope in tenants.event_scopes_of(submission.partitions):
+            if scope != submission.scope:
+                yield EVENTS.name, scope, "", submission.key
 
 
-def outside_its_tenant(submission: Submission, tenants: Tenants) -> Refused | None:
-    """Refuse a new event in the scope of the whole log if its id belongs into the scope of its tenant.
+def event_id_needs(batch: Sequence[Request], tenants: Tenants, faults: Mapping[int, Refused]) -> set[KeyIdentity]:
+    """Return the other identities of all events of a batch, for its footprint."""
+    if not tenants.event_scopes:
+        return set()
+    return {
+        identity
+        for request in batch
+        for item in request.items
+        if isinstance(item, Submission) and id(item) not in faults
+        for identity in other_identities(item, tenants)
+    }
 
-    A writer that does not know of the switch yet would commit an event again that others have committed.
+
+def wrong_scope(submission: Submission, tenants: Tenants) -> Refused | None:
+    """Refuse a new event whose id belongs into another scope.
+
+    Two servers that know different tenants would otherwise commit it at the same time under different identities.
     """
-    if submission.scope or submission.policy.name != EVENTS.name:
+    if submission.policy.name != EVENTS.name or submission.scope not in tenants.event_scopes:
         return None
     scope = tenants.event_scope_of(submission.partitions)
-    if not scope:
+    if scope == submission.scope:
         return None
-    message = f"the tenant of this event has separate ids: submit it in the scope {scope!r}, or reload the server"
-    return Refused(Reason.BUSY, message, field="scope", retry_after_ms=RETRY_AFTER_MS)
+    message = f"the id of this event belongs into the scope {scope!r}, not {submission.scope!r}: reload the server"
+    return Refused(Reason.WRONG_SCOPE, message, field="scope", retry_after_ms=RETRY_AFTER_MS)

@@ -6,7 +6,6 @@ from typing import Final
 from msgspec import Struct, field
 
 from oncelog.core.audit import act_identity
-from oncelog.core.event_ids import former_identity
 from oncelog.core.identity import lane_of
 from oncelog.core.limits import STORED_INTEGER_MAX
 from oncelog.core.operations import DeleteEntity, SetEntity
@@ -55,6 +54,7 @@ class Footprint(Struct):
     """What is malformed, by the item's `id`, for as long as the batch lives: `plan` need not check again."""
     lanes: set[int] = field(default_factory=set)
     keys: set[KeyIdentity] = field(default_factory=set)
+    """Those of events in other scopes are not named by `footprint`, as `usage` (`event_id_needs`)."""
     sequences: set[SequenceIdentity] = field(default_factory=set)
     clients: set[ClientIdentity] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
@@ -184,7 +184,6 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
         needs.streams.add(scope)
     else:
         needs.lanes.add(0)
-        _add_former(submission, needs)
     if policy.members_only:
         needs.members.add((scope, submission.actor))
     if submission.rate is not None:
@@ -200,12 +199,6 @@ def _add_submission(submission: Submission, needs: Footprint) -> None:
             needs.sequences.add((*identity, submission.client_sequence))
     if policy.rows or policy.entities:
         add_effects(submission, needs)
-
-
-def _add_former(submission: Submission, needs: Footprint) -> None:
-    former = former_identity(submission) if submission.scope else None
-    if former is not None:
-        needs.keys.add(former)
 
 
 def add_effects(submission: Submission, needs: Footprint) -> None:

@@ -25,7 +25,7 @@ from oncelog.core.audit import record_act
 from oncelog.core.consumers import set_cursor
 from oncelog.core.desk import Desk, LaneDesk
 from oncelog.core.effects import effects_of
-from oncelog.core.event_ids import former_identity, outside_its_tenant
+from oncelog.core.event_ids import other_identities, wrong_scope
 from oncelog.core.folds import fold_rows
 from oncelog.core.hlc import drift_of
 from oncelog.core.leaps import leap
@@ -37,6 +37,7 @@ from oncelog.core.quotas import beyond_quota, count_write
 from oncelog.core.rates import held_back, take
 from oncelog.core.sequences import advance, not_the_next
 from oncelog.core.shape import malformed, malformed_request
+from oncelog.core.tenants import Tenants
 from oncelog.core.tombstones import drop_tombstones
 from oncelog.core.values import (
     Acknowledge,
@@ -229,8 +230,8 @@ def _decide_submission(submission: Submission, desk: Desk, validate: Validate | 
     identity = key_identity(submission)
     remembered = desk.keys.get(identity) if submission.key else None
     answer = None if remembered is None else _known(submission, remembered, lane)
-    if answer is None and submission.scope and not lane.number:
-        answer = _known_before(submission, desk)
+    if desk.tenants is not None and desk.tenants.event_scopes and not isinstance(answer, Replayed):
+        answer = _known_in_other_scope(submission, desk.tenants, desk) or answer
     if answer is None and policy.client_sequence:
         answer = not_the_next(submission, lane, desk)
     if answer is None and policy.leased:
@@ -284,16 +285,16 @@ def _known(item: Submission | Claim, remembered: Remembered, lane: LaneDesk) -> 
     return known_answer(item, remembered)
 
 
-def _known_before(submission: Submission, desk: Desk) -> Replayed | None:
-    """Answer an event that was committed before its tenant got separate ids.
+def _known_in_other_scope(submission: Submission, tenants: Tenants, desk: Desk) -> Replayed | Refused | None:
+    """Answer an event that was committed in another scope of its id, and refuse a new one in a wrong scope.
 
-    Equal content has equal partitions, so it is the tenant's own event. Other content may be another tenant's.
+    Equal content has equal partitions, so it is the same event. Other content may be another tenant's.
     """
-    former = former_identity(submission)
-    remembered = None if former is None else desk.keys.get(former)
-    if remembered is None or remembered.fingerprint != submission.fingerprint:
-        return None
-    return Replayed(remembered.receipt, erased=remembered.erased)
+    for identity in other_identities(submission, tenants):
+        remembered = desk.keys.get(identity)
+        if remembered is not None and remembered.fingerprint == submission.fingerprint:
+            return Replayed(remembered.receipt, erased=remembered.erased)
+    return wrong_scope(submission, tenants)
 
 
 def known_answer(item: Submission | Claim, remembered: Remembered) -> Replayed | Refused:
@@ -338,9 +339,8 @@ def _check_limits(submission: Submission, lane: LaneDesk, desk: Desk, growth: in
     if submission.retry_after_ms > 0 and (refused := held_back(submission)) is not None:
         return refused
     if desk.tenants is not None:
-        if desk.tenants.have_own_ids and (refused := outside_its_tenant(submission, desk.tenants)) is not None:
-            return refused
-        if (refused := beyond_quota(submission, desk, growth)) is not None:
+        refused = beyond_quota(submission, desk, growth)
+        if refused is not None:
             return refused
     if submission.rate is not None or submission.stream_rate is not None:
         return take(submission, lane, desk)  # the last check of all: what passes it is committed

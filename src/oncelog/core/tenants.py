@@ -56,7 +56,11 @@ class Tenants:
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self.by_prefix: Mapping[str, Tenant] = {tenant.prefix: tenant for tenant in tenants}
         self._known: dict[tuple[str, tuple[str, ...]], tuple[Tenant, ...]] = {}
-        self.have_own_ids = any(tenant.own_ids for tenant in self.by_prefix.values())
+        own_scopes = {tenant.prefix: event_scope(tenant.prefix) for tenant in self.by_prefix.values() if tenant.own_ids}
+        self._own_scopes: Mapping[str, str] = own_scopes
+        self._known_scopes: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.event_scopes = frozenset(("", *own_scopes.values()) if own_scopes else ())
+        """The scopes of ids of events; empty if no tenant has separate ids."""
 
     def of(self, stream: str, partitions: tuple[str, ...]) -> tuple[Tenant, ...]:
         """In the order of their names. `stream` is empty where the order is the lane's."""
@@ -69,14 +73,25 @@ class Tenants:
         return found
 
     def event_scope_of(self, partitions: tuple[str, ...]) -> str:
-        """Return the scope in which the id of an event with these partitions is unique.
+        """Return the scope in which the id of a new event with these partitions is unique.
 
         Empty, the scope of the whole log, unless the partitions belong to exactly one tenant with separate ids.
         """
-        if not self.have_own_ids:
-            return ""
-        owners = [tenant for tenant in self.of("", partitions) if tenant.own_ids]
-        return event_scope(owners[0].prefix) if len(owners) == 1 else ""
+        return self.event_scopes_of(partitions)[0]
+
+    def event_scopes_of(self, partitions: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the scopes in which an event with these partitions may have been committed; the first is for new ones.
+
+        They are those of the whole log and of each of its tenants with separate ids. That holds whatever the order in
+        which tenants got them: a tenant keeps its separate ids (`check_own_ids_kept`), so scopes are only added.
+        """
+        found = self._known_scopes.get(partitions)
+        if found is None:
+            if len(self._known_scopes) >= _KNOWN_MAX:
+                self._known_scopes.clear()
+            own = tuple(self._own_scopes[tenant.prefix] for tenant in self.of("", partitions) if tenant.own_ids)
+            found = self._known_scopes[partitions] = (*own, "") if len(own) == 1 else ("", *own)
+        return found
 
     def _found(self, names: Iterable[str]) -> tuple[Tenant, ...]:
         prefixes = {prefix for name in names for prefix in (name, *_above(name)) if prefix in self.by_prefix}

@@ -346,9 +346,11 @@ class Reason(Enum):
     READ_ONLY = "read_only"
     """Said by an engine that takes no new writes for now, never by the decision: nothing was written, try later."""
     BUSY = "busy"
-    """The queue of the engine is full, or the writer does not know yet that a tenant has separate ids.
+    """The queue of the engine is full: nothing was written, try again later."""
+    WRONG_SCOPE = "wrong_scope"
+    """The id of a new event belongs into another scope (`core.event_ids`): nothing was written.
 
-    Nothing was written; try again later.
+    The writer does not know the tenants of the log. A retry with its present scope is refused again.
     """
     INVALID_ACKNOWLEDGEMENT = "invalid_acknowledgement"
     INVALID_CURSOR = "invalid_cursor"

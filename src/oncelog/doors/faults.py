@@ -46,6 +46,7 @@ def error_json(error: DoorError) -> bytes:
 
 NOT_NOW: Final = {
     Reason.BUSY: SERVER_BUSY,
+    Reason.WRONG_SCOPE: SERVER_BUSY,
     Reason.RATE_LIMITED: RATE_LIMITED,
     Reason.QUOTA_EXCEEDED: QUOTA_EXCEEDED,
     Reason.READ_ONLY: READ_ONLY,

@@ -17,10 +17,9 @@ from typing import Any, Final, Protocol, TypeVar, cast, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncelog.core.event_ids import former_identity
 from oncelog.core.operations import SetEntity
 from oncelog.core.plan import Validate, known_answer
-from oncelog.core.policy import Policy
+from oncelog.core.policy import EVENTS, Policy
 from oncelog.core.shape import malformed
 from oncelog.core.values import (
     Claim,
@@ -205,7 +204,11 @@ class Committer:
         if item.policy.members_only or malformed(item) is not None:
             return None
         remembered = self._cache.get(item.policy, identity, self._clock.wall_ms())
-        return None if remembered is None else known_answer(item, remembered)
+        if remembered is None:
+            return None
+        if remembered.fingerprint != item.fingerprint and item.policy.name == EVENTS.name:
+            return None  # only the store knows whether another scope has the event (core.event_ids)
+        return known_answer(item, remembered)
 
     def _may_join(self, item: Submission, identity: KeyIdentity) -> bool:
         """Whether an equal submission's outcome is on its way, and this one may wait for it too."""
@@ -593,8 +596,6 @@ class Committer:
         item = waiting.asked
         if waiting.identity is None or not isinstance(item, Submission) or item.policy.client_sequence:
             return
-        if former_identity(item) is not None:
-            return  # the record may have the identity from before its tenant got separate ids
         if verdict.receipt is not None and not verdict.mismatch:
             self._cache.put(waiting.identity, Remembered(verdict.receipt, item.fingerprint, verdict.erased))
 

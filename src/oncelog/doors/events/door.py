@@ -73,7 +73,7 @@ class EventsDoor:
         `known` are partitions that this principal, as it is now, may write: found here, and looked up the next time.
         """
         rate = self._rate
-        have_own_ids = self._tenants.have_own_ids
+        have_own_ids = bool(self._tenants.event_scopes)
         items: list[Submission | Rejected] = []
         bytes_max = self._body_bytes_max  # the log would refuse all of them for the size of one
         for item in submit.items:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from oncelog.core.event_ids import event_id_needs
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
@@ -110,6 +111,7 @@ class Writing:
         mark, jumped = self.time.proposed(state.database_ms, state.confirmations, state.clock)
         if state.tenants is not None:
             needs.usage, needs.past_members = quota_needs(batch, state.tenants, needs.faults)
+            needs.keys |= event_id_needs(batch, state.tenants, needs.faults)
         if state.leaps:
             needs.floors = needs.streams
         snapshot = await self.load(connection, needs, state.heads)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from oncelog.core.event_ids import event_id_needs
 from oncelog.core.footprint import Footprint, footprint
 from oncelog.core.plan import Validate
 from oncelog.core.policy import Policy
@@ -126,6 +127,7 @@ class Writing:
         needs = footprint(batch, self.file.settings)
         if state.tenants is not None:
             needs.usage, needs.past_members = quota_needs(batch, state.tenants, needs.faults)
+            needs.keys |= event_id_needs(batch, state.tenants, needs.faults)
         if state.leaps:
             needs.floors = needs.streams
         self._recent.begin(state.commits, state.heads)

@@ -44,15 +44,70 @@ class EventIdsContract(Contract):
         with self.opened(tmp_path) as log:
             receipt = committed(log(event(1, "a", partitions=("acme/x",))))
             set_tenants(log, Tenant("acme", own_ids=True), Tenant("other", own_ids=True), Tenant("third"))
-            late = refused(log(event(2, "b", partitions=("acme/x",))), Reason.BUSY)
+            late = refused(log(event(2, "b", partitions=("acme/x",))), Reason.WRONG_SCOPE)
             assert late.retry_after_ms > 0
             assert ACME in late.message
             assert replayed(log(event(1, "a", partitions=("acme/x",)))).receipt == receipt
             # Events of no such tenant, or of several, are unique in the whole log.
             committed(log(event(3, "c", partitions=("third",))))
             committed(log(event(4, "d", partitions=("acme/x", "other/x"))))
-            refused(log(event(5, "e", partitions=("acme/x", "third"))), Reason.BUSY)
+            refused(log(event(5, "e", partitions=("acme/x", "third"))), Reason.WRONG_SCOPE)
             committed(log(event(5, "e", scope=ACME, partitions=("acme/x", "third"))))
+            for number, scope, partitions in (
+                (6, ACME, ("third",)),
+                (7, ACME, ("other/x",)),
+                (8, ACME, ("acme/x", "other/x")),
+                (9, OTHER, ("acme/x", "other/x")),
+            ):
+                refused(log(event(number, scope=scope, partitions=partitions)), Reason.WRONG_SCOPE)
+
+    def test_event_of_several_tenants_is_committed_once_if_the_first_tenant_is_switched_first(
+        self, tmp_path: Path
+    ) -> None:
+        self._check_event_of_several_tenants(tmp_path, ("acme", "other"))
+
+    def test_event_of_several_tenants_is_committed_once_if_the_last_tenant_is_switched_first(
+        self, tmp_path: Path
+    ) -> None:
+        self._check_event_of_several_tenants(tmp_path, ("other", "acme"))
+
+    def _check_event_of_several_tenants(self, tmp_path: Path, prefixes: tuple[str, str]) -> None:
+        both = ("acme/x", "other/x")
+        with self.opened(tmp_path) as log:
+            receipts = [committed(log(event(0, partitions=both)))]
+            set_tenants(log, Tenant(prefixes[0], own_ids=True))
+            receipts.append(committed(log(event(1, scope=event_scope(prefixes[0]), partitions=both))))
+            set_tenants(log, *(Tenant(prefix, own_ids=True) for prefix in prefixes))
+            receipts.append(committed(log(event(2, partitions=both))))
+            log.reopen()
+            for number, receipt in enumerate(receipts):
+                for scope in ("", ACME, OTHER):  # writers with the settings of every time
+                    assert replayed(log(event(number, scope=scope, partitions=both))).receipt == receipt
+
+    def test_retry_is_known_though_another_event_has_its_id_in_the_scope(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            squatted = committed(log(event(1, "of another tenant", partitions=("other/x",))))
+            former = committed(log(event(2, "before", partitions=("acme/x",))))
+            set_tenants(log, Tenant("acme", own_ids=True))
+            own = committed(log(event(1, "own", scope=ACME, partitions=("acme/x",))))
+            committed(log(event(2, "after", scope=ACME, partitions=("acme/x",))))
+            log.reopen()
+            # By a writer that does not know of the switch, whose scope has the id of the other tenant's event.
+            assert replayed(log(event(1, "own", partitions=("acme/x",)))).receipt == own
+            refused(log(event(1, "new", partitions=("acme/x",))), Reason.WRONG_SCOPE)
+            assert replayed(log(event(1, "of another tenant", partitions=("other/x",)))).receipt == squatted
+            assert replayed(log(event(2, "before", scope=ACME, partitions=("acme/x",)))).receipt == former
+            refused(log(event(2, "other", scope=ACME, partitions=("acme/x",))), Reason.IDENTITY_REUSED)
+
+    def test_scope_of_an_application_may_look_like_that_of_a_tenant(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as log:
+            for number, tenants in enumerate(((), (Tenant("acme"),), (Tenant("acme"), Tenant("other", own_ids=True)))):
+                set_tenants(log, *tenants)
+                receipt = committed(log(event(number, partitions=("acme/x",))))
+                own = committed(log(event(number, scope=ACME, partitions=("acme/x",))))
+                log.reopen()
+                assert replayed(log(event(number, partitions=("acme/x",)))).receipt == receipt
+                assert replayed(log(event(number, scope=ACME, partitions=("acme/x",)))).receipt == own
 
     def test_own_ids_cannot_be_switched_off(self, tmp_path: Path) -> None:
         with self.opened(tmp_path) as log:
