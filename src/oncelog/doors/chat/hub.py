@@ -7,7 +7,7 @@ removed or acknowledges. A broadcast is encoded once. Whoever sent a message has
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,7 +15,7 @@ from oncelog.core.chat import CHAT_PREFIX, chat_of
 from oncelog.core.policy import CHAT
 from oncelog.core.values import Record
 from oncelog.doors.chat import words
-from oncelog.doors.chat.lookups import MemberLookups, WaitingFrame
+from oncelog.doors.chat.lookups import MemberLookups
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.outbox import Flusher, Outbox
@@ -50,7 +50,7 @@ class Reader(Protocol):
 class _User:
     """A connected user, with one device or several, and the chats of which the user is a member."""
 
-    __slots__ = ("chats", "found", "is_loaded", "joining", "loading", "readers", "told")
+    __slots__ = ("chats", "is_loaded", "joining", "loading", "readers", "told")
 
     def __init__(self) -> None:
         self.readers: set[Reader] = set()
@@ -58,9 +58,8 @@ class _User:
         self.joining = 0
         """How many more are about to."""
         self.chats: set[str] = set()
-        """At most `live_chats_max`. A user with more is one of `ChatHub.lookups`."""
-        self.found: set[str] = set()
-        """Further chats, by look-ups."""
+        """All chats of the user, at most `live_chats_max`. A user with more is one of `ChatHub.lookups`: then these
+        are the chats that were looked up and used last."""
         self.is_loaded = False
         self.told: dict[str, bool] = {}
         """What has changed while his chats are being loaded."""
@@ -118,8 +117,6 @@ class ChatHub:
             user.readers.add(reader)
             for scope in user.chats:
                 self._follow(reader, scope)
-            if name in self.lookups.users:
-                self.lookups.add_user(name)  # again: no chat is known for the new reader
         finally:
             user.joining -= 1
             self._forget_if_alone(name, user)
@@ -130,7 +127,7 @@ class ChatHub:
         if user is None or reader not in user.readers:
             return
         user.readers.discard(reader)
-        for scope in user.chats | user.found:
+        for scope in user.chats:
             self._unfollow(reader, scope)
         self._forget_if_alone(reader.user_id, user)
 
@@ -138,7 +135,7 @@ class ChatHub:
         """Its grants have changed."""
         user = self._users.get(reader.user_id)
         if user is not None and reader in user.readers:
-            for scope in user.chats | user.found:
+            for scope in user.chats:
                 self._unfollow(reader, scope)
                 self._follow(reader, scope)
 
@@ -148,7 +145,7 @@ class ChatHub:
             self.lookups.remove_user(name)
 
     async def _load(self, name: str, user: _User) -> None:
-        """Load the chats of a user, at most `live_chats_max`, with the changes that come meanwhile."""
+        """Load the chats of a user with the changes that come meanwhile, none if they exceed `live_chats_max`."""
         chats: set[str] = set()
         after, has_more = "", True
         most = self._limits.live_chats_max
@@ -160,8 +157,9 @@ class ChatHub:
         for scope, present in user.told.items():
             (chats.add if present else chats.discard)(scope)
         if has_more or len(chats) > most:
-            chats = set(sorted(chats)[:most])
-            self.lookups.add_user(name)
+            chats = set()
+            if self._users.get(name) is user:  # else it disconnected meanwhile
+                self.lookups.add_user(name)
         user.chats, user.is_loaded = chats, True
         user.told.clear()
 
@@ -219,9 +217,10 @@ class ChatHub:
                 continue
             sent = senders.pop((record.scope, record.key), None) if senders else None
             readers = live.get(record.scope)
-            if lookups.users:
-                sender = () if sent is None or not _is_of(record, *sent) else (sent[0],)
-                lookups.tell(record.scope, words.message_frame(record), sender)
+            if lookups.users and not lookups.covers(record.scope):
+                sender = sent[0] if sent is not None and _is_of(record, *sent) else None
+                is_affected = sender is not None and sender.user_id in lookups.users
+                lookups.add_message(record.scope, record.sequence, sender if is_affected else None)
             if readers:
                 but = () if sent is None or sent[0] not in readers or not _is_of(record, *sent) else (sent[0],)
                 if len(readers) > len(but):
@@ -253,63 +252,72 @@ class ChatHub:
         if readers or self.lookups.users:
             frame = words.membership_frame(chat_of(scope), change)
             self.flusher.put(frame, readers)
-            if self.lookups.users:
-                self.lookups.tell(scope, frame, readers)
+            if self.lookups.users and not self.lookups.covers(scope):
+                self.lookups.add_change(scope, change.member, frame)
 
     def _set_chat(self, name: str, user: _User, scope: str, *, present: bool) -> None:
         """Note that a user was added to a chat or removed, and let the user's devices follow it or not."""
         if not user.is_loaded:
             user.told[scope] = present
             return
-        if not present:
-            user.chats.discard(scope)
-            user.found.discard(scope)
-            self.lookups.note_change(scope, name, present=False)
-            for reader in user.readers:
-                self._unfollow(reader, scope)
-        elif name in self.lookups.users or len(user.chats) >= self._limits.live_chats_max:
-            self._add_chat_beyond_limit(name, user, scope)
+        if name in self.lookups.users:
+            is_followed = self.lookups.set_member(scope, name, present=present)
+        elif present and scope not in user.chats and len(user.chats) >= self._limits.live_chats_max:
+            self._look_up_from_now_on(name, user)
+            is_followed = False
         else:
-            user.chats.add(scope)
-            for reader in user.readers:
-                self._follow(reader, scope)
+            is_followed = present
+        if is_followed:
+            self._add_chat(user, scope)
+        elif not present:
+            self._remove_chat(user, scope)
 
-    def _add_chat_beyond_limit(self, name: str, user: _User, scope: str) -> None:
-        """Follow a chat that was looked up. Any other is looked up when a message is sent to it."""
-        if scope in user.chats:  # another role
-            return
-        if name not in self.lookups.users:
-            self.lookups.add_user(name)
-        if self.lookups.is_known(scope):
-            self.found_members(scope, [name], [])
-        else:
-            self.lookups.note_change(scope, name, present=True)
+    def _look_up_from_now_on(self, name: str, user: _User) -> None:
+        """Move a user that gets too many chats to the look-ups."""
+        followed = list(user.chats)
+        for scope in followed:
+            self._remove_chat(user, scope)
+        self.lookups.add_user(name, followed)
 
-    def found_members(self, scope: str, names: Collection[str], waiting: Sequence[WaitingFrame]) -> None:
-        """As `Follower` says. A device that followed the chat before has the frames."""
+    def _add_chat(self, user: _User, scope: str) -> None:
+        user.chats.add(scope)
+        for reader in user.readers:
+            self._follow(reader, scope)
+
+    def _remove_chat(self, user: _User, scope: str) -> None:
+        user.chats.discard(scope)
+        for reader in user.readers:
+            self._unfollow(reader, scope)
+
+    # --- users that are looked up
+
+    def send_missed(
+        self, scope: str, members: Mapping[str, int], records: Sequence[Record], senders: Mapping[int, object]
+    ) -> None:
+        """As `Follower` says."""
+        for record in records:
+            if record.policy == CHAT.name:
+                names = [name for name, received in members.items() if record.sequence > received]
+                readers = [one for name in names for one in self._users[name].readers if one.may_follow(scope)]
+                sender = senders.get(record.sequence)
+                others = [reader for reader in readers if reader is not sender]
+                self._counts.deliveries += self.flusher.put(words.message_frame(record), others)
+
+    def follow_chat(self, scope: str, names: Collection[str], changes: Sequence[tuple[str, bytes]]) -> None:
+        """As `Follower` says. A change of the user itself was sent at once."""
         for name in names:
-            user = self._users.get(name)
-            if user is None or scope in user.chats:
-                continue
-            user.found.add(scope)
-            followed = self._live.get(scope, set())
-            for reader in [one for one in user.readers if one not in followed]:
-                self._follow(reader, scope)
-                frames = [one.frame for one in waiting if reader not in one.excluded]
-                if frames and reader.may_follow(scope):
-                    self.flusher.put(b"".join(frames), [reader])
-                    self._counts.deliveries += len(frames)
+            user = self._users[name]
+            frames = b"".join(frame for member, frame in changes if member != name)
+            if frames:
+                self.flusher.put(frames, [reader for reader in user.readers if reader.may_follow(scope)])
+            self._add_chat(user, scope)
 
     def forget_chat(self, scope: str) -> None:
         """As `Follower` says."""
         for name in self.lookups.users:
-            user = self._users.get(name)
-            if user is not None and scope in user.found:
-                user.found.discard(scope)
-                for reader in user.readers:
-                    self._unfollow(reader, scope)
+            self._remove_chat(self._users[name], scope)
 
-    def fail_lookups(self, names: Collection[str], error: Exception) -> None:
+    def end_users(self, names: Collection[str], error: Exception) -> None:
         """As `Follower` says."""
         for name in names:
             user = self._users.get(name)
