@@ -23,7 +23,7 @@ from oncelog import (
 )
 from oncelog.core.values import Changes, LaneHead, Request
 from oncelog.engine import tailer
-from oncelog.engine.tailer import PAGE_RECORDS
+from oncelog.engine.tailer import PAGE_RECORDS, Tailer
 from oncelog.stores.protocol import Query
 from oncelog.testing.contract.writes import CHANNEL, committed, event, message, result
 from waiting import turns, until
@@ -235,9 +235,9 @@ async def test_tailer_keeps_records_committed_during_a_read() -> None:
                 await log.submit(event(100 + number))
 
         log.store.after_read = commit  # every read overlaps with a commit
-        tailer.committed = lambda *_: None  # type: ignore[method-assign]
+        reader.committed = lambda *_: None  # type: ignore[method-assign]
         await log.submit(event(1))
-        del tailer.committed
+        del reader.committed
         tailer.wake(1)
         await until(lambda: number > 0 and tailer._running is None)
         seen: list[Record] = []
@@ -301,21 +301,32 @@ async def test_record_erased_during_a_read_is_delivered_as_erased() -> None:
         assert [(record.erased, record.body) for record in seen] == [(False, seen[0].body), (True, b"")]
 
 
+def hold_pages(log: WatchedLog) -> asyncio.Event:
+    """Hold every page that the store has read until the event is set."""
+    held = asyncio.Event()
+
+    async def hold(_: Query) -> None:
+        await held.wait()
+
+    log.store.after_read = hold
+    return held
+
+
+async def submit_unnoticed(log: WatchedLog, reader: Tailer, count: int) -> None:
+    """Commit events that the committer does not hand to the tailer."""
+    reader.committed = lambda *_: None  # type: ignore[method-assign]
+    for number in range(1, count + 1):
+        await log.submit(event(number))
+    del reader.committed
+
+
 @pytest.mark.rule("CO-40", "CO-13")
 async def test_page_read_before_a_history_change_is_discarded() -> None:
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         old = await log.subscribe()
         (one,) = log._tailers._tailers.values()
-        held = asyncio.Event()
-
-        async def hold(_: Query) -> None:
-            await held.wait()
-
-        log.store.after_read = hold
-        one.committed = lambda *_: None  # type: ignore[method-assign]
-        for number in (1, 2, 3):
-            await log.submit(event(number))
-        del one.committed
+        held = hold_pages(log)
+        await submit_unnoticed(log, one, 3)
         one.wake(3)
         await turns()
         one.gone_back(LaneHead(position=2, revision=2))
@@ -334,16 +345,8 @@ async def test_commits_kept_during_a_read_are_discarded_when_the_history_changes
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         await log.subscribe()
         (one,) = log._tailers._tailers.values()
-        held = asyncio.Event()
-
-        async def hold(_: Query) -> None:
-            await held.wait()
-
-        log.store.after_read = hold
-        one.committed = lambda *_: None  # type: ignore[method-assign]
-        for number in (1, 2, 3):
-            await log.submit(event(number))
-        del one.committed
+        held = hold_pages(log)
+        await submit_unnoticed(log, one, 3)
         one.wake(3)
         await turns()
         for number in (4, 5):
@@ -361,17 +364,9 @@ async def test_commit_that_a_read_has_in_part_is_delivered_without_another_read(
     async with WatchedLog(poll_ms=NO_POLL_MS) as log:
         subscription = await log.subscribe()
         (one,) = log._tailers._tailers.values()
-        held = asyncio.Event()
-
-        async def hold(_: Query) -> None:
-            await held.wait()
-
-        one.committed = lambda *_: None  # type: ignore[method-assign]
-        for number in (1, 2, 3):
-            await log.submit(event(number))
-        del one.committed
+        await submit_unnoticed(log, one, 3)
         records = (await log.store.read(Query(lane=0))).records
-        log.store.after_read = hold
+        held = hold_pages(log)
         log.store.queries.clear()
         one.wake(2)
         await turns()
