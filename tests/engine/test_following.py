@@ -235,9 +235,9 @@ async def test_tailer_keeps_records_committed_during_a_read() -> None:
                 await log.submit(event(100 + number))
 
         log.store.after_read = commit  # every read overlaps with a commit
-        reader.committed = lambda *_: None  # type: ignore[method-assign]
+        tailer.committed = lambda *_: None  # type: ignore[method-assign]
         await log.submit(event(1))
-        del reader.committed
+        del tailer.committed
         tailer.wake(1)
         await until(lambda: number > 0 and tailer._running is None)
         seen: list[Record] = []
