@@ -51,7 +51,7 @@ class Writer:
         self._sequences: dict[tuple[str, str], int] = {}
 
     async def commit(self, *items: Item) -> list[Verdict]:
-        """Commit items in one batch, each in a request of its own."""
+        """Commit items in one batch, each in a separate request."""
         decided = await self.store.commit([Request((item,)) for item in items])
         return [verdict for (verdict,) in decided.verdicts]
 
@@ -124,7 +124,7 @@ class RandomHistory:
         self._random = random.Random(seed)
 
     async def write(self, writer: Writer, steps: int) -> None:
-        """Write so many steps."""
+        """Write this number of steps."""
         for _ in range(steps):
             writer.clock.now_ms += self._random.choice((0, 1, 50, HOUR_MS, 7 * HOUR_MS))
             act = self._random.choices(

@@ -1,4 +1,4 @@
-"""What is fuzzed: every function that decodes bytes from outside.
+"""Targets of the fuzzer: every function that decodes bytes from outside.
 
 A target decodes an input or raises one of its documented errors. Any other exception is a fault. Where a decoder has a
 fast path, the target also compares it with the exact path.

@@ -20,7 +20,7 @@ WIRES = ("websocket", "http", "insieme")
 
 
 def user(sub: str, client_id: str | None = None) -> str:
-    """Return the token of a user who may read and write everything."""
+    """Return a token that may read and write everything."""
     return token(sub=sub, client_id=client_id, grants=GRANTS)
 
 
@@ -102,7 +102,7 @@ def test_client_ids_of_different_actors_never_meet() -> None:
             client_id = principal.event_client(one)
             assert client_id is not None
             assert found.setdefault(client_id, actor) == actor
-            assert principal.event_client(client_id) == client_id  # a client may send the id that it was told
+            assert principal.event_client(client_id) == client_id  # a client may send the id that the server returned
 
 
 def test_client_id_that_is_too_long_with_its_actor_is_refused() -> None:

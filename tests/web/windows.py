@@ -26,7 +26,7 @@ READY: Final = """
 document.getElementById("state").dataset.state === "live" && !document.getElementById("manage").hidden
 """
 NAVIGATED: Final = "Inspected target navigated"
-"""What Chromium answers to a script during which the page was loaded anew."""
+"""Chromium's answer to a script if the page is reloaded while it runs."""
 KEYS: Final = {"Enter": "\r", " ": " "}
 SHIFT: Final = 8
 WELCOME_BOT: Final = "doorkeeper"

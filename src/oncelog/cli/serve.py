@@ -56,7 +56,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of a command
 
     Settings come from the file, the environment (ONCELOG_PORT, ONCELOG_LIMITS__QUEUE_ITEMS_MAX) and the command
     line; the later wins. SIGHUP reloads keys, grants, certificates and the settings read_only, disk and tenants;
-    files of keys are also polled every second. SIGTERM finishes what was accepted and exits.
+    files of keys are also polled every second. SIGTERM finishes accepted requests and exits.
 
     Examples:
 

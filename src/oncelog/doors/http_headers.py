@@ -1,4 +1,4 @@
-"""Headers that every HTTP response has, also those that aiohttp makes itself."""
+"""Headers of every HTTP response, including the error responses of aiohttp."""
 
 from typing import Final
 

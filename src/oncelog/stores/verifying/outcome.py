@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """An outcome that is no damage."""
+    """Outcome without damage."""
 
     SAME = "same"
     ABSENT = "absent"

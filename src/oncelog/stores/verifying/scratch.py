@@ -145,7 +145,7 @@ class Scratch:
     def rows_of(self, table: Table) -> Iterator[Row]:
         """Return the rebuilt rows of a table: lane, key and values, in the order of lane and key.
 
-        The values are None for a row of deltas that only a fold knows.
+        A row that only a fold knows has no values.
         """
         keys = ", ".join(("lane", *table.keys))
         columns = ", ".join((keys, *table.values))
@@ -221,7 +221,7 @@ def _translated() -> Iterator[None]:
 
 
 def directories_of(temp_dir: str | None, beside: str | None) -> list[str]:
-    """Return where the temporary file may be, best first: as told, `TMPDIR`, beside the log, the system's directory."""
+    """Return the directories for the temporary file, best first: the given one, `TMPDIR`, the directory of the log, the system's directory."""
     if temp_dir is not None:
         return [temp_dir]
     told = os.environ.get("TMPDIR")
