@@ -181,7 +181,10 @@ class Delivery(Struct, frozen=True):
 
 
 class Membership(Struct, frozen=True):
-    """A member was added to a chat, left it or got another role. The own user is reported too, so a new chat becomes known."""
+    """A member was added to a chat, left it or got another role.
+
+    The own user is reported too, so a new chat becomes known.
+    """
 
     chat_id: str
     user_id: str

@@ -221,7 +221,10 @@ def _translated() -> Iterator[None]:
 
 
 def directories_of(temp_dir: str | None, beside: str | None) -> list[str]:
-    """Return the directories for the temporary file, best first: the given one, `TMPDIR`, the directory of the log, the system's directory."""
+    """Return the directories for the temporary file, best first.
+
+    They are the given one or, without it, `TMPDIR`, the directory of the log and that of the system.
+    """
     if temp_dir is not None:
         return [temp_dir]
     told = os.environ.get("TMPDIR")
