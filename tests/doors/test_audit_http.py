@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from databases import BOTH_STORES
 from doors.serving import Serving, serving
 from oncelog.core.values import RecordAct
 from oncelog.doors.grants import granted
+from oncelog.engine.audit import AuditFilter
 from waiting import until
 
 pytestmark = pytest.mark.rule("CO-43")
@@ -110,3 +112,30 @@ async def test_read_only_mode_of_the_settings_is_recorded(tmp_path: Path) -> Non
         await until(lambda: not len(served.server.log._acts))
         _, body = await read(served)
         assert [(one["act"], one["actor"]) for one in body["acts"]] == [("read_only_on", "system:server")]
+
+
+async def revoked_keys(*servers: Serving) -> list[str]:
+    """Return the ids of revoked keys that the log of these servers has records of, when none of them waits."""
+    for served in servers:
+        await until(lambda served=served: not len(served.server.log._acts))  # type: ignore[misc]
+    page = await servers[0].server.log.audit(wanted=AuditFilter(act="key_revoked"))
+    return [entry.target for entry in page.entries]
+
+
+@BOTH_STORES
+async def test_two_servers_record_a_revoked_key_once_also_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, api_keys=True) as one, serving(tmp_path, api_keys=True) as other:
+        assert one.api_keys is not None
+        keys = [one.api_keys.create(name, name, granted(["*"])).key.id for name in ("shop", "till")]
+        for served in (one, other):
+            served.server.reload()
+        one.api_keys.revoke(keys[0])
+        for served in (one, other):
+            served.server.reload()
+        assert await revoked_keys(one, other) == keys[:1]
+    # This one is revoked while no server runs: both notice it at their start.
+    one.api_keys.revoke(keys[1])
+    async with serving(tmp_path, api_keys=True) as one, serving(tmp_path, api_keys=True) as other:
+        assert await revoked_keys(one, other) == keys
+    async with serving(tmp_path, api_keys=True) as one:
+        assert await revoked_keys(one) == keys
