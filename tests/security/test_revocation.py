@@ -186,27 +186,6 @@ async def test_bad_file_does_not_delay_the_reload_of_others(tmp_path: Path, capl
         assert not failed_files(served, "api_keys")
 
 
-async def test_key_file_that_others_may_read_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(tmp_path, api_keys=True) as served:
-        key = await create(served, "a")
-        (tmp_path / "keys.json").chmod(0o644)
-        await until(lambda: failed_files(served, "api_keys"))
-        assert "chmod 600" in caplog.text
-        assert accepts(served, key.text)
-        (tmp_path / "keys.json").chmod(0o600)
-        await until(lambda: not failed_files(served, "api_keys"))
-
-
-async def test_polling_goes_on_after_an_unexpected_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(tmp_path, api_keys=True) as served:
-        with monkeypatch.context() as patched:
-            patched.setattr(credential_files, "_version", lambda _: 1 // 0)
-            await until(lambda: "the credential files could not be polled" in caplog.text)
-        await create(served, "a")
-
-
 # --- expiry and lifetime ----------------------------------------------------------------------------------
 
 

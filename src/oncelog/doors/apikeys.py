@@ -95,6 +95,15 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 Keys = Mapping[str, _Kept]
 """By id."""
+
+
+class _KeysOfFile(Struct, frozen=True):
+    """The keys of the file, and when it was last modified."""
+
+    keys: Keys
+    modified_ns: int
+
+
 _NOBODY_HASH: Final = secrets.token_bytes(32)
 """Compared with for an id that nobody has, so that it takes as long as one that somebody has."""
 
@@ -143,28 +152,46 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Takes the keys that are in the file now. Raises SettingsError if it is bad, and keeps those it had."""
-        self.use(self.read())
+        self.use({self._path: self._read()})
 
     def file(self) -> CredentialFile:
         """Return the file of keys, for polling."""
-        return CredentialFile("api_keys", str(self._path), API_KEYS_FILE_BYTES_MAX, self._parse, self.use)
+        path = self._path
+        return CredentialFile("api_keys", str(path), API_KEYS_FILE_BYTES_MAX, self._parse, self, path)
 
     def read(self) -> Keys:
-        """What is in the file now, for `use`. Raises SettingsError, and changes nothing."""
+        """Return the keys in the file. Raises SettingsError, and changes nothing."""
+        return self._read().keys
+
+    def _read(self) -> _KeysOfFile:
         return self._parse(files.read(str(self._path), API_KEYS_FILE_BYTES_MAX))
 
-    def _parse(self, contents: Contents) -> Keys:
+    def _parse(self, contents: Contents) -> _KeysOfFile:
         contents.check_secret("API keys", self._check)
-        return _keys_in(files.json_of(contents), contents.path)
+        return _KeysOfFile(_keys_in(files.json_of(contents), contents.path), contents.modified_ns)
 
-    def use(self, keys: Keys) -> None:
-        """Accept these keys from now on, and report keys that have ended.
+    def check(self, contents: Mapping[Path, _KeysOfFile]) -> None:
+        """As `CredentialUser` says: the content of one file has nothing to go together with."""
+
+    def restricted(self, _: Path, content: _KeysOfFile) -> _KeysOfFile | None:
+        """As `CredentialUser` says."""
+        common = ((id_, kept, content.keys.get(id_)) for id_, kept in self._keys.items())
+        keys = {id_: _restricted(kept, new) for id_, kept, new in common if new is not None and _is_same(kept, new)}
+        return None if keys == self._keys else _KeysOfFile(keys, content.modified_ns)
+
+    def use(self, contents: Mapping[Path, _KeysOfFile]) -> None:
+        """Accept the keys of the file from now on, and report keys that have ended.
 
         A warning is logged once for each key whose client id looks like another principal.
         """
+        for content in contents.values():
+            self._use(content)
+
+    def _use(self, content: _KeysOfFile) -> None:
         self.report_expired()
+        keys = content.keys
         before, self._keys = self._keys, keys
-        self._report_ended(before)
+        self._report_ended(before, content.modified_ns)
         for id_, kept in keys.items():
             kind = kind_in(kept.key.client_id)
             if kind is not None and kept.key.revoked_ms is None and id_ not in self._reported:
@@ -185,7 +212,7 @@ class ApiKeys:
                     self._report("api_key_expired", key, key.expires_ms or 0)
             self._next_expiry_ms = self._expiry_after(now_ms)
 
-    def _report_ended(self, before: Keys) -> None:
+    def _report_ended(self, before: Keys, changed_ns: int) -> None:
         """Report the keys that were revoked or removed since the previous content, and plan the next expiry."""
         now_ms, is_initial = self._now_ms(), not self._is_loaded
         self._is_loaded = True
@@ -198,7 +225,7 @@ class ApiKeys:
                 self._report("api_key_expired", key, key.expires_ms or 0, is_initial=is_initial)
         for id_ in before.keys() - self._keys.keys():
             if before[id_].key.revoked_ms is None:
-                self._report("api_key_removed", before[id_].key, now_ms)
+                self._report("api_key_removed", before[id_].key, now_ms, changed_ns=changed_ns)
         self._next_expiry_ms = self._expiry_after(now_ms)
 
     def _expiring(self, since_ms: int) -> Iterator[ApiKey]:
@@ -211,10 +238,16 @@ class ApiKeys:
     def _expiry_after(self, after_ms: int) -> int | None:
         return min((key.expires_ms or 0 for key in self._expiring(since_ms=after_ms + 1)), default=None)
 
-    def _report(self, act: Act, key: ApiKey, at_ms: int, *, is_initial: bool = False) -> None:
+    def _report(self, act: Act, key: ApiKey, at_ms: int, *, changed_ns: int = 0, is_initial: bool = False) -> None:
         self.events.emit(
             CredentialEvent(
-                act=act, id=key.id, path=str(self._path), at_ms=at_ms, client_id=key.client_id, is_initial=is_initial
+                act=act,
+                id=key.id,
+                path=str(self._path),
+                at_ms=at_ms,
+                changed_ns=changed_ns,
+                client_id=key.client_id,
+                is_initial=is_initial,
             )
         )
 
@@ -271,6 +304,22 @@ class ApiKeys:
 def _principal(key: ApiKey) -> Principal:
     actor = actor_of("client", key.client_id, "$.client_id")
     return Principal(actor=actor, client_id=key.client_id, grants=key.grants, expires_ms=key.expires_ms, key_id=key.id)
+
+
+def _is_same(kept: _Kept, new: _Kept) -> bool:
+    """Return whether two entries with one id are of one key."""
+    return hmac.compare_digest(kept.hash, new.hash) and kept.key.client_id == new.key.client_id
+
+
+def _restricted(kept: _Kept, new: _Kept) -> _Kept:
+    """Return a key that may do what both entries allow: revoked if one is, expiring with the first of them."""
+    key = msgspec.structs.replace(
+        kept.key,
+        grants=kept.key.grants.common(new.key.grants),
+        revoked_ms=new.key.revoked_ms if kept.key.revoked_ms is None else kept.key.revoked_ms,
+        expires_ms=min((one for one in (kept.key.expires_ms, new.key.expires_ms) if one is not None), default=None),
+    )
+    return _Kept(key, kept.hash)
 
 
 def _unused_id(keys: Keys) -> str:

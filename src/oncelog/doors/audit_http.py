@@ -84,7 +84,7 @@ def act_of_credential(event: CredentialEvent) -> RecordAct | None:
         target=event.id[:TARGET_CHARACTERS_MAX],
         details=canonical(details),
         time_ms=event.at_ms,
-        key=act_key(event.act, event.id, event.fingerprint or ""),
+        key=act_key(event.act, event.id, event.fingerprint or "", str(event.changed_ns or event.at_ms)),
     )
 
 

@@ -21,6 +21,9 @@ class CredentialEvent(Struct, frozen=True, kw_only=True):
     """The file that the key is or was in."""
     at_ms: int
     """When the key was revoked or expired, as the file says; of a removed key when the server noticed it."""
+    changed_ns: int = 0
+    """Of a removed key: when the file that it was removed from was last modified, which tells one removal from another.
+    It is the same for all servers that read one file."""
     client_id: str | None = None
     """Of an API key."""
     fingerprint: str | None = None
@@ -43,7 +46,7 @@ class CredentialEvents:
         self._listeners.append(listener)
 
     def emit(self, event: CredentialEvent) -> None:
-        """Call all listeners. The error of a listener is logged: a key ends whoever fails to record it."""
+        """Call all listeners. The error of a listener is logged, and does not keep the key in use."""
         for listener in self._listeners:
             try:
                 listener(event)

@@ -1,20 +1,25 @@
 """Polling of credential files: each file is reloaded by itself, and keeps its last good content (CO-28).
 
-`read_changes` blocks and may run in any thread. `apply` puts the new content into use, on the event loop's thread.
+`read_changes` blocks for at most `POLL_TIMEOUT_S` and may run in any thread. `apply` puts the new content into use, on
+the event loop's thread.
 """
 
 import logging
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncelog.doors import files
-from oncelog.doors.files import Contents
+from oncelog.doors.files import Contents, InsecureFileError
 from oncelog.errors import SettingsError
 
 logger: Final = logging.getLogger("oncelog.doors")
@@ -24,34 +29,59 @@ SETTLE_NS: Final = 1_000_000_000
 of the file system's clock would not be noticed otherwise."""
 RETRY_POLLS: Final = 10
 """A file that failed and has not changed since is tried again at every tenth poll."""
+POLL_TIMEOUT_S: Final = 2.0
+"""Longest time that a poll waits for a file, such as one on a network file system that hangs. The read continues, and
+later polls use its result without waiting."""
+RELOAD_TIMEOUT_S: Final = 5.0
+"""The same for a complete reload."""
 
 Version = tuple[int, ...]
-"""Of a file: changes with every write, replacement, and change of owner or mode."""
+"""State of a file that changes with every write, replacement, and change of owner or mode."""
+
+
+class CredentialUser(Protocol):
+    """The user of one or several files. Contents are given by the `source` of their file."""
+
+    def check(self, contents: Mapping[Any, Any]) -> None:
+        """Raise SettingsError if these contents do not go together, or not with the other ones in use."""
+
+    def use(self, contents: Mapping[Any, Any]) -> None:
+        """Replace the contents of these files, and report the keys that have ended."""
+
+    def restricted(self, source: Any, content: Any) -> Any | None:
+        """Return the content in use without the keys and rights that the new content has not; None if it has all."""
 
 
 class CredentialFile:
-    """A polled file: how to parse it, how to put the result into use, and the state of its last reload."""
+    """A polled file: how to parse it, the user of its content, and the state of its last reload."""
 
     def __init__(
-        self, kind: str, path: str, bytes_max: int, parse: Callable[[Contents], Any], use: Callable[[Any], None]
+        self,
+        kind: str,
+        path: str,
+        bytes_max: int,
+        parse: Callable[[Contents], Any],
+        user: CredentialUser,
+        source: Hashable,
     ) -> None:
         self.kind = kind
         self.path = path
         self.bytes_max = bytes_max
         self.parse = parse
-        self.use = use
+        self.user = user
+        self.source = source
         self.version: Version | None = None
-        """Of the file when it was last read; None if it was missing."""
+        """The state of the file when it was last read; None if it was missing."""
         self.is_settled = False
         self.digest: bytes | None = None
-        """Of the content in use; None if the newest content is not in use."""
+        """Hash of the content in use; None if the newest content is not in use."""
         self.error: str | None = None
         """Why the newest content is not in use."""
         self.reported: tuple[Version | None, str] | None = None
 
 
-class Found(Struct, frozen=True):
-    """What a file had when it was read."""
+class Found(Struct, frozen=True, eq=False):
+    """The content of a file when it was read."""
 
     file: CredentialFile
     version: Version | None
@@ -62,12 +92,24 @@ class Found(Struct, frozen=True):
     is_new: bool = True
     """False if the content is in use already."""
 
+    @property
+    def is_insecure(self) -> bool:
+        """Whether other users may read or change the file: it may take keys and rights away, and adds none."""
+        return self.error is not None and self.content is not None
+
 
 class Changes(Struct, frozen=True):
     """The files that have changed."""
 
     generation: int
     found: Sequence[Found]
+
+
+class _Reading(Struct, frozen=True):
+    """A read in a separate thread."""
+
+    generation: int
+    result: Future[Found | None]
 
 
 class CredentialFiles:
@@ -78,6 +120,8 @@ class CredentialFiles:
         self._generation = 0
         """Counts complete reloads, so that `apply` ignores what was read before the last one."""
         self._polls = 0
+        self._readings: dict[CredentialFile, _Reading] = {}
+        """Reads that took longer than a poll waits. Used by `read_changes` only."""
 
     def __bool__(self) -> bool:
         return bool(self._files)
@@ -91,7 +135,9 @@ class CredentialFiles:
     def reload(self) -> None:
         """Load every file. Raises SettingsError, after the other files were loaded, with all that is wrong."""
         self._generation += 1
-        found = [_read(file) for file in self._files]
+        readings = {file: _start(partial(_read, file)) for file in self._files}
+        wait(readings.values(), RELOAD_TIMEOUT_S)
+        found = [one for file, result in readings.items() if (one := _result(file, result)) is not None]
         self._use(found)
         _unreported(found)
         errors = [file.error for file in self._files if file.error is not None]
@@ -102,10 +148,13 @@ class CredentialFiles:
         """Read the files that have changed, and those that failed if there are any, or if it is time to try again."""
         generation = self._generation
         self._polls += 1
-        due = [file for file in self._files if not file.is_settled or _version(file.path) != file.version]
-        if due or self._polls % RETRY_POLLS == 0:
-            due += [file for file in self._files if file.error is not None and file not in due]
-        return Changes(generation, [_read(file) for file in due])
+        is_retry = self._polls % RETRY_POLLS == 0
+        found = self._read(generation, self._files, is_retry=is_retry)
+        if found:
+            done = {one.file for one in found}
+            failed = [file for file in self._files if file.error is not None and file not in done]
+            found += self._read(generation, failed, is_retry=True)
+        return Changes(generation, found)
 
     def apply(self, changes: Changes) -> tuple[bool, list[str]]:
         """Put changed files into use. Return whether there were any, and the failures that were not returned before."""
@@ -113,29 +162,82 @@ class CredentialFiles:
             return False, []
         used = self._use(changes.found)
         for file in used:
-            logger.info("%s was reloaded", file.path, extra={"kind": file.kind})
+            if file.error is None:
+                logger.info("%s was reloaded", file.path, extra={"kind": file.kind})
         return bool(used), _unreported(changes.found)
 
+    def _read(self, generation: int, due: Iterable[CredentialFile], *, is_retry: bool) -> list[Found]:
+        """Read files that have changed, each in a thread. A file that hangs delays the others once."""
+        found, started = [], []
+        for file in due:
+            reading = self._readings.pop(file, None)
+            if reading is not None and not reading.result.done():
+                self._readings[file] = reading
+                continue
+            late = None if reading is None or reading.generation != generation else _result(file, reading.result)
+            if late is None:
+                started.append((file, _start(partial(_read_change, file, is_retry=is_retry))))
+            else:
+                found.append(late)
+        wait([result for _, result in started], POLL_TIMEOUT_S)
+        for file, result in started:
+            if not result.done():
+                self._readings[file] = _Reading(generation, result)
+            one = _result(file, result)
+            if one is not None:
+                found.append(one)
+        return found
+
     def _use(self, changes: Sequence[Found]) -> list[CredentialFile]:
-        used = []
-        pending = []
+        """Use the contents of all changed files at once: a key that moves from one file to another has not ended."""
+        pending: dict[CredentialUser, list[Found]] = {}
         for found in changes:
-            found.file.version, found.file.is_settled = found.version, found.is_settled
+            file, content = found.file, found.content
+            file.version, file.is_settled = found.version, found.is_settled
             if found.error is not None:
-                _fail(found.file, found.error)
-            elif found.is_new:
-                pending.append(found)
-        while pending:
-            refused = [(found, error) for found in pending if (error := _try_use(found)) is not None]
-            left = [found for found, _ in refused]
-            used += [found.file for found in pending if found not in left]
-            if len(left) == len(pending):
-                for found, error in refused:
-                    _fail(found.file, error)
-                break
-            # Files of signing keys are checked together: a key may have moved from one of them to another.
-            pending = left
+                _fail(file, found.error)
+            if found.is_insecure:
+                content = file.user.restricted(file.source, found.content)
+            if content is not None and found.is_new:
+                pending.setdefault(file.user, []).append(replace(found, content=content))
+        used = []
+        for user, own in pending.items():
+            chosen, refused = _choose(user, own)
+            user.use({found.file.source: found.content for found in chosen})
+            for found in chosen:
+                used.append(found.file)
+                if found.error is None:
+                    found.file.digest, found.file.error, found.file.reported = found.digest, None, None
+            for found, error in refused:
+                _fail(found.file, error)
         return used
+
+
+def _choose(user: CredentialUser, pending: Sequence[Found]) -> tuple[list[Found], list[tuple[Found, str]]]:
+    """Return the contents that can be used together, and the others with the reason for which they are refused.
+
+    All of them can in most cases, also if two files exchange their keys. Otherwise one file may be the wrong one.
+    """
+
+    def problem(found: Iterable[Found]) -> str | None:
+        try:
+            user.check({one.file.source: one.content for one in found})
+        except SettingsError as error:
+            return str(error)
+        return None
+
+    chosen: list[Found] = next((one for one in _all_or_all_but_one(pending) if problem(one) is None), [])
+    left = [one for one in pending if one not in chosen]
+    while (fitting := next((one for one in left if problem([*chosen, one]) is None), None)) is not None:
+        chosen.append(fitting)
+        left.remove(fitting)
+    return chosen, [(one, problem([*chosen, one]) or "") for one in left]
+
+
+def _all_or_all_but_one(pending: Sequence[Found]) -> Iterator[list[Found]]:
+    yield list(pending)
+    for left_out in reversed(pending):
+        yield [one for one in pending if one is not left_out]
 
 
 def _unreported(changes: Sequence[Found]) -> list[str]:
@@ -145,23 +247,47 @@ def _unreported(changes: Sequence[Found]) -> list[str]:
         file = found.file
         if file.error is not None and file.reported != (found.version, file.error):
             file.reported = (found.version, file.error)
-            failures.append(file.error)
+            effect = "keys that it has not are removed, and none is added" if found.is_insecure else _UNCHANGED
+            failures.append(f"{effect}: {file.error}")
     return failures
 
 
-def _try_use(found: Found) -> str | None:
-    """Put the content into use; return the error if it is refused."""
-    file = found.file
-    try:
-        file.use(found.content)
-    except SettingsError as error:
-        return str(error)
-    file.digest, file.error, file.reported = found.digest, None, None
-    return None
+_UNCHANGED: Final = "its previous content stays in use"
 
 
 def _fail(file: CredentialFile, error: str) -> None:
     file.error, file.digest = error, None
+
+
+def _start(read: Callable[[], Found | None]) -> Future[Found | None]:
+    """Start a read in a daemon thread: a file that hangs must not keep the process from ending."""
+    result: Future[Found | None] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(read())
+        except BaseException as error:  # noqa: BLE001 - raised by the reader of the result
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="oncelog-credential-file", daemon=True).start()
+    return result
+
+
+def _result(file: CredentialFile, reading: Future[Found | None]) -> Found | None:
+    """Return the result of a read; a failure if the read is not over, or has raised an error."""
+    if not reading.done():
+        return Found(file, file.version, is_settled=False, error=f"{file.path} cannot be read: the file system hangs")
+    try:
+        return reading.result()
+    except Exception as error:
+        logger.debug("a credential file cannot be read", exc_info=True)
+        return Found(file, file.version, is_settled=False, error=f"{file.path} cannot be read: {type(error).__name__}")
+
+
+def _read_change(file: CredentialFile, *, is_retry: bool) -> Found | None:
+    """Read the file if it has changed, or if it failed and is tried again; None otherwise."""
+    is_due = not file.is_settled or (is_retry and file.error is not None)
+    return _read(file) if is_due or _version(file.path) != file.version else None
 
 
 def _read(file: CredentialFile) -> Found:
@@ -173,7 +299,11 @@ def _read(file: CredentialFile) -> Found:
         digest = sha256(f"{contents.owner} {contents.mode} ".encode() + contents.data).digest()
         if digest == file.digest:
             return Found(file, version, is_settled, digest, is_new=False)
-        return Found(file, version, is_settled, digest, file.parse(contents))
+        try:
+            return Found(file, version, is_settled, digest, file.parse(contents))
+        except InsecureFileError as error:
+            content = file.parse(contents.as_private())
+            return Found(file, version, is_settled, content=content, error=str(error))
     except SettingsError as error:
         return Found(file, version, is_settled, error=str(error))
 

@@ -1,5 +1,10 @@
 """Who may come in at all, over every door: credentials, and how often one may guess."""
 
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final, TypeVar
+
 from oncelog.codes import AUTH_FAILED, FORBIDDEN, RATE_LIMITED
 from oncelog.doors.connections import Caller
 from oncelog.doors.faults import DoorError
@@ -10,6 +15,10 @@ from oncelog.doors.principal import Principal
 from oncelog.doors.rates import Rates
 from oncelog.errors import AuthError, CanonicalError
 from oncelog.stores.clock import Clock
+
+logger: Final = logging.getLogger("oncelog.doors")
+
+T = TypeVar("T")
 
 
 class Entrance:
@@ -110,6 +119,20 @@ class Entrance:
         failures.take(address, 1)
         self._log_limiter.warning("authentication failed", address=address, reason=reason)
         return DoorError(AUTH_FAILED, "authentication failed")
+
+
+def renew_each(connections: Iterable[T], renew: Callable[[T], None], end: Callable[[T, Exception], None]) -> None:
+    """Renew the rights of every connection by itself.
+
+    A connection whose renewal fails is ended, because its rights are unknown.
+    """
+    for connection in list(connections):
+        try:
+            renew(connection)
+        except Exception as error:
+            logger.exception("the rights of a connection could not be renewed, so it is closed")
+            with suppress(Exception):
+                end(connection, error)
 
 
 def has_ended() -> DoorError:

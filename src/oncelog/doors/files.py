@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace as replace_fields
 
 from oncelog.core.canonical import JsonValue, parse
 from oncelog.errors import CanonicalError, SettingsError
@@ -39,6 +40,10 @@ class SecretCheck(enum.Enum):
     """Log a warning and use the file, for files that a container runtime provides."""
 
 
+class InsecureFileError(SettingsError):
+    """A secret file that other users may read, change or own."""
+
+
 class Contents(Struct, frozen=True):
     """The bytes of a file with its owner and mode. The repr does not show the bytes."""
 
@@ -55,7 +60,7 @@ class Contents(Struct, frozen=True):
     def check_unchanged_by_others(self, holds: str) -> None:
         """Raise SettingsError if users outside of the group may change the file."""
         if self.mode & _OTHERS_MAY_CHANGE:
-            raise SettingsError(
+            raise InsecureFileError(
                 f"{self.path} has {holds}, and other users may change it (its mode is {self.mode:04o}). "
                 f"Take that from them: chmod 600 {shlex.quote(self.path)}"
             )
@@ -63,6 +68,10 @@ class Contents(Struct, frozen=True):
     def check_secret(self, holds: str, check: SecretCheck) -> None:
         """Check the permissions of a secret file as `check_secret_file`."""
         check_secret_file(self.path, self.owner, self.mode, holds, check)
+
+    def as_private(self) -> "Contents":
+        """Return the same contents with good permissions, to parse a file that takes keys and rights away only."""
+        return replace_fields(self, mode=stat.S_IRUSR, owner=os.geteuid())
 
 
 def check_secret_file(path: str, owner: int, mode: int, holds: str, check: SecretCheck) -> None:
@@ -75,7 +84,7 @@ def check_secret_file(path: str, owner: int, mode: int, holds: str, check: Secre
     if problem is None:
         return
     if check is not SecretCheck.WARN or mode & _OTHERS_MAY_CHANGE:
-        raise SettingsError(
+        raise InsecureFileError(
             f"{path} has {holds}, and {problem}. Where a container runtime provides the file with these permissions, "
             "set check_secret_files to false (ONCELOG_CHECK_SECRET_FILES=false)"
         )

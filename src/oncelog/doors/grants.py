@@ -31,6 +31,16 @@ class _Partitions(Struct, frozen=True):
         normal = nfc(partition)
         return normal in self.names or normal.startswith(self.prefixes)
 
+    def covers(self, other: "_Partitions") -> "_Partitions":
+        """Return the entries of another one that this one covers as a whole."""
+        prefixes = tuple(prefix for prefix in other.prefixes if prefix.startswith(self.prefixes))
+        return _Partitions(frozenset(filter(self.has, other.names)), prefixes)
+
+    def common(self, other: "_Partitions") -> "_Partitions":
+        """Return the partitions that both have. Of two prefixes that overlap, one covers the other."""
+        ours, theirs = other.covers(self), self.covers(other)
+        return _Partitions(ours.names | theirs.names, tuple(sorted({*ours.prefixes, *theirs.prefixes})))
+
     def texts(self) -> list[str]:
         return sorted([*self.names, *(prefix + ANY for prefix in self.prefixes)])
 
@@ -57,6 +67,14 @@ class Grants(Struct, frozen=True):
     def may_audit(self, stream: str) -> bool:
         """Return whether the acts that concern a stream may be read; those of the whole log if it is empty."""
         return self.auditable.has(stream)
+
+    def common(self, other: "Grants") -> "Grants":
+        """Return the rights that are in both."""
+        return Grants(
+            self.readable.common(other.readable),
+            self.writable.common(other.writable),
+            self.auditable.common(other.auditable),
+        )
 
     def as_claim(self) -> dict[str, list[str]]:
         """`{"read": […], "write": […]}`, each once and in order; `grants_of_claim` makes the same grants of it.

@@ -547,14 +547,13 @@ class Server:
             try:
                 changes = await asyncio.to_thread(credential_files.read_changes)
                 has_changed, failures = credential_files.apply(changes)
+                for failure in failures:
+                    logger.error("not reloaded; %s", failure)
+                self._authenticator.report_expired()
+                if has_changed:
+                    self._renew()
             except Exception:
                 logger.exception("the credential files could not be polled")
-                continue
-            for failure in failures:
-                logger.error("not reloaded; its previous content stays in use: %s", failure)
-            self._authenticator.report_expired()
-            if has_changed:
-                self._renew()
 
     def _record_credential(self, event: CredentialEvent) -> None:
         """Record the end of a key. Every server of the file does so, and the log keeps one record."""
@@ -572,18 +571,26 @@ class Server:
             self._renew()
 
     def _renew(self) -> None:
-        faults.failures.look()
-        self._log_limiter.flush()
-        self._limiter.sweep()
-        self.metrics_listener.sweep()
-        self._quick.close_idle(asyncio.get_running_loop().time() - KEEP_ALIVE_S)
-        self.sockets.renew()
-        self.chat_sockets.renew()
-        self.http.streams.renew()
-        self.ledger.streams.renew()
-        self.deltas.streams.renew()
+        """Run the periodic checks, about once a second. The failure of one of them does not affect the others."""
+        parts: list[Callable[[], object]] = [
+            self.sockets.renew,
+            self.chat_sockets.renew,
+            self.http.streams.renew,
+            self.ledger.streams.renew,
+            self.deltas.streams.renew,
+            faults.failures.look,
+            self._log_limiter.flush,
+            self._limiter.sweep,
+            self.metrics_listener.sweep,
+            partial(self._quick.close_idle, asyncio.get_running_loop().time() - KEEP_ALIVE_S),
+        ]
         if self.rpc is not None:
-            self.rpc.renew()
+            parts.append(self.rpc.renew)
+        for part in parts:
+            try:
+                part()
+            except Exception:
+                logger.exception("a periodic check failed")
 
     # --- every request
 

@@ -8,7 +8,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from oncelog.doors.connections import Caller
-from oncelog.doors.entrance import Entrance
+from oncelog.doors.entrance import Entrance, renew_each
 from oncelog.doors.frames import CloseCode, close_frame
 from oncelog.doors.limits import CONNECT_BYTES_MAX, DoorLimits
 from oncelog.doors.metrics import Counts
@@ -207,12 +207,14 @@ class Sockets(Generic[S]):
 
     def renew(self) -> None:
         """Looks at the rights of all: expired ones end (CO-23), changed ones are those of now."""
-        for session in list(self._sessions):
-            principal = session.principal
-            if principal is not None:
-                current = self._entrance.current(principal)
-                if current is not principal:
-                    session.renew(current)
+        renew_each(self._sessions, self._renew_session, lambda session, error: session.end(error))
+
+    def _renew_session(self, session: S) -> None:
+        principal = session.principal
+        if principal is not None:
+            current = self._entrance.current(principal)
+            if current is not principal:
+                session.renew(current)
 
     async def replied(self) -> None:
         """Return when the replies to all accepted requests have been handed to the connections."""

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from oncelog.doors.entrance import Entrance, has_ended
+from oncelog.doors.entrance import Entrance, has_ended, renew_each
 from oncelog.doors.faults import UNREADABLE, DoorError, error_json, error_of
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
@@ -143,10 +143,12 @@ class Streams:
 
     def renew(self) -> None:
         """Ends the streams of those whose rights have ended."""
-        for stream in list(self._streams):
-            current = self._entrance.current(stream.principal)
-            if current is None or not stream.may_read(current):
-                stream.end(has_ended())
+        renew_each(self._streams, self._renew_stream, lambda stream, _: stream.end(has_ended()))
+
+    def _renew_stream(self, stream: "_Stream") -> None:
+        current = self._entrance.current(stream.principal)
+        if current is None or not stream.may_read(current):
+            stream.end(has_ended())
 
     def finish(self) -> None:
         """Ends all streams: their readers come back with the id of the last thing they got."""

@@ -72,6 +72,13 @@ class TokenSettings(Struct, frozen=True, kw_only=True):
             raise SettingsError(f"token_characters_max must be from 1 to {TOKEN_CHARACTERS_MAX}")
 
 
+class _KeysOfFile(Struct, frozen=True):
+    """The keys of a file, and when it was last modified."""
+
+    keys: Sequence[SigningKey]
+    modified_ns: int
+
+
 class Tokens:
     """Verifies tokens. It knows no key before the first `reload`."""
 
@@ -79,7 +86,7 @@ class Tokens:
         self._settings = settings
         self._check = check
         self._now_ms = now_ms
-        self._of_file: Mapping[KeyFile, Sequence[SigningKey]] = {}
+        self._of_file: Mapping[KeyFile, _KeysOfFile] = {}
         self._keys: Mapping[str, Sequence[SigningKey]] = {}
         """By algorithm."""
         self._digests: frozenset[bytes] = frozenset()
@@ -93,39 +100,60 @@ class Tokens:
                 source.path,
                 TOKEN_KEY_FILE_BYTES_MAX,
                 partial(self._parse, source),
-                partial(self._use_file, source),
+                self,
+                source,
             )
             for source in self._settings.key_files
         ]
 
     def reload(self) -> None:
         """Load all files together. Raises SettingsError if one is bad, and keeps the keys of all of them."""
-        self._use({source: self._parse(source, signing.read_key_file(source)) for source in self._settings.key_files})
+        self.use({source: self._parse(source, signing.read_key_file(source)) for source in self._settings.key_files})
 
     def has_key(self, digest: bytes | None) -> bool:
         """Return whether the key that verified a token is still there."""
         return digest in self._digests
 
-    def _parse(self, source: KeyFile, contents: Contents) -> list[SigningKey]:
-        return signing.parse_key_file(source, contents, self._settings.algorithms, self._check)
+    def _parse(self, source: KeyFile, contents: Contents) -> _KeysOfFile:
+        keys = signing.parse_key_file(source, contents, self._settings.algorithms, self._check)
+        return _KeysOfFile(keys, contents.modified_ns)
 
-    def _use_file(self, source: KeyFile, keys: Sequence[SigningKey]) -> None:
-        self._use({**self._of_file, source: keys})
+    def check(self, contents: Mapping[KeyFile, _KeysOfFile]) -> None:
+        """As `CredentialUser` says."""
+        signing.check_together(self._keys_with(contents))
 
-    def _use(self, of_file: Mapping[KeyFile, Sequence[SigningKey]]) -> None:
+    def restricted(self, source: KeyFile, content: _KeysOfFile) -> _KeysOfFile | None:
+        """As `CredentialUser` says."""
+        current = self._of_file.get(source)
+        if current is None:
+            return None
+        digests = {key.digest for key in content.keys}
+        kept = [key for key in current.keys if key.digest in digests]
+        return None if len(kept) == len(current.keys) else _KeysOfFile(kept, content.modified_ns)
+
+    def use(self, contents: Mapping[KeyFile, _KeysOfFile]) -> None:
         """Verify with these keys from now on. Raises SettingsError if they do not go together, and changes nothing."""
-        keys = [key for source in self._settings.key_files for key in of_file.get(source, ())]
+        keys = self._keys_with(contents)
         signing.check_together(keys)
         by_algorithm: dict[str, list[SigningKey]] = defaultdict(list)
         for key in keys:
             by_algorithm[key.algorithm].append(key)
         before = self._of_file
-        self._of_file, self._keys = of_file, dict(by_algorithm)
+        self._of_file, self._keys = {**before, **contents}, dict(by_algorithm)
         self._digests = frozenset(key.digest for key in keys)
-        for source, old in before.items():
-            for key in old:
-                if key.digest not in self._digests:
-                    self._report_removed(source, key)
+        removed = {
+            key.digest: (source, key)
+            for source, old in before.items()
+            for key in old.keys
+            if not self.has_key(key.digest)
+        }
+        for source, key in removed.values():
+            self._report_removed(source, key)
+
+    def _keys_with(self, contents: Mapping[KeyFile, _KeysOfFile]) -> list[SigningKey]:
+        """Return the keys of all files if these contents replace the ones in use."""
+        of_file = {**self._of_file, **contents}
+        return [key for source in self._settings.key_files if source in of_file for key in of_file[source].keys]
 
     def _report_removed(self, source: KeyFile, key: SigningKey) -> None:
         self.events.emit(
@@ -134,6 +162,7 @@ class Tokens:
                 id=f"{key.algorithm}/{key.key_id or ''}",
                 path=source.path,
                 at_ms=self._now_ms(),
+                changed_ns=self._of_file[source].modified_ns,
                 fingerprint=key.fingerprint,
             )
         )

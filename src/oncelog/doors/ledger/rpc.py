@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from oncelog import codes
 from oncelog.doors.connections import Caller, CountedStream
-from oncelog.doors.entrance import has_ended
+from oncelog.doors.entrance import has_ended, renew_each
 from oncelog.doors.faults import UNREADABLE, DoorError, error_of, stopping
 from oncelog.doors.ledger import messages
 from oncelog.doors.ledger.anyone import Health, Reflection, end_call
@@ -190,10 +190,13 @@ class LedgerRpc:
 
     def renew(self) -> None:
         """Ends the streams of those whose rights have ended."""
-        for task, watcher in list(self._watchers.items()):
-            current = self._door.entrance.current(watcher.principal)
-            if current is None or not current.grants.may_read(watcher.scope):
-                self._send_away(task, has_ended())
+        renew_each(self._watchers, self._renew_watcher, lambda task, _: self._send_away(task, has_ended()))
+
+    def _renew_watcher(self, task: asyncio.Task[Any]) -> None:
+        watcher = self._watchers[task]
+        current = self._door.entrance.current(watcher.principal)
+        if current is None or not current.grants.may_read(watcher.scope):
+            self._send_away(task, has_ended())
 
     def _send_away(self, task: asyncio.Task[Any], error: DoorError) -> None:
         self._watchers[task].error = error

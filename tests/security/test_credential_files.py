@@ -1,0 +1,385 @@
+"""Polling of credential files: moved keys, loose permissions, files that hang, and unexpected errors (CO-28)."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from doors import material
+from doors.material import token, written
+from doors.serving import serving
+from oncelog.doors import credential_files, files
+from oncelog.doors import server as server_module
+from oncelog.doors.apikeys import ApiKeys, Created
+from oncelog.doors.audit_http import act_of_credential
+from oncelog.doors.credential_events import CredentialEvent
+from oncelog.doors.grants import granted
+from oncelog.doors.identity import Authenticator
+from oncelog.doors.signing import KeyFile, KeyKind
+from oncelog.doors.sockets import Sockets
+from oncelog.errors import AuthError, SettingsError
+from security.test_revocation import ALL, accepts, check_ended, create, failed_files
+from waiting import until
+
+pytestmark = pytest.mark.rule("CO-28")
+
+
+@pytest.fixture(autouse=True)
+def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CREDENTIALS_POLL_S", 0.02)
+
+
+def poll(known: Authenticator) -> tuple[bool, list[str]]:
+    return known.files.apply(known.files.read_changes())
+
+
+def watched(known: Authenticator) -> list[CredentialEvent]:
+    events: list[CredentialEvent] = []
+    known.watch(events.append)
+    return events
+
+
+def act_keys(events: list[CredentialEvent]) -> list[bytes]:
+    """Return the keys under which the log remembers these events."""
+    return [act.key for event in events if (act := act_of_credential(event)) is not None]
+
+
+def modified(path: Path, content: bytes, at_s: int) -> None:
+    """Write a file and set its time: the clock of a file system may be too coarse to tell two writes apart."""
+    written(path, content)
+    os.utime(path, (at_s, at_s))
+
+
+def signing_keys(count: int) -> list[dict[str, Any]]:
+    """Return members of key sets, with the ids 0, 1, …"""
+    return [material.public("ES256", str(number), number) for number in range(count)]
+
+
+def verifies(known: Authenticator, number: int, key_id: str) -> bool:
+    try:
+        known.authenticate(token("ES256", material.key_of("ES256", number), header={"kid": key_id}))
+    except AuthError:
+        return False
+    return True
+
+
+# --- keys that move between files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_poll", [True, False], ids=["poll", "reload"])
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_key_that_moves_between_files_is_not_reported_as_removed(tmp_path: Path, order: str, is_poll: bool) -> None:
+    one, two, three = signing_keys(3)
+    material.key_set(tmp_path / "a", one, two)
+    material.key_set(tmp_path / "b", three)
+    sources = tuple(KeyFile(str(tmp_path / name), KeyKind.JWKS) for name in order)
+    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    known.reload()
+    events = watched(known)
+    material.key_set(tmp_path / "a", one)
+    material.key_set(tmp_path / "b", two, three)
+    if is_poll:
+        assert poll(known) == (True, [])
+    else:
+        known.reload()
+    assert events == []
+    assert all(verifies(known, number, str(number)) for number in range(3))
+
+
+def test_files_exchange_their_keys_in_one_change(tmp_path: Path) -> None:
+    one, two = signing_keys(2)
+    sources = (material.key_set(tmp_path / "a", one), material.key_set(tmp_path / "b", two))
+    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    known.reload()
+    events = watched(known)
+    material.key_set(tmp_path / "a", {**one, "kid": "1"})
+    material.key_set(tmp_path / "b", {**two, "kid": "0"})
+    assert poll(known) == (True, [])
+    assert [verifies(known, 0, "1"), verifies(known, 1, "0"), verifies(known, 0, "0")] == [True, True, False]
+    assert sorted(event.id for event in events) == ["ES256/0", "ES256/1"]
+
+
+@pytest.mark.parametrize("wrong", ["a", "b", "c"])
+def test_conflict_of_one_file_does_not_keep_others_from_exchanging_keys(tmp_path: Path, wrong: str) -> None:
+    """A third file, whatever its place, repeats an id."""
+    members = signing_keys(4)
+    paths = {name: tmp_path / name for name in "abc"}
+    first, second = [name for name in "abc" if name != wrong]
+    sources = tuple(material.key_set(path, members["abc".index(name)]) for name, path in paths.items())
+    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=sources))
+    known.reload()
+    kids = {name: str("abc".index(name)) for name in "abc"}
+    material.key_set(paths[first], {**members[int(kids[first])], "kid": kids[second]})
+    material.key_set(paths[second], {**members[int(kids[second])], "kid": kids[first]})
+    material.key_set(paths[wrong], {**members[3], "kid": kids[first]})
+    has_changed, failures = poll(known)
+    assert (has_changed, len(failures)) == (True, 1)
+    assert "two keys for ES256 have the id" in failures[0]
+    assert verifies(known, int(kids[first]), kids[second])
+    assert verifies(known, int(kids[second]), kids[first])
+    assert verifies(known, int(kids[wrong]), kids[wrong])  # as before
+
+
+# --- audit records of removals ----------------------------------------------------------------------------
+
+
+@pytest.mark.rule("CO-43")
+def test_every_removal_of_a_secret_with_one_id_is_recorded(tmp_path: Path) -> None:
+    path = written(tmp_path / "secret", b"a" * 40)
+    source = KeyFile(str(path), KeyKind.SECRET, "2026")
+    servers = [Authenticator(material.tokens(tmp_path, key_files=(source,))) for _ in range(2)]
+    noticed = [watched(known) for known in servers]
+    for at_s, letter in enumerate((b"b", b"c", b"d"), material.NOW_S):
+        modified(path, letter * 40, at_s)
+        for known in servers:
+            known.reload()
+    assert [len(events) for events in noticed] == [3, 3]
+    first, second = (act_keys(events) for events in noticed)
+    assert len(set(first)) == 3
+    assert first == second  # all servers of a file record a removal once
+
+
+@pytest.mark.rule("CO-43")
+def test_key_that_is_restored_and_removed_again_is_recorded_twice(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    operator = ApiKeys(path, material.SetClock())
+    removed, _ = (operator.create(name, name, ALL) for name in "ab")
+    before, after = path.read_bytes(), without(path, removed)
+    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known.reload()
+    events = watched(known)
+    for at_s, content in enumerate((after, before, after), material.NOW_S):
+        modified(path, content, at_s)
+        known.reload()
+    assert [(event.act, event.id) for event in events] == [("api_key_removed", removed.key.id)] * 2
+    assert len(set(act_keys(events))) == 2
+
+
+@pytest.mark.rule("CO-43")
+def test_key_that_is_revoked_at_another_time_is_recorded_again(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys.json", material.SetClock()
+    operator = ApiKeys(path, clock)
+    key = operator.create("a", "a", ALL)
+    known = Authenticator(api_keys=ApiKeys(path, clock))
+    known.reload()
+    events, before = watched(known), path.read_bytes()
+    for _ in range(2):
+        clock.now_ms += 1
+        operator.revoke(key.key.id)
+        known.reload()
+        written(path, before)
+        known.reload()
+    assert [event.act for event in events] == ["api_key_revoked"] * 2
+    assert len(set(act_keys(events))) == 2
+
+
+# --- files that other users may read or change ------------------------------------------------------------------
+
+
+def without(path: Path, removed: Created) -> bytes:
+    """Return the content of a file of API keys without one key."""
+    content = json.loads(path.read_bytes())
+    return json.dumps({**content, "keys": [one for one in content["keys"] if one["id"] != removed.key.id]}).encode()
+
+
+@pytest.mark.rule("CO-26")
+async def test_loose_file_revokes_and_removes_keys_and_adds_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.json"
+    async with serving(tmp_path, api_keys=True) as served:
+        assert served.api_keys is not None
+        kept, revoked, removed = [await create(served, name) for name in ("kept", "revoked", "removed")]
+        clients = [await served.connected(name, key.text) for name, key in (("revoked", revoked), ("removed", removed))]
+        path.chmod(0o644)
+        await until(lambda: failed_files(served, "api_keys"))
+        assert "none is added" in caplog.text
+        assert "chmod 600" in caplog.text
+        assert all(accepts(served, key.text) for key in (kept, revoked, removed))
+        # What a text editor or another version of the command writes: the mode stays.
+        operator = ApiKeys(tmp_path / "other.json", material.SetClock())
+        added = operator.create("added", "added", ALL)
+        content = json.loads(without(path, removed))
+        for one in content["keys"]:
+            one["revoked_ms"] = 1 if one["id"] == revoked.key.id else None
+        content["keys"] += json.loads((tmp_path / "other.json").read_bytes())["keys"]
+        path.write_text(json.dumps(content))
+        for client in clients:
+            await check_ended(client)
+        assert [accepts(served, key.text) for key in (kept, revoked, removed, added)] == [True, False, False, False]
+        assert failed_files(served, "api_keys")
+        path.chmod(0o600)
+        await until(lambda: not failed_files(served, "api_keys"))
+        assert accepts(served, added.text)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o666])
+def test_loose_file_reduces_grants_and_lifetimes_and_extends_none(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "keys.json"
+    operator = ApiKeys(path, material.SetClock())
+    key = operator.create("a", "a", granted(["orders/*", "a"], ["x"]), expires_ms=material.NOW_MS + 10)
+    other = operator.create("b", "b", ALL)
+    operator.revoke(other.key.id)
+    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known.reload()
+    content = json.loads(path.read_bytes())
+    changed, again = content["keys"]
+    changed["grants"] = {"read": ["orders/1/*", "b", "a*"], "write": ["*"], "audit": ["*"]}
+    changed["expires_ms"] = None
+    again["revoked_ms"] = None
+    written(path, json.dumps(content).encode(), mode)
+    assert poll(known)[0]
+    found = known.authenticate(key.text)
+    assert found.grants == granted(["orders/1/*", "a"], ["x"])
+    assert found.expires_ms == material.NOW_MS + 10
+    with pytest.raises(AuthError):
+        known.authenticate(other.text)
+    assert poll(known)[0] is False  # nothing more to take away
+    changed["expires_ms"] = material.NOW_MS + 5
+    written(path, json.dumps(content).encode(), mode)
+    assert poll(known)[0]
+    assert known.authenticate(key.text).expires_ms == material.NOW_MS + 5
+
+
+@pytest.mark.parametrize("field", ["secret_sha256", "client_id"])
+def test_loose_file_that_changes_a_key_removes_it(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "keys.json"
+    key = ApiKeys(path, material.SetClock()).create("a", "a", ALL)
+    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known.reload()
+    content = json.loads(path.read_bytes())
+    content["keys"][0][field] = "0" * 64
+    written(path, json.dumps(content).encode(), 0o666)
+    poll(known)
+    with pytest.raises(AuthError):
+        known.authenticate(key.text)
+
+
+def test_loose_key_set_removes_keys_and_adds_none(tmp_path: Path) -> None:
+    one, two, three = signing_keys(3)
+    source = material.key_set(tmp_path / "set", one, two)
+    known = Authenticator(material.tokens(tmp_path, "ES256", key_files=(source,)))
+    known.reload()
+    events = watched(known)
+    material.key_set(tmp_path / "set", two, three)
+    (tmp_path / "set").chmod(0o666)
+    has_changed, (failure,) = poll(known)
+    assert has_changed
+    assert "other users may change it" in failure
+    assert [verifies(known, number, str(number)) for number in range(3)] == [False, True, False]
+    assert [event.id for event in events] == ["ES256/0"]
+
+
+def test_loose_file_is_refused_at_start(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = ApiKeys(path, material.SetClock()).create("a", "a", ALL)
+    path.chmod(0o644)
+    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    with pytest.raises(SettingsError, match="chmod 600"):
+        known.reload()
+    with pytest.raises(AuthError):
+        known.authenticate(key.text)
+
+
+# --- files that hang, and unexpected errors ---------------------------------------------------------------------
+
+
+@contextmanager
+def hanging(path: Path) -> Iterator[None]:
+    """Let every read of the file block, as on a network file system whose server is gone."""
+    released, read = threading.Event(), files.read
+
+    def read_or_hang(name: str, bytes_max: int) -> files.Contents:
+        if name == str(path):
+            released.wait()
+        return read(name, bytes_max)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(files, "read", read_or_hang)
+        patched.setattr(credential_files, "POLL_TIMEOUT_S", 0.1)
+        patched.setattr(credential_files, "RELOAD_TIMEOUT_S", 0.1)
+        try:
+            yield
+        finally:
+            released.set()
+
+
+async def test_file_that_hangs_does_not_delay_a_revocation_in_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "HS256-0.key"
+    async with serving(tmp_path, tokens=True, api_keys=True) as served:
+        key = await create(served, "a")
+        client = await served.connected("a", key.text)
+        threads = threading.active_count()
+        with hanging(path):
+            written(path, material.SECRET + b"1")
+            await until(lambda: failed_files(served, "signing_keys"))
+            assert served.api_keys is not None
+            served.api_keys.revoke(key.key.id)
+            await check_ended(client)
+            served.server.reload()
+            polls = served.server._authenticator.files._polls
+            await until(lambda: served.server._authenticator.files._polls > polls + 5)
+            assert threading.active_count() <= threads + 3  # one for a poll and one for a reload that hang
+            assert caplog.text.count("the file system hangs") <= 2
+            assert accepts(served, token())
+        await until(lambda: not failed_files(served, "signing_keys"))
+        assert accepts(served, token(key=material.key_of("HS256", 1)))
+
+
+def raise_error(*_: object) -> NoReturn:
+    raise RuntimeError("unexpected")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "logged"),
+    [
+        (credential_files, "_version", "cannot be read: RuntimeError"),
+        (credential_files.CredentialFiles, "read_changes", "the credential files could not be polled"),
+        (credential_files.CredentialFiles, "apply", "the credential files could not be polled"),
+        (Authenticator, "report_expired", "the credential files could not be polled"),
+        (Sockets, "renew", "a periodic check failed"),
+    ],
+)
+async def test_polling_goes_on_after_an_unexpected_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: object,
+    name: str,
+    logged: str,
+) -> None:
+    monkeypatch.setattr(server_module, "RENEW_S", 0.02)
+    async with serving(tmp_path, api_keys=True) as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, raise_error)
+            await until(lambda: logged in caplog.text)
+        key = await create(served, "a")
+        client = await served.connected("a", key.text)
+        assert served.api_keys is not None
+        served.api_keys.revoke(key.key.id)
+        await check_ended(client)
+
+
+async def test_session_that_cannot_be_renewed_is_closed_and_others_are_renewed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, api_keys=True) as served:
+        keys = [await create(served, name) for name in "ab"]
+        broken, ending = [await served.connected(key.key.client_id, key.text) for key in keys]
+        found = {one.principal.client_id: one for one in served.server.sockets._sessions if one.principal is not None}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(found["a"], "renew", raise_error)
+            assert served.api_keys is not None
+            for key in keys:
+                served.api_keys.revoke(key.key.id)
+            await check_ended(ending)
+            assert (await broken.receive())["type"] == "error"
+            await broken.closed()
+        assert "the rights of a connection could not be renewed" in caplog.text
