@@ -41,6 +41,42 @@ def test_combining_marks_are_in_the_searched_range() -> None:
         assert not unicodedata.combining(decomposed[0])
 
 
+def test_characters_that_decompose_to_marks_are_marks_or_listed() -> None:
+    for code in range(*canonical._COMBINING_MARKS):
+        decomposed = unicodedata.normalize("NFD", chr(code))
+        is_mark = unicodedata.combining(chr(code)) > 0 or chr(code) in canonical._COMPOSED_MARKS
+        assert is_mark == (unicodedata.combining(decomposed[0]) > 0)
+
+
+@pytest.mark.rule("RU-3", "CO-30")
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ae日\u0301\u0327\u0f73\u0f75\u0f81\u0344"), st.sampled_from([1, 2, 15, 16, 31, 32, 40])
+        ),
+        max_size=12,
+    )
+)
+def test_texts_that_skip_the_search_for_long_runs_have_none(parts: list[tuple[str, int]]) -> None:
+    text = "".join(character * count for character, count in parts)
+    long_run, _ = canonical._combining_marks()
+    assert canonical._may_have_long_run(text) or long_run.search(text) is None
+    assert nfc(text) == unicodedata.normalize("NFC", canonical._with_sorted_marks(text))
+
+
+@pytest.mark.rule("CO-30")
+@pytest.mark.parametrize("start", range(33))
+def test_shortest_long_run_is_found_wherever_it_starts(start: int) -> None:
+    for mark in ("\u0301", *canonical._COMPOSED_MARKS):
+        assert canonical._may_have_long_run("日" * start + mark * 32 + "日" * 40)
+
+
+@pytest.mark.parametrize("name", ["日本語テスト" * 40, "हिन्दी में क्षेत्र " * 13, "שָׁלוֹם עֲלֵיכֶם " * 14])
+def test_ordinary_names_skip_the_search_for_long_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical, "_with_sorted_marks", lambda text: pytest.fail(f"searched {len(text)} characters"))
+    assert nfc(name) == unicodedata.normalize("NFC", name)
+
+
 @pytest.mark.rule("EV-9", "CO-30")
 def test_no_character_has_more_canonical_parts_than_the_length_check_assumes() -> None:
     longest = max(len(unicodedata.normalize("NFD", chr(code))) for code in range(0x110000))

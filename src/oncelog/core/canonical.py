@@ -51,6 +51,8 @@ _LONG_RUN_CHARACTERS: Final = 32
 format allows 30."""
 _COMBINING_MARKS: Final = (0x300, 0x1E94B)
 """The range of code points with combining marks (a test looks at all others)."""
+_COMPOSED_MARKS: Final = "\u0f73\u0f75\u0f81"
+"""The only other characters that decompose to combining marks (a test looks at all others)."""
 _NOT_FINITE: Final = "NaN and infinities have no JSON form"
 _TOO_LARGE: Final = f"beyond the largest double, 1.7976931348623157e+308{SEND_AS_STRING}"
 _INFINITE: Final = f"infinite, or {_TOO_LARGE}"
@@ -196,15 +198,38 @@ def nfc(text: str) -> str:
     """Return Unicode's normal form C; ASCII is its own.
 
     `unicodedata` sorts combining marks by moving one at a time: a run of a million marks would take hours. Long runs
-    are therefore sorted here first, which does not change the result and leaves nothing to move. A text without such
-    runs costs one search.
+    are therefore sorted here first, which does not change the result and leaves nothing to move. The check
+    whether a name of 240 characters can have such a run takes 0.4 µs (Japanese) to 8 µs (many marks: Hindi, Hebrew);
+    the search takes 88 µs.
     """
     if text.isascii():
         return text
-    if len(text) > _SHORT_TEXT_CHARACTERS:
-        long_run, decompositions = _combining_marks()
-        text = long_run.sub(lambda run: _sorted_marks(run[0].translate(decompositions)), text)
+    if len(text) > _SHORT_TEXT_CHARACTERS and _may_have_long_run(text):
+        text = _with_sorted_marks(text)
     return unicodedata.normalize("NFC", text)
+
+
+def _may_have_long_run(text: str) -> bool:
+    """Return False if no 32 characters in a row decompose to combining marks.
+
+    Any 32 characters in a row include an index that is 31 modulo 32, and at least 15 characters before or after it.
+    """
+    combining = unicodedata.combining
+    last, half = _LONG_RUN_CHARACTERS - 1, _LONG_RUN_CHARACTERS // 2
+    if any(map(combining, text[last::_LONG_RUN_CHARACTERS])):
+        for index in range(last, len(text), _LONG_RUN_CHARACTERS):
+            if all(map(combining, text[index : index + half])) or all(
+                map(combining, text[index - half + 1 : index + 1])
+            ):
+                return True
+    first, second, third = _COMPOSED_MARKS
+    return first in text or second in text or third in text
+
+
+def _with_sorted_marks(text: str) -> str:
+    """Decompose and sort long runs of combining marks."""
+    long_run, decompositions = _combining_marks()
+    return long_run.sub(lambda run: _sorted_marks(run[0].translate(decompositions)), text)
 
 
 def _sorted_marks(marks: str) -> str:
@@ -215,13 +240,12 @@ def _sorted_marks(marks: str) -> str:
 def _combining_marks() -> tuple[re.Pattern[str], dict[int, str]]:
     """Return a pattern of long runs of characters that decompose to combining marks, and their decompositions.
 
-    Made when it is needed, because it takes some hundredths of a second.
+    Built for the first text that may have such a run, because it takes 13 to 20 ms.
     """
-    decomposed = {code: unicodedata.normalize("NFD", chr(code)) for code in range(*_COMBINING_MARKS)}
-    marks = {code: text for code, text in decomposed.items() if unicodedata.combining(text[0])}
-    characters = "".join(map(chr, marks))
-    pattern = re.compile(f"[{characters}]{{{_LONG_RUN_CHARACTERS},}}")
-    return pattern, {code: text for code, text in marks.items() if text != chr(code)}
+    marks = [*filter(unicodedata.combining, map(chr, range(*_COMBINING_MARKS))), *_COMPOSED_MARKS]
+    pattern = re.compile(f"[{''.join(marks)}]{{{_LONG_RUN_CHARACTERS},}}")
+    decomposed = {ord(mark): unicodedata.normalize("NFD", mark) for mark in marks}
+    return pattern, {code: text for code, text in decomposed.items() if text != chr(code)}
 
 
 def utf16_order(text: str) -> bytes:
