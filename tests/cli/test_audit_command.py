@@ -1,6 +1,8 @@
 """`oncelog audit`: tables and JSON lines of recorded acts, from files, databases and servers."""
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -66,7 +68,27 @@ def test_restores_are_acts(tmp_path: Path) -> None:
     inspector_of(log).renew_epoch(1_000_000)
     acts = [json.loads(line) for line in run(log, "--act", "restore", "--json").splitlines()]
     assert len(acts) == 17
-    assert {one["actor"] for one in acts} == {"system:restore"}
+    assert {one["actor"] for one in acts} == {"system:restore"}, "a library call names no operator"
+
+
+def test_a_new_epoch_has_the_command_line_as_its_actor(log: str) -> None:
+    fill(log, "a")
+    assert RUNNER.invoke(COMMAND, ["epoch", log, "--renew", "--above", "1000000"]).exit_code == 0
+    acts = [json.loads(line) for line in run(log, "--actor", "system:cli", "--json").splitlines()]
+    assert [one["act"] for one in acts] == ["restore"] * 17
+    assert acts[0]["details"].keys() == {"above", "epoch", "previous_epoch", "os_user"}
+    assert {one["details"]["os_user"] for one in acts} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert RUNNER.invoke(COMMAND, ["verify", log]).exit_code == 0
+
+
+def test_a_restored_backup_has_the_command_line_as_its_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, backup, restored = (str(tmp_path / name) for name in ("log.db", "backup.db", "restored.db"))
+    fill(log, "a")
+    assert RUNNER.invoke(COMMAND, ["backup", log, backup]).exit_code == 0
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)  # a user without a name
+    assert RUNNER.invoke(COMMAND, ["restore", backup, restored]).exit_code == 0
+    acts = [json.loads(line) for line in run(restored, "--act", "restore", "--json").splitlines()]
+    assert {(one["actor"], one["details"]["os_user"]) for one in acts} == {("system:cli", "4000000000")}
 
 
 @pytest.mark.parametrize(

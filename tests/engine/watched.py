@@ -15,7 +15,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import Item, KeyIdentity, LaneHead, Record, RecordAct, Remembered, Request, Settings
 from oncelog.engine.limits import Limits
 from oncelog.engine.log import Log
-from oncelog.stores.leaps import Renewed
+from oncelog.stores.leaps import NO_OPERATOR, Operator, Renewed
 from oncelog.stores.memory import MemoryStore
 from oncelog.stores.protocol import (
     BriefPage,
@@ -245,8 +245,8 @@ class WatchedStore:
     async def previous_epochs(self) -> tuple[str, ...]:
         return await self.inner.previous_epochs()
 
-    async def renew(self, above: int | None = None) -> Renewed:
-        return await self.inner.renew(above)
+    async def renew(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
+        return await self.inner.renew(above, operator)
 
     def listen(self, wake: Callable[[], None]) -> None:
         self.inner.listen(wake)

@@ -27,10 +27,10 @@ async def test_new_epoch_with_cancelled_wait_is_reported_when_it_is_replicated(
     may_go_on = Event()
     loop, is_inside = asyncio.get_running_loop(), asyncio.Event()
 
-    def held(*arguments: Any) -> tuple[Request, Renewed]:
+    def held(*arguments: Any, **named: Any) -> tuple[Request, Renewed]:
         loop.call_soon_threadsafe(is_inside.set)
         may_go_on.wait(WAIT_S)
-        return leap_request(*arguments)
+        return leap_request(*arguments, **named)
 
     patient = Timeouts(connect_ms=LONG_MS, lane_ms=LONG_MS, commit_ms=LONG_MS, patience_ms=LONG_MS)
     monkeypatch.setattr(inspecting, "_RENEWING", patient)

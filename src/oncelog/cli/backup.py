@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from oncelog.cli.operator import cli_operator
 from oncelog.cli.terminal import File, Meter, ending_well
 from oncelog.errors import OncelogError
 from oncelog.file_modes import parse_file_mode
@@ -71,7 +72,9 @@ def restore(
         _demand_files(backup, file)
         mode = parse_file_mode(file_mode)
         with Meter() as meter:
-            restored = copying.restore(backup, file, meter, force=force, full=full, above=above, file_mode=mode)
+            restored = copying.restore(
+                backup, file, meter, force=force, full=full, above=above, file_mode=mode, operator=cli_operator()
+            )
         typer.echo(f"{restored.records} records, {restored.bytes} bytes in {file}")
         if restored.kept is not None:
             typer.echo(f"what was there is kept as {restored.kept}")

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from oncelog.cli.backup import Above
+from oncelog.cli.operator import cli_operator
 from oncelog.cli.terminal import AsJson, Log, ending_well, print_json
 from oncelog.errors import OncelogError
 from oncelog.stores.inspecting import inspector_of
@@ -30,7 +31,7 @@ def epoch(log: Log, renew: Renew = False, above: Above = None, as_json: AsJson =
         inspector = inspector_of(log)
         said: dict[str, str | int]
         if renew:
-            renewed = inspector.renew_epoch(above)
+            renewed = inspector.renew_epoch(above, cli_operator())
             said = {"epoch": renewed.new_epoch, "old_epoch": renewed.old_epoch, "above": renewed.above}
             lines = [
                 f"old epoch: {renewed.old_epoch}",

@@ -163,8 +163,9 @@ def audit_entry(record: Record) -> AuditEntry:
     if record.erased:
         body = _Body()
     elif is_restore:
+        body = _BODY.decode(record.body)
         details = _OBJECT.decode(record.body)
-        body = _Body(details={name: value for name, value in details.items() if name != "type"})
+        body.details = {name: value for name, value in details.items() if name not in ("type", "actor")}
     else:
         body = _BODY.decode(record.body)
     return AuditEntry(
@@ -173,7 +174,8 @@ def audit_entry(record: Record) -> AuditEntry:
         log_time_ms=record.log_time_ms,
         time_ms=body.time_ms or record.log_time_ms,
         act=RESTORE if is_restore else body.act,
-        actor=record.actor,
+        # The actor of a restore record is a constant. Its body names the caller since the command line does.
+        actor=body.actor if is_restore and body.actor else record.actor,
         scope=record.scope,
         target=body.target,
         details=body.details,

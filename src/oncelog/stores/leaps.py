@@ -58,6 +58,17 @@ PREVIOUS_EPOCHS_MAX: Final = 100
 """Restores whose previous epochs are returned: the newest ones."""
 
 
+class Operator(Struct, frozen=True):
+    """The caller that restores a log, for the bodies of the restore records."""
+
+    actor: str = ""
+    os_user: str = ""
+    """The user of the operating system. Nothing proves this name, so it is not the actor."""
+
+
+NO_OPERATOR: Final = Operator()
+
+
 class _RestoreBody(Struct):
     previous_epoch: str
     replaced_epoch: str = ""
@@ -85,10 +96,11 @@ def leap_request(
     now_ms: int,
     new_epoch: str,
     replaced: ReplacedLog = NO_REPLACED_LOG,
+    operator: Operator = NO_OPERATOR,
 ) -> tuple[Request, Renewed]:
     """Return the batch of a leap. Raises SettingsError for a number that is too low or too high.
 
-    `replaced` is the log that this one replaces, where that is known.
+    `replaced` is the log that this one replaces, and `operator` the caller, where these are known.
     """
     given_out = replaced.highest_number
     highest = max(highest_number(heads.values()), given_out)
@@ -115,6 +127,8 @@ def leap_request(
     body: dict[str, str | int] = {"above": chosen, "epoch": new_epoch, "previous_epoch": about.epoch, "type": "restore"}
     if replaced.epoch:
         body["replaced_epoch"] = replaced.epoch
+    if operator.actor:
+        body |= {"actor": operator.actor, "os_user": operator.os_user}
     return Request((Leap(chosen, orjson.dumps(body)),)), Renewed(about.epoch, new_epoch, chosen)
 
 

@@ -39,7 +39,7 @@ from oncelog.errors import ClosedError
 from oncelog.stores.about import About, new_epoch, new_settings
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, ClockMark, SystemClock
 from oncelog.stores.erasure import row_of_values
-from oncelog.stores.leaps import PREVIOUS_EPOCHS_MAX, Renewed, leap_request, previous_epochs_of
+from oncelog.stores.leaps import NO_OPERATOR, PREVIOUS_EPOCHS_MAX, Operator, Renewed, leap_request, previous_epochs_of
 from oncelog.stores.protocol import (
     BriefPage,
     Consumer,
@@ -518,12 +518,12 @@ class MemoryStore:
         self._demand_open()
         self._mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
 
-    async def renew(self, above: int | None = None) -> Renewed:
+    async def renew(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
         """As `Store` says."""
         log = self._demand_open()
         about = About(0, self._epoch, self.settings, b"", self._made_ms)
         now_ms = self._mark.latest_ms(self._clock)
-        request, renewed = leap_request(log.snapshot.heads, about, above, now_ms, new_epoch())
+        request, renewed = leap_request(log.snapshot.heads, about, above, now_ms, new_epoch(), operator=operator)
         await self.commit([request])
         self._epoch = renewed.new_epoch
         return renewed

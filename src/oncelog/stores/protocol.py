@@ -42,7 +42,7 @@ from oncelog.core.values import (
 )
 from oncelog.errors import HistoryChangedError, PolicyError
 from oncelog.stores.ahead import warn_of_reader_ahead
-from oncelog.stores.leaps import Renewed
+from oncelog.stores.leaps import NO_OPERATOR, Operator, Renewed
 from oncelog.stores.side_state import MEMBERSHIP
 
 _SALT: Final = Packing(f"{SALT_BYTES}s")
@@ -546,12 +546,12 @@ class Store(Protocol):
     async def confirm_clock(self) -> None:
         """Believes the wall clock as it is, after it jumped."""
 
-    async def renew(self, above: int | None = None) -> Renewed:
+    async def renew(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
         """Start a new history after a restore: another epoch, and numbers that continue above those of the lost one.
 
         Without `above` it is computed from the time since the newest commit (`core.leaps`). Nothing else may use the
-        log: others would continue with the old epoch. Raises SettingsError for an `above` that is below a number of
-        the log.
+        log: others would continue with the old epoch. The restore records name the `operator`. Raises SettingsError
+        for an `above` that is below a number of the log.
         """
 
     async def previous_epochs(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.about import About
 from oncelog.stores.clock import Clock, ClockMark
-from oncelog.stores.leaps import LaneGaps, Renewed
+from oncelog.stores.leaps import NO_OPERATOR, LaneGaps, Operator, Renewed
 from oncelog.stores.protocol import Consumer, Standing
 from oncelog.stores.verifying.findings import DEFAULT_OPTIONS, ExportedHead, Finding, Options
 
@@ -111,7 +111,7 @@ class Inspector(Protocol):
     def confirm_clock(self) -> None:
         """Believes the clock."""
 
-    def renew_epoch(self, above: int | None = None) -> Renewed:
+    def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
         """Start a new history: another epoch, and numbers that continue above those of the lost one (CO-12).
 
         Raises SettingsError for an `above` that is below a number of the log.

@@ -12,7 +12,7 @@ from oncelog.stores.about import About
 from oncelog.stores.address import shown
 from oncelog.stores.clock import ClockMark, SystemClock
 from oncelog.stores.key_hash import hashes_of
-from oncelog.stores.leaps import LaneGaps, Renewed
+from oncelog.stores.leaps import NO_OPERATOR, LaneGaps, Operator, Renewed
 from oncelog.stores.postgres import reading, tenants
 from oncelog.stores.postgres.connecting import Timeouts
 from oncelog.stores.postgres.database import demand_database, look
@@ -179,7 +179,7 @@ class DatabaseInspector:
         with in_our_words(shown(self._address)):
             asyncio.run(confirmed())
 
-    def renew_epoch(self, above: int | None = None) -> Renewed:
+    def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
         """As `Inspector` says. Open servers notice it with their next commit or look, and must be started again."""
         with session_at(self._address) as session:  # a store would create a missing log, and migrates an older one
             session.call(demand_database, shown(self._address))
@@ -189,7 +189,7 @@ class DatabaseInspector:
             store = PostgresStore(self._address, timeouts=_RENEWING)
             await store.open()
             try:
-                return await store.renew(above)
+                return await store.renew(above, operator)
             finally:
                 await store.close()
 

@@ -32,7 +32,7 @@ from oncelog.stores.about import About, new_epoch
 from oncelog.stores.address import shown
 from oncelog.stores.clock import JUMP_MS_MAX, Clock
 from oncelog.stores.erasure import Content
-from oncelog.stores.leaps import Renewed, leap_request
+from oncelog.stores.leaps import NO_OPERATOR, Operator, Renewed, leap_request
 from oncelog.stores.postgres import delta_reading, ledger_reading, member_reading, news, reading
 from oncelog.stores.postgres import tenants as tenants_of_database
 from oncelog.stores.postgres.connecting import (
@@ -362,7 +362,7 @@ class PostgresStore:
 
         await self._alone(work)
 
-    async def renew(self, above: int | None = None) -> Renewed:
+    async def renew(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
         """As `Store` says. All lanes are locked."""
         writing = self._demand_open()
         epoch = writing.next_epoch = new_epoch()
@@ -373,7 +373,7 @@ class PostgresStore:
             nonlocal renewed
             state = await writing.state(connection, lanes)
             now_ms = self._time.latest_ms(state.database_ms, state.confirmations, state.clock)
-            request, renewed = leap_request(state.heads, self._about, above, now_ms, epoch)
+            request, renewed = leap_request(state.heads, self._about, above, now_ms, epoch, operator=operator)
             decided = await writing.commit(connection, [request], writing.footprint([request]), None)
             await connection.execute(SQL["set_epoch"], epoch)
             return decided

@@ -19,7 +19,7 @@ from oncelog.errors import NotALogError, StoreError, StoreUnavailableError
 from oncelog.file_modes import OWNER_ONLY, create_file
 from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, SystemClock
-from oncelog.stores.leaps import NO_REPLACED_LOG, Renewed, ReplacedLog, count_records
+from oncelog.stores.leaps import NO_OPERATOR, NO_REPLACED_LOG, Operator, Renewed, ReplacedLog, count_records
 from oncelog.stores.sqlite.files import SCHEMA_VERSION, connect, is_foreign_database, look
 from oncelog.stores.sqlite.looking import ExistingFile, in_our_words, looking_at
 from oncelog.stores.sqlite.migrating import migrate
@@ -79,7 +79,7 @@ def backup(
     return copied
 
 
-def restore(
+def restore(  # noqa: PLR0913 - the options of the command
     source: str,
     destination: str,
     report: Report,
@@ -88,6 +88,7 @@ def restore(
     full: bool = False,
     above: int | None = None,
     file_mode: int = OWNER_ONLY,
+    operator: Operator = NO_OPERATOR,
 ) -> Restored:
     """Makes a backup the log, under a new epoch: whoever has read further than it goes must be told.
 
@@ -95,7 +96,7 @@ def restore(
 
     The backup is checked first. With `force` a log that is there, damaged or not, is kept under another name; it must
     not be open. Somebody else's database is never replaced: raises NotALogError.
-    `file_mode` is the mode of the new log.
+    `file_mode` is the mode of the new log. The restore records name the `operator`.
     """
     target = Path(destination)
     _check_free(target, source, force=force)
@@ -108,7 +109,7 @@ def restore(
             # A backup is never changed, and what it lacks of the current schema cannot be verified.
             _bring_up_to_date(unfinished)
             _verify_backup(source, str(unfinished), report, full=full)
-        renewed = _be_another(unfinished, above, _replaced_log(target))
+        renewed = _be_another(unfinished, above, _replaced_log(target), operator)
         kept = _set_aside(target) if force else None
         _check_free(target, source, force=False, kept=kept)
         _give_name(unfinished, target)
@@ -222,19 +223,21 @@ def _replaced_log(target: Path) -> ReplacedLog:
         return NO_REPLACED_LOG
 
 
-def _be_another(unfinished: Path, above: int | None, replaced: ReplacedLog) -> Renewed:
+def _be_another(unfinished: Path, above: int | None, replaced: ReplacedLog, operator: Operator) -> Renewed:
     """A history of its own from here on, also where the log that was backed up has been moved into a database."""
     with closing(connect(ExistingFile(query_only=False), str(unfinished))) as connection:
         set_moved(connection, None)
-    return renew(str(unfinished), above, replaced)
+    return renew(str(unfinished), above, replaced, operator)
 
 
-def renew(path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG) -> Renewed:
+def renew(
+    path: str, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
+) -> Renewed:
     """Start a new history of a log that nothing else has open, as `Store.renew`. `replaced`: see `leap_request`."""
     session = Session(path, ExistingFile(query_only=False), SystemClock(), os.urandom, JUMP_MS_MAX)
     try:
         session.open(None)
-        return session.renew(above, replaced)
+        return session.renew(above, replaced, operator)
     finally:
         session.close()
 

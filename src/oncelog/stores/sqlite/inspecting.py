@@ -15,7 +15,7 @@ from oncelog.core.tenants import Tenant, Usage
 from oncelog.core.values import KeyIdentity, LaneHead, Record
 from oncelog.stores.about import About
 from oncelog.stores.clock import JUMP_MS_MAX, ClockMark, SystemClock
-from oncelog.stores.leaps import LaneGaps, Renewed
+from oncelog.stores.leaps import NO_OPERATOR, LaneGaps, Operator, Renewed
 from oncelog.stores.protocol import Consumer, Standing
 from oncelog.stores.sqlite import reading, tenants
 from oncelog.stores.sqlite.copying import close_for_good, renew
@@ -176,7 +176,7 @@ class FileInspector:
         finally:
             session.close()
 
-    def renew_epoch(self, above: int | None = None) -> Renewed:
+    def renew_epoch(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
         """As `Inspector` says. Raises StoreError for a log that is open elsewhere, and MovedError."""
         # An older schema is migrated by `renew`: a server must not open the log before its numbers leap.
         with looking_at(self._path, allow_older=True) as (connection, about):
@@ -186,4 +186,4 @@ class FileInspector:
             close_for_good(Path(self._path))
         except sqlite3.Error as error:
             raise in_our_words(error, self._path) from error
-        return renew(self._path, above)
+        return renew(self._path, above, operator=operator)

@@ -22,7 +22,7 @@ from oncelog.errors import ClosedError, CorruptError, LogReplacedError, StoreUna
 from oncelog.stores.about import About, new_epoch
 from oncelog.stores.clock import Clock, ClockMark
 from oncelog.stores.erasure import Content, row_of_values, values_of
-from oncelog.stores.leaps import NO_REPLACED_LOG, Renewed, ReplacedLog, leap_request
+from oncelog.stores.leaps import NO_OPERATOR, NO_REPLACED_LOG, Operator, Renewed, ReplacedLog, leap_request
 from oncelog.stores.protocol import Decided, Draw, Standing, act_request
 from oncelog.stores.rows import DAMAGE_ERRORS
 from oncelog.stores.sqlite import tenants
@@ -304,14 +304,16 @@ class Session:
                 mark = ClockMark(self._clock.boot(), self._clock.elapsed_ms(), self._clock.wall_ms())
                 connection.execute(SQL["save_state"], (mark.boot, mark.elapsed_ms, mark.time_ms))
 
-    def renew(self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG) -> Renewed:
+    def renew(
+        self, above: int | None, replaced: ReplacedLog = NO_REPLACED_LOG, operator: Operator = NO_OPERATOR
+    ) -> Renewed:
         """As `Store` says, in one transaction. `replaced`: see `leap_request`."""
         with self._translating():
             connection = self._connected()
             with self._transaction(connection, "BEGIN IMMEDIATE"):
                 state = self.writing.state(connection)
                 now_ms = state.clock.latest_ms(self._clock)
-                request, renewed = leap_request(state.heads, self.file, above, now_ms, new_epoch(), replaced)
+                request, renewed = leap_request(state.heads, self.file, above, now_ms, new_epoch(), replaced, operator)
                 self._committed(connection, [request], None)
                 connection.execute(SQL["set_epoch"], (renewed.new_epoch,))
             self.writing.confirm()

@@ -33,7 +33,7 @@ from oncelog.core.values import (
 )
 from oncelog.errors import ClosedError, CorruptError
 from oncelog.stores.clock import JUMP_MS_MAX, Clock, SystemClock
-from oncelog.stores.leaps import Renewed
+from oncelog.stores.leaps import NO_OPERATOR, NO_REPLACED_LOG, Operator, Renewed
 from oncelog.stores.protocol import (
     BriefPage,
     Consumer,
@@ -258,9 +258,9 @@ class SqliteStore:
         """As `Store` says."""
         await self._write(self._session.confirm_clock)
 
-    async def renew(self, above: int | None = None) -> Renewed:
+    async def renew(self, above: int | None = None, operator: Operator = NO_OPERATOR) -> Renewed:
         """As `Store` says."""
-        return await self._write(self._session.renew, above)
+        return await self._write(self._session.renew, above, NO_REPLACED_LOG, operator)
 
     async def previous_epochs(self) -> tuple[str, ...]:
         """As `Store` says."""
