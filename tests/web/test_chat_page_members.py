@@ -73,3 +73,17 @@ async def test_refused_change_of_members_is_explained(tmp_path: Path, chromium: 
         await shows_members(ann, ann=[], bob=["owner"])
         await bob.arrive("bob", "tea")
         await shows_members(bob, ann=["Make owner", "Remove"], bob=["owner"])
+
+
+@pytest.mark.rule("CH-19")
+async def test_user_that_has_left_is_not_made_an_owner(tmp_path: Path, chromium: Chromium) -> None:
+    async with serving(tmp_path) as served, two_windows(chromium, served.url) as (ann, _):
+        await create(served, "tea", "ann", "bob")
+        await ann.arrive("ann", "tea")
+        await shows_members(ann, ann=["owner"], bob=["Make owner", "Remove"])
+        await ann.network("off")
+        assert (await served.request("DELETE", "/v1/chats/tea/members/user:bob", credential="bob")).status == 200
+        await ann.click(button_of("bob", "make-owner"))
+        await ann.until("document.getElementById('notice').textContent.includes('not a member of the chat')")
+        await ann.network("good")
+        await shows_members(ann, ann=["owner"])
