@@ -189,7 +189,7 @@ class DropTombstones(Struct, frozen=True, gc=False):
     consumers: tuple[str, ...]
     """Named consumers of the stream. A DELETE that one of them has not read yet stays."""
     actor: str = ""
-    """Who compacts; empty where the application itself does."""
+    """The principal that compacts; empty for the application itself."""
 
 
 class FoldRows(Struct, frozen=True, gc=False):

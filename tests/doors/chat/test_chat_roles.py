@@ -9,6 +9,7 @@ from databases import BOTH_STORES, is_postgres, log_at
 from doors.chat.chat_doors import Door, SharedServer, opened, sequences
 from doors.chat.test_chat_invariants import execute
 from doors.commands import oncelog
+from oncelog.engine.audit import AuditFilter
 from oncelog.testing.clock import ManualClock
 from stores.older_schema import WITHOUT_ROLES
 
@@ -49,6 +50,35 @@ async def test_guest_cannot_remove_the_creator_or_change_members(shared_server: 
     left = await door.set_member(chat, "eve", "eve", present=False)
     assert (left.status, left.json) == (200, {"chat_id": chat, "user_id": "user:eve", "present": False})
     assert await refusal_of(door, chat, "eve", "bob", present=False) == (403, "NOT_A_MEMBER")
+
+
+@pytest.mark.rule("CH-19", "CO-43")
+async def test_changes_of_members_are_recorded_and_invisible_in_the_chat(shared_server: SharedServer) -> None:
+    door, chat = shared_server.door, shared_server.chat()
+    await door.create(chat, "ann", "bob")
+    ann = await door.device("ann")
+    assert await ann.sent(chat, 1) == 1
+    for _ in range(2):  # the repeated request changes nothing, and is not recorded
+        assert (await door.set_member(chat, "ann", "cyn")).status == 200
+        assert await set_role(door, chat, "ann", "bob", "owner") == (200, "owner")
+    assert (await refusal_of(door, chat, "cyn", "bob", present=False)) == (403, "NOT_AN_OWNER")
+    assert (await door.set_member(chat, "ann", "bob", present=False)).status == 200
+    assert await ann.sent(chat, 2) == 2
+    assert sequences(await ann.synced(chat)) == [1, 2]
+    assert {frame["type"] for frame in await ann.quiet()} <= {"membership", "message", "watermark"}
+    await ann.close()
+    # The last owner leaves, and the oldest member inherits.
+    assert (await door.set_member(chat, "ann", "ann", present=False)).status == 200
+    page = await door.served.server.log.audit(wanted=AuditFilter(stream=f"chat/{chat}"))
+    assert [(one.act, one.actor, one.target, one.details.get("role")) for one in page.entries] == [
+        ("member_added", "user:ann", "user:ann", "owner"),
+        ("member_added", "user:ann", "user:bob", "member"),
+        ("member_added", "user:ann", "user:cyn", "member"),
+        ("member_role_changed", "user:ann", "user:bob", "owner"),
+        ("member_removed", "user:ann", "user:bob", None),
+        ("member_removed", "user:ann", "user:ann", None),
+        ("member_role_changed", "user:ann", "user:cyn", "owner"),
+    ]
 
 
 @pytest.mark.rule("CH-19")

@@ -23,6 +23,7 @@ from doors.deltas.delta_doors import (
 )
 from doors.serving import Answer, api_key
 from oncelog.doors.requests import body_of
+from oncelog.engine.audit import AuditFilter
 from oncelog.errors import StoreUnavailableError
 from oncelog.testing.clock import ManualClock
 from waiting import until
@@ -122,6 +123,19 @@ async def test_delta_of_another_client_refuses_the_push(shared_server: SharedSer
     user = shared_server.gateway(credential=token([scope], [scope]))
     assert refusal(await user.push(change(1, client="ada", a=1))) == (403, "FORBIDDEN")
     assert await user.pushed(change(1, client="user:ada", a=1)) == [(2, False)]
+
+
+@pytest.mark.rule("CO-43")
+async def test_compaction_records_the_principal_of_the_request(shared_server: SharedServer) -> None:
+    scope = shared_server.scope
+    gateway = shared_server.gateway(credential=token([f"{scope}*"], [f"{scope}*"], **ADA))
+    await gateway.pushed(mine(1), mine(2, op="DELETE"))
+    await gateway.compact(keep=0, tombstoneAgeMs=0)
+    page = await shared_server.door.log.audit(wanted=AuditFilter(stream=scope))
+    assert [(one.act, one.actor, one.details) for one in page.entries] == [
+        ("compact", "user:ada", {"records": 2, "upto": 2}),
+        ("compact", "user:ada", {"tombstones": 1}),
+    ]
 
 
 @pytest.mark.rule("CO-22", "DE-12")

@@ -126,7 +126,7 @@ def test_stats_shows_time_to_live_and_interval(tmp_path: Path) -> None:
     assert "forgotten after 5000 ms" in lines
 
 
-@pytest.mark.rule("LG-21")
+@pytest.mark.rule("LG-21", "CO-43")
 async def test_evictions_show_in_metrics_and_in_the_log_file(
     tmp_path: Path, wire: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,6 +141,7 @@ async def test_evictions_show_in_metrics_and_in_the_log_file(
         lines = await lines_of(door)
         assert "oncelog_evictions_total 10.0" in lines
         assert "oncelog_evicted_clients_total 1.0" in lines
+        assert (await door.served.server.log.audit()).entries == []
     assert any("1 evictions" in record.getMessage() for record in caplog.records)
 
 

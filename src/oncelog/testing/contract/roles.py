@@ -9,7 +9,7 @@ from oncelog.core.values import Acknowledge, Applied, Mode, OpenStream, Rate, Re
 from oncelog.stores.protocol import MemberChange
 from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.testing.contract.driven import Contract, DrivenStore
-from oncelog.testing.contract.writes import CHANNEL, message, refused
+from oncelog.testing.contract.writes import CHANNEL, committed, message, refused
 
 CHANGED = Applied(changed=True)
 UNCHANGED = Applied(changed=False)
@@ -149,8 +149,11 @@ class RolesContract(Contract):
                 SetMember(CHANNEL, "user:eve"),
                 SetMember(CHANNEL, "user:bob", actor="user:ann"),  # changes nothing
             )
+            first = committed(log(message(1)))
             log(SetMember(CHANNEL, "user:ann", present=False, actor="user:bob"))  # refused
             log(SetMember(CHANNEL, "user:eve", actor="user:ann", role=Role.OWNER))
+            second = committed(log(message(2)))
+            assert (first.sequence, second.sequence) == (1, 2), "audit records have no sequence"
             log(SetMember(CHANNEL, "user:eve", present=False, actor="user:ann"))
             log(SetMember(CHANNEL, "user:ann", present=False, actor="user:ann"))
             log.reopen()
