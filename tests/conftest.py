@@ -1,4 +1,5 @@
 import gc
+import os
 import signal
 
 import pytest
@@ -11,6 +12,10 @@ pytest_plugins = ["conformance", "databases", "alone", "profiles", "pytester"]
 # A process that a shell starts in the background ignores SIGINT, and so do its children. Some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Otherwise gRPC starts a thread in every forked child, which aborts the child if it closes its files before `exec`:
+# PostgreSQL, which runs as another user and therefore needs a fork, did not always start.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 LONG = (
     "tests/failover/",

@@ -20,6 +20,7 @@ from core.writes import key
 from databases import BOTH_STORES, log_at, query
 from oncelog.cli import proof
 from oncelog.core.operations import DeleteEntity, Operation, Relate, SetEntity
+from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.transactions import ledger_scope, transaction, tx_id_of
 from oncelog.core.values import Committed, Receipt, Submission
 from oncelog.file_modes import open_new
@@ -319,7 +320,7 @@ def test_records_of_every_policy_and_lane_are_proven(tmp_path: Path) -> None:
             # The transactions of the sample have invented fingerprints, which is the only finding.
             findings = [found for found in verify(document).findings if "transaction of a ledger" not in found]
             assert not [found for found in findings if "fingerprint" not in found]
-    assert policies == {"events", "ledger", "deltas", "runs", "chat", "notes"}
+    assert policies == {"events", "ledger", "deltas", "runs", "chat", "notes", AUDIT_POLICY}
 
 
 # --- output -------------------------------------------------------------------------------------------

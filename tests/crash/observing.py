@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from oncelog.core.internal_records import is_internal
 from oncelog.core.invariants import Answer, History, Reading, violations
 from oncelog.core.values import Committed, KeyIdentity, Receipt, Record, Replayed, Submission, Verdict, key_identity
 from oncelog.stores.protocol import Query, Store
@@ -41,6 +42,11 @@ async def history_of(
         streams={scope: (await store.read(Query(stream=scope, limit=1))).newest for scope in scopes},
         positions={lane: head.position for lane, head in heads.items()},
     )
+
+
+def submitted(history: History) -> list[Record]:
+    """Return the records of submissions, without those that the log made itself."""
+    return [record for record in history.records if not is_internal(record)]
 
 
 def check_sound(history: History) -> None:

@@ -24,6 +24,7 @@ from crash.observing import (
     order_of,
     receipt_in,
     say,
+    submitted,
 )
 from oncelog.core.invariants import Answer, History
 from oncelog.core.values import Committed, KeyIdentity, Replayed, key_identity
@@ -111,7 +112,7 @@ async def reopen_and_resubmit(
                 output.answers.append(answer_to(one, verdict))
         whole = await history_of(store, output.answers)
         output.check(whole)
-        assert len(whole.records) == (round_number + 1) * SUBMITTERS * WRITES
+        assert len(submitted(whole)) == (round_number + 1) * SUBMITTERS * WRITES
         output.order = order_of(whole)
     return len(stored - before - acknowledged.keys())
 

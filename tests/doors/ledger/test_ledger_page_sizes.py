@@ -9,6 +9,7 @@ from doors.ledger.ledger_doors import SharedServer, server_pool_with
 from doors.ledger.wires import GRPC, code, put
 from oncelog.core.operations import Entity
 from oncelog.stores.postgres import ledger_reading as of_postgres
+from oncelog.stores.side_state import entity_of
 from oncelog.stores.sqlite import ledger_reading as of_sqlite
 
 pytestmark = BOTH_STORES
@@ -25,12 +26,13 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the values that a store has fetched."""
     lengths: list[int] = []
 
-    def noted(value: bytes, *others: Any) -> Entity:
-        lengths.append(len(value))
-        return Entity(value, *others)
+    def noted(row: Any) -> Entity:
+        entity = entity_of(row)
+        lengths.append(len(entity.value))
+        return entity
 
     for module in (of_sqlite, of_postgres):
-        monkeypatch.setattr(module, "Entity", noted)
+        monkeypatch.setattr(module, "entity_of", noted)
     return lengths
 
 

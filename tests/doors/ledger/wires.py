@@ -392,6 +392,9 @@ def _normal(answer: Json) -> Json:
             error.pop("key", None)
         if not error.get("erased"):
             error.pop("erased", None)
+    for entity in (answer.get("entity"), *answer.get("entities", ())):
+        if isinstance(entity, dict) and not entity.get("erased"):
+            entity.pop("erased", None)
     # JSON has null where gRPC has no field.
     return {name: value for name, value in answer.items() if value is not None}
 
