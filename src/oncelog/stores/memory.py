@@ -681,7 +681,14 @@ def _order_in(orders: dict[_Name, _Order], name: _Name) -> _Order:
 def _size(record: Record) -> SizeRow:
     names = sum(map(utf8_bytes, (record.scope, record.client, record.actor))) + len(record.key)
     partitions = partitions_text(record.partitions)
-    return (record.position, counts_for_stream(record), record.scope, partitions, len(record.body), names)
+    return (
+        record.position,
+        counts_for_stream(record.sequence, record.policy, record.actor),
+        record.scope,
+        partitions,
+        len(record.body),
+        names,
+    )
 
 
 def _state_sizes(snapshot: Snapshot) -> Iterator[StateRow]:

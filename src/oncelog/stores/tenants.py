@@ -6,7 +6,7 @@ commits or erases finds in it whom to count for, and no gateway can have another
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,6 @@ from oncelog.core.policy import AUDIT_POLICY
 from oncelog.core.quotas import give_back, is_charged
 from oncelog.core.stored_bytes import members_bytes, record_bytes, state_bytes
 from oncelog.core.tenants import Tenant, Tenants, Usage, check_own_ids_kept
-from oncelog.core.values import Record
 
 COUNT_ROWS: Final = 5000
 """Records that are looked at in one page when what a new tenant has is counted."""
@@ -61,9 +60,15 @@ def names_in(partitions_text: str) -> tuple[str, ...]:
     return _NAMES.decode(partitions_text)
 
 
-def counts_for_stream(record: Record) -> bool:
+def counts_for_stream(sequence: int, policy: str, actor: str) -> bool:
     """Return whether a record counts for the tenants of the stream that its scope names."""
-    return record.sequence > 0 or (record.policy == AUDIT_POLICY and is_charged(record.actor))
+    return sequence > 0 or (policy == AUDIT_POLICY and is_charged(actor))
+
+
+def size_row(row: Sequence[Any]) -> SizeRow:
+    """Return the size of a record from its columns: place, sequence, policy, actor, scope, partitions, bytes, names."""
+    place, sequence, policy, actor, scope, partitions, size, names = row
+    return (place, counts_for_stream(sequence, policy, actor), scope, partitions, size, names)
 
 
 class Seen(NamedTuple):

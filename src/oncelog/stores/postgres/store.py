@@ -78,7 +78,7 @@ from oncelog.stores.protocol import (
     decide,
 )
 from oncelog.stores.rows import DAMAGE_ERRORS
-from oncelog.stores.tenants import COUNT_TRIES, Count, Seen, list_of
+from oncelog.stores.tenants import COUNT_TRIES, Count, Seen, counts_for_stream, list_of
 from oncelog.stores.tenants import text_of as kept_text
 
 logger: Final = logging.getLogger("oncelog.postgres")
@@ -260,8 +260,8 @@ class PostgresStore:
             if rows:
                 hashes = [body_hash(salt, body) for _, salt, body, *_ in rows]
                 await connection.execute(SQL["erase"], lane, [row[0] for row in rows], hashes)
-                sizes = [(row[0], *tuple(row)[3:6], len(row[2])) for row in rows]
-                contents = [Content(row[6], row[4], row[7], row[2]) for row in rows]
+                sizes = [(row[0], counts_for_stream(*tuple(row)[3:6]), row[6], row[7], len(row[2])) for row in rows]
+                contents = [Content(row[3], row[6], row[8], row[2]) for row in rows]
                 values = await erase_values(connection, lane, contents)
                 await tenants_of_database.give_back(connection, [*sizes, *values])
                 await connection.execute(SQL["touch_lane"], lane)

@@ -16,6 +16,7 @@ from oncelog.stores.tenants import (
     SizeRow,
     given_back,
     list_of,
+    size_row,
     tenants_of,
     touched_by,
 )
@@ -38,7 +39,7 @@ async def usage(connection: Any) -> list[tuple[Tenant, Usage]]:
 async def sizes(connection: Any, lane: int, after: int, upto: int) -> list[SizeRow]:
     """A page of what records have, in the order of their positions."""
     rows = await connection.fetch(SQL["record_sizes"], lane, after, upto, COUNT_ROWS)
-    return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
+    return [size_row(tuple(row)) for row in rows]
 
 
 async def replace(connection: Any, text: str | None, count: Count, begun: Seen, *, is_last: bool) -> bool:

@@ -38,7 +38,7 @@ from oncelog.stores.sqlite.moved import demand_not_moved
 from oncelog.stores.sqlite.standing import standing_of
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.writing import State, Writing
-from oncelog.stores.tenants import Count, ErasedRow, Seen
+from oncelog.stores.tenants import Count, ErasedRow, Seen, counts_for_stream
 
 logger: Final = logging.getLogger("oncelog.sqlite")
 
@@ -476,7 +476,8 @@ def _erasure(connection: Any, place: int) -> Iterator[tuple[tuple[bytes, int], E
     """What stays of a body, what its tenants get back, and what determines the values that it set."""
     row = connection.execute(SQL["body"], (place,)).fetchone()
     if row is not None and row[1] is not None:
-        salt, body, is_of_stream, scope, partitions, sequence, fingerprint = row
+        salt, body, sequence, policy, actor, scope, partitions, fingerprint = row
+        is_of_stream = counts_for_stream(sequence, policy, actor)
         content = Content(sequence, scope, fingerprint, body)
         yield (body_hash(salt, body), place), (place, is_of_stream, scope, partitions, len(body)), content
 

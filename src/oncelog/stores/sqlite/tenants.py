@@ -16,6 +16,7 @@ from oncelog.stores.tenants import (
     SizeRow,
     given_back,
     list_of,
+    size_row,
     tenants_of,
 )
 
@@ -37,8 +38,7 @@ def usage(connection: Any) -> list[tuple[Tenant, Usage]]:
 def sizes(connection: Any, lane: int, after: int, upto: int) -> list[SizeRow]:
     """A page of what records have, in the order of their places."""
     bounds = (place_of(lane, after), place_of(lane, upto), COUNT_ROWS)
-    rows: list[SizeRow] = connection.execute(SQL["record_sizes"], bounds).fetchall()
-    return rows
+    return [size_row(row) for row in connection.execute(SQL["record_sizes"], bounds)]
 
 
 def replace(connection: Any, text: str | None, count: Count, begun: Seen, *, is_last: bool) -> bool:

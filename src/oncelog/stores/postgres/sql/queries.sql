@@ -140,9 +140,8 @@ SELECT tenant, bytes, records, full_at_us FROM oncelog_usage WHERE lane = 0 AND 
 ORDER BY tenant FOR NO KEY UPDATE;
 
 -- name: record_sizes
--- What records have, and whose they are: those of a stream, and the audit records of clients in it.
-SELECT position, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'),
-    scope, partitions, octet_length(body),
+-- What records have, and what decides for which tenants they count.
+SELECT position, sequence, policy, actor, scope, partitions, octet_length(body),
     octet_length(scope) + octet_length(client) + octet_length(key) + octet_length(actor)
 FROM oncelog_records WHERE lane = $1 AND position > $2 AND position <= $3 ORDER BY position LIMIT $4;
 
@@ -344,8 +343,7 @@ SELECT policy, scope, CASE WHEN client_sequence > 0 THEN client ELSE '' END, key
 WHERE lane = $1 AND position > $2 AND position <= $3 AND key = ANY($4::bytea[]);
 
 -- name: bodies
-SELECT position, salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, sequence,
-    fingerprint FROM oncelog_records
+SELECT position, salt, body, sequence, policy, actor, scope, partitions, fingerprint FROM oncelog_records
 WHERE lane = $1 AND position = ANY($2::bigint[]) AND body IS NOT NULL ORDER BY position;
 
 -- name: blocks

@@ -67,9 +67,8 @@ UPDATE oncelog_state SET tenants = ?, usage_version = ?, commits = commits + 1;
 SELECT tenant, bytes, records, full_at_us FROM oncelog_usage ORDER BY tenant;
 
 -- name: record_sizes
--- What records have, and whose they are: those of a stream, and the audit records of clients in it.
-SELECT place, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'),
-    scope, partitions, length(body),
+-- What records have, and what decides for which tenants they count.
+SELECT place, sequence, policy, actor, scope, partitions, length(body),
     length(CAST(scope AS BLOB)) + length(CAST(client AS BLOB)) + length(key) + length(CAST(actor AS BLOB))
 FROM oncelog_records WHERE place > ? AND place <= ? ORDER BY place LIMIT ?;
 
@@ -315,8 +314,7 @@ WHERE c.lane = ? AND (c.revision, c.scope, c.member, c.kind) > (?, ?, ?, ?) ORDE
 
 -- name: body
 -- What is about to be erased, and whose it is.
-SELECT salt, body, sequence > 0 OR (policy = 'oncelog.audit' AND substr(actor, 1, 7) <> 'system:'), scope, partitions, sequence,
-    fingerprint FROM oncelog_records WHERE place = ?;
+SELECT salt, body, sequence, policy, actor, scope, partitions, fingerprint FROM oncelog_records WHERE place = ?;
 
 -- name: erase
 -- Only the hash of the body stays, and as many zeros as keep the row at its size.
