@@ -9,6 +9,7 @@ from typing import Any, Final
 import rfc8785
 
 from bench.measure import Effort, Measurement
+from bench.sample_event import EVENT, META
 from oncelog.core.canonical import canonical, canonical_fast, canonical_text
 from oncelog.core.identity import fingerprint, normal_partitions, request_hash
 from oncelog.core.merge import extract
@@ -24,17 +25,6 @@ ROOMS: Final = 4
 ROWS: Final = 64
 NOW_MS: Final = 1_750_000_000_000
 PARTITIONS: Final = ["building-4"]
-META: Final = {"clientId": "tablet-07", "createdAt": "2025-06-14T09:31:07.482Z", "schema": 2}
-TASK: Final = {
-    "taskId": "0197f3c2-8d4e-7b1a-9c55-3e2f60a1b7d4",
-    "title": "Order new filters for the pump room",
-    "done": False,
-    "priority": 3,
-    "tags": ["maintenance", "pumps"],
-    "estimateHours": 1.75,
-    "assignee": None,
-}
-EVENT: Final[dict[str, Any]] = {"type": "task.created", "payload": TASK, "meta": META}
 
 
 def measurements(_effort: Effort) -> Iterator[Measurement]:

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from bench.core import EVENT, TASK
 from bench.processes import client_cpu_s, server_cpu_s
+from bench.sample_event import EVENT, TASK
 
 PARTITIONS: Final = [f"building-{number}" for number in range(100)]
 EVENTS: Final[list[dict[str, Any]]] = [EVENT | {"payload": TASK | {"priority": number}} for number in range(10)]

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import oncelog
-from bench.core import EVENT, TASK
+from bench.sample_event import EVENT, TASK
 from oncelog import Committed, Log, Submission
 
 SUBMITTERS: Final = 256

@@ -45,7 +45,7 @@ async def history_of(
 
 
 def submitted(history: History) -> list[Record]:
-    """Return the records of submissions, without those that the log made itself."""
+    """Return the records of submissions, without internal records."""
     return [record for record in history.records if not is_internal(record)]
 
 

@@ -127,7 +127,7 @@ def _body(act: RecordAct, lane: LaneDesk) -> bytes:
 
 
 def record_act(item: RecordAct, desk: Desk) -> Committed | Replayed | Refused:
-    """Decide an act that is an item of its own: append its record, unless its key is known."""
+    """Decide a `RecordAct` item: append its record, unless its key is known."""
     if item.lane > desk.settings.lanes:
         return Refused(Reason.MALFORMED, f"must be from 0 to {desk.settings.lanes}, not {item.lane}", field="lane")
     lane = desk.stream_lane(item.scope) if item.scope else desk.numbered_lane(item.lane)
