@@ -465,7 +465,7 @@ async def test_native_events_are_shown_if_they_have_the_required_members() -> No
         assert [(one["committedId"], one["id"]) for one in events] == [(n, uuid(n + 4)) for n in range(7, 11)]
         assert [one["partition"] for one in events] == [one[2] for one in shown]
         assert [one.get("userId") for one in events] == ["u", None, "u", None]
-        assert events[0]["meta"] == whole["meta"]
+        assert events[0]["meta"] == {"clientId": "user:bob/client-bob", "clientTs": 5, "z": 1}
         assert events[3]["meta"] == {"z": 1, "clientId": "user:bob/client-bob", "clientTs": events[3]["serverTs"]}
         page = await ada.sync(limit=3)
         assert (page["events"], page["nextSinceCommittedId"], page["hasMore"]) == ([], 3, True)

@@ -6,6 +6,7 @@ What a project, its partitions and its ids are in the first dialect is in `proje
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -348,20 +349,19 @@ def _text(text: str) -> str:
 
 
 def _whole_meta(meta: str, client: str, log_time_ms: int) -> str:
-    """With what the client must find in it, and must find again when it reads the event again.
+    """Return `meta` with the members that the package reads, the same at every reading.
 
-    Of those that were written in the first dialect some have none of it.
+    Events of the first dialect may lack them, or have a `clientId` of their sender's choice: readers are shown the
+    client that the server has stored.
     """
-    try:
-        _sent_of(meta)
-    except (msgspec.DecodeError, RecursionError):
-        members = orjson.loads(meta)
-        if type(members.get("clientId")) is not str or not members["clientId"]:
-            members["clientId"] = client
-        if type(members.get("clientTs")) not in (int, float):
-            members["clientTs"] = log_time_ms
-        return orjson.dumps(members).decode()
-    return meta
+    with suppress(msgspec.DecodeError, RecursionError):
+        if _sent_of(meta).client_id == client:
+            return meta
+    members = orjson.loads(meta)
+    members["clientId"] = client
+    if type(members.get("clientTs")) not in (int, float):
+        members["clientTs"] = log_time_ms
+    return orjson.dumps(members).decode()
 
 
 def _camel_case(name: str) -> str:
