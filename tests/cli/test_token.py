@@ -99,6 +99,16 @@ def test_token_is_signed_with_the_key_of_the_given_id(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_token_of_a_file_with_one_key_gets_the_given_id(tmp_path: Path, algorithm: str) -> None:
+    key = private_key(tmp_path, algorithm)
+    told = run("token", "--key", key, "--alg", algorithm, "--sub", "a", "--kid", "2026-11")
+    current = material.key_file(tmp_path, algorithm, key_id="2026-11")
+    assert known(current, algorithm).principal_of(told).actor == "user:a"
+    with pytest.raises(AuthError):
+        known(KeyFile(current.path, current.kind, "2026-12"), algorithm).principal_of(told)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -205,6 +205,18 @@ def test_state_of_erased_transactions_is_not_checkable(log: Path | str) -> None:
     assert "entity 'e0'" in lie_of(log).findings[0]
 
 
+def test_value_of_an_entity_that_is_marked_as_erased_is_found(log: Path | str) -> None:
+    async def work(writer: Writer) -> None:
+        await writer.transact("ledger/acme", SetEntity("e", b"secret"))
+        lane = next(iter(await writer.store.heads()))
+        await writer.store.erase(lane, [1])
+
+    write(log, work)
+    value = "x'31'" if isinstance(log, Path) else r"'\x31'"
+    execute_in(log, f"UPDATE oncelog_entities SET value = {value}")  # noqa: S608
+    assert lie_of(log).findings[0].endswith("entity 'e' of 'ledger/acme' is marked as erased, and has a value")
+
+
 def test_damage_beside_erased_transactions_is_found(tmp_path: Path) -> None:
     async def work(writer: Writer) -> None:
         await writer.transact("ledger/acme", SetEntity("erased", b"1"), SetEntity("deleted", b"1"))

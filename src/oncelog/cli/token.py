@@ -34,7 +34,9 @@ Write = Annotated[list[str] | None, typer.Option(metavar="PARTITION", help="May 
 
 
 def token(  # noqa: PLR0913, PLR0917 - each one is an option
-    key: Annotated[str, typer.Option(metavar="FILE", help="A secret for HS256, a private key in PEM form for others.")],
+    key: Annotated[
+        str, typer.Option(metavar="FILE", help="A secret for HS256, a PEM private key for others, or JWKS.")
+    ],
     alg: Annotated[Algorithm, typer.Option(help="The algorithm; the server must have it configured.")],
     sub: Annotated[str, typer.Option(help="Who it is of: `user:SUB` is the actor of their writes.")],
     read: Read = None,
@@ -44,14 +46,14 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
     client_id: Annotated[str | None, typer.Option(help="The only client they may connect as.")] = None,
     issuer: Annotated[str | None, typer.Option(help="The claim `iss`.")] = None,
     audience: Annotated[str | None, typer.Option(help="The claim `aud`.")] = None,
-    kid: Annotated[str | None, typer.Option(help="The key of that id, where FILE is a key set (JWKS).")] = None,
+    kid: Annotated[str | None, typer.Option(help="The token's `kid`; in a key set (JWKS), the key that signs.")] = None,
 ) -> None:
     """Prints a signed token for development and tests. Grants may be given several times.
 
     Example:  oncelog token --key secret.txt --alg HS256 --sub ada --read 'orders/*' --write orders/1 --expires 1h
     """
     # It takes a tenth of a second, which every other command would pay for too.
-    from oncelog.doors.signing import KeyFile, KeyKind, keys_of  # noqa: PLC0415
+    from oncelog.doors.signing import key_for_signing  # noqa: PLC0415
     from oncelog.doors.tokens import Claims, issued  # noqa: PLC0415
 
     with ending_well():
@@ -65,12 +67,7 @@ def token(  # noqa: PLR0913, PLR0917 - each one is an option
             issuer=issuer,
             audience=audience,
         )
-        of_one_key = KeyKind.SECRET if alg is Algorithm.HS256 else KeyKind.PEM
-        source = KeyFile(key, of_one_key if kid is None else KeyKind.JWKS)
-        found = [one for one in keys_of([source], [alg.value], secret_check()) if one.key_id == kid]
-        if not found:
-            raise OncelogError(f"{key} has no key of the id {kid!r}")
-        typer.echo(issued(claims, found[0]))
+        typer.echo(issued(claims, key_for_signing(key, alg.value, kid, secret_check())))
 
 
 def duration_ms(text: str) -> int:

@@ -166,6 +166,30 @@ def parse_key_file(
     return usable
 
 
+def key_for_signing(path: str, algorithm: str, key_id: str | None, check: SecretCheck) -> SigningKey:
+    """Return the key of a file that signs tokens. Raises SettingsError.
+
+    The id chooses a key of a key set. The one key of a secret or PEM file gets the id, as on the server's side.
+    """
+    source = KeyFile(path, KeyKind.SECRET if algorithm == "HS256" else KeyKind.PEM, key_id)
+    contents = read_key_file(source)
+    if key_id is not None and _is_key_set(contents):
+        source = KeyFile(path, KeyKind.JWKS)
+    for key in parse_key_file(source, contents, [algorithm], check):
+        if key.key_id == key_id:
+            return key
+    raise SettingsError(f"{path} has no key of the id {key_id!r}")
+
+
+def _is_key_set(contents: Contents) -> bool:
+    """Return whether a file is a JSON object with the member `keys`."""
+    try:
+        value = files.json_of(contents)
+    except SettingsError:
+        return False
+    return type(value) is dict and "keys" in value
+
+
 def check_together(keys: Sequence[SigningKey]) -> None:
     """Check the keys of all files: their number, and that no id is used twice. Raises SettingsError."""
     if len(keys) > TOKEN_KEYS_MAX:

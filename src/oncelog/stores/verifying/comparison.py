@@ -122,8 +122,10 @@ class Comparison:
             if self._scratch.has_unknown(lane, scope, rebuilt.version):
                 return State.UNKNOWN
             return f"is missing: the record with sequence {rebuilt.version} set it"
-        if stored.erased and (stored.value or not self._scratch.is_erased(lane, scope, stored.version)):
+        if stored.erased and not self._scratch.is_erased(lane, scope, stored.version):
             return f"is marked as erased, and the record with sequence {stored.version} is not"
+        if stored.erased and stored.value:
+            return "is marked as erased, and has a value"
         newest = self._scratch.removed_at(lane, scope, name_of(name)) if rebuilt is None else rebuilt.version
         if stored.version > newest and self._scratch.is_unknown(lane, scope, stored.version):
             return State.UNKNOWN
