@@ -1,6 +1,8 @@
-"""Headers of HTTP responses, and the cached OpenAPI document."""
+"""Headers of HTTP responses, answers to malformed HTTP, and the cached OpenAPI document."""
 
+import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from doors.raw_http import post, raw_connection, write
 from doors.serving import Serving, item, serving
 from oncelog.doors import server as server_module
 from oncelog.doors.openapi import description
+from waiting import soon
 
 
 @pytest.fixture
@@ -66,3 +69,33 @@ async def test_openapi_document_is_built_once_and_revalidated(served: Serving, m
     unchanged = await served.get("/openapi.json", headers={"If-None-Match": etag})
     assert (unchanged.status, unchanged.body, unchanged.headers["ETag"]) == (304, b"", etag)
     assert (await served.get("/openapi.json", headers={"If-None-Match": '"other"'})).status == 200
+
+
+@pytest.mark.rule("CO-21", "CO-33")
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer\r\n olk_SECRET\r\n\r\n", id="folded-header"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization olk_SECRET: b\r\n\r\n", id="header-name"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: olk_SECRET\x01\r\n\r\n", id="header-value"),
+        pytest.param(b"GET /?token=olk_SECRET HTTP/9\r\nHost: a\r\n\r\n", id="request-line"),
+        pytest.param(b"olk_SECRET\r\n\r\n", id="no-http"),
+    ],
+)
+@pytest.mark.parametrize("is_metrics_port", [False, True], ids=["port", "metrics-port"])
+async def test_answer_to_malformed_http_quotes_nothing_of_the_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, request_bytes: bytes, is_metrics_port: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with serving(tmp_path, metrics_port=0) as running:
+        port = running.server.metrics_listener.port if is_metrics_port else running.port
+        reader, writer = await soon(asyncio.open_connection("127.0.0.1", port))
+        writer.write(request_bytes)
+        head, _, body = (await soon(reader.read())).partition(b"\r\n\r\n")
+        writer.close()
+    assert head.split()[1] == b"400"
+    assert b"SECRET" not in head
+    assert json.loads(body) == {
+        "error": {"code": "bad_request", "message": "the request is not valid HTTP", "details": {}}
+    }
+    assert "SECRET" not in caplog.text

@@ -3,7 +3,6 @@
 from typing import Final
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 SERVER_NAME: Final = "oncelog"
 """The value of `Server`. It names no version: a version tells an attacker which faults to try."""
@@ -14,24 +13,3 @@ RESPONSE_HEADERS: Final = {"Server": SERVER_NAME, "X-Content-Type-Options": "nos
 async def add_response_headers(_: web.BaseRequest, response: web.StreamResponse) -> None:
     """Add the headers to a response of a handler (`on_response_prepare`)."""
     response.headers.update(RESPONSE_HEADERS)
-
-
-class HttpProtocol(RequestHandler):
-    """An HTTP connection of aiohttp that adds the headers to its own error responses too.
-
-    aiohttp answers malformed HTTP itself, without the application and its signals.
-    """
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """As aiohttp says."""
-        response = super().handle_error(request, status, exc, message)
-        response.headers.update(RESPONSE_HEADERS)
-        return response

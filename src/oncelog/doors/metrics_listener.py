@@ -8,8 +8,9 @@ from aiohttp import web
 
 from oncelog.doors.connections import Connection, ConnectionLimiter, ConnectionLimits
 from oncelog.doors.gate import Gate
-from oncelog.doors.http_headers import HttpProtocol, add_response_headers
+from oncelog.doors.http_headers import add_response_headers
 from oncelog.doors.http_log import http_logger
+from oncelog.doors.http_protocol import HttpProtocol
 from oncelog.doors.limits import METRICS_CONNECTIONS_MAX
 from oncelog.doors.listener import Listener, bind
 from oncelog.doors.log_limiter import LogLimiter

@@ -50,8 +50,9 @@ from oncelog.doors.events.hub import Hub
 from oncelog.doors.events.session import Session as EventsSession
 from oncelog.doors.faults import DoorError, stopping
 from oncelog.doors.gate import Gate
-from oncelog.doors.http_headers import HttpProtocol, add_response_headers
+from oncelog.doors.http_headers import add_response_headers
 from oncelog.doors.http_log import http_logger
+from oncelog.doors.http_protocol import HttpProtocol
 from oncelog.doors.ledger.door import LedgerDoor
 from oncelog.doors.ledger.http import Handler as LedgerHandler
 from oncelog.doors.ledger.http import LedgerHttp

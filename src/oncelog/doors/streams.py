@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Final, Protocol
 
 from aiohttp import web
 
 from oncelog.doors.entrance import Entrance, has_ended, renew_each
 from oncelog.doors.faults import UNREADABLE, DoorError, error_json, error_of
+from oncelog.doors.http_protocol import HttpProtocol
 from oncelog.doors.limits import DoorLimits
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
@@ -121,7 +123,10 @@ class Streams:
             return response
         self._counts.sse_connections += 1
         try:
-            await self.run(SseWire(request, response, words), principal, may_read, chunks)
+            stream = self._new_stream(SseWire(request, response, words), principal, may_read)
+            # Nothing is read from the client, so only the protocol notices that the connection is closed.
+            with _protocol_of(request).calling_when_lost(partial(stream.end, None)):
+                await self._run(stream, chunks)
         finally:
             self._counts.sse_connections -= 1
         return response
@@ -134,7 +139,12 @@ class Streams:
         chunks: Callable[[], AsyncGenerator[bytes, None]],
     ) -> None:
         """Writes what comes out of `chunks`, for as long as the reader may have it. Cancel it when he has gone."""
-        stream = _Stream(self._limits, self._counts, wire, principal, may_read)
+        await self._run(self._new_stream(wire, principal, may_read), chunks)
+
+    def _new_stream(self, wire: Wire, principal: Principal, may_read: Callable[[Principal], bool]) -> "_Stream":
+        return _Stream(self._limits, self._counts, wire, principal, may_read)
+
+    async def _run(self, stream: "_Stream", chunks: Callable[[], AsyncGenerator[bytes, None]]) -> None:
         self._streams.add(stream)
         try:
             await stream.run(chunks)
@@ -154,6 +164,12 @@ class Streams:
         """Ends all streams: their readers come back with the id of the last thing they got."""
         for stream in list(self._streams):
             stream.end(None)
+
+
+def _protocol_of(request: web.Request) -> HttpProtocol:
+    protocol = request.protocol
+    assert isinstance(protocol, HttpProtocol)  # noqa: S101 - the server makes no other one
+    return protocol
 
 
 class _Stream:
