@@ -240,12 +240,12 @@ def test_document_describes_every_status() -> None:
         ("/v1/sync/{gateway}/live", "get", {200, 409}),
         ("/v1/sync/{gateway}/snapshot", "get", {200, 409}),
         ("/v1/sync/{gateway}/compact", "post", {200, 408, 413, 415}),
-        ("/v1/chats", "post", {200, 201, 408, 413, 415}),
+        ("/v1/chats", "post", {200, 201, 408, 413, 415, 507}),
         ("/v1/chats/{chat_id}", "get", {200}),
         ("/v1/chats/{chat_id}/messages", "get", {200, 409}),
         ("/v1/chats/{chat_id}/messages", "post", {200, 201, 408, 413, 415, 507}),
         ("/v1/chats/{chat_id}/ack", "post", {200, 408, 409, 413, 415}),
-        ("/v1/chats/{chat_id}/members/{user_id}", "put", {200, 408, 409, 413, 415}),
+        ("/v1/chats/{chat_id}/members/{user_id}", "put", {200, 408, 409, 413, 415, 507}),
         ("/v1/chats/{chat_id}/members/{user_id}", "delete", {200}),
     ):
         described = set(map(int, paths[path][method]["responses"]))

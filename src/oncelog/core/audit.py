@@ -19,7 +19,7 @@ from oncelog.core.identity import frame, lane_of
 from oncelog.core.internal_records import check_internal_record
 from oncelog.core.limits import ACT_KEY_BYTES
 from oncelog.core.policy import AUDIT_POLICY, RESTORE_POLICY
-from oncelog.core.quotas import beyond_storage, count_act, is_charged
+from oncelog.core.quotas import act_beyond_limits, count_act, is_charged
 from oncelog.core.stored_bytes import act_bytes
 from oncelog.core.values import (
     Committed,
@@ -94,14 +94,17 @@ def act_identity(item: RecordAct) -> KeyIdentity:
 
 
 def act_beyond_quota(act: RecordAct, desk: Desk, member: MemberIdentity | None = None) -> Refused | None:
-    """Refuse an act of a client whose audit record does not fit, together with the member that the act adds."""
+    """Refuse an act of a client whose audit record does not fit, together with the member that the act adds.
+
+    The record is a new write of the tenants of its stream, also for their rates: `count_admitted_act` takes the token.
+    """
     if desk.tenants is None:
         return None
     size = 0
     if is_charged(act.actor):
         body = _body(act, desk.stream_lane(act.scope))
         size = act_bytes(act.scope, act.actor, act.key, body)
-    return beyond_storage(act.scope, desk, act=size, member=member)
+    return act_beyond_limits(act.scope, desk, act=size, member=member)
 
 
 def append_act(act: RecordAct, lane: LaneDesk, desk: Desk, key: bytes = b"") -> Record:

@@ -18,8 +18,8 @@ from oncelog.core.audit import (
 )
 from oncelog.core.canonical import canonical
 from oncelog.core.desk import Desk
-from oncelog.core.quotas import count_member
-from oncelog.core.rates import take_for_stream
+from oncelog.core.quotas import can_be_held_back, count_admitted_act, count_member, is_charged
+from oncelog.core.rates import take_for_stream, used_up
 from oncelog.core.values import (
     Acknowledge,
     Applied,
@@ -65,7 +65,7 @@ def open_stream(item: OpenStream, desk: Desk) -> Applied | Refused:
     creator = SetMember(item.scope, item.member, actor=item.member)
     change = _addition(creator, desk.rosters.get(item.scope) or Roster())
     # The rate takes a token, so it comes last.
-    refused = act_beyond_quota(change.act, desk, change.identity) or take_for_stream(item, desk)
+    refused = _beyond_limits(item, change, desk) or take_for_stream(item, desk)
     return refused or _add(change, desk)
 
 
@@ -81,7 +81,7 @@ def set_member(item: SetMember, desk: Desk) -> Applied | Refused:
     if item.present:
         return _check_and_add(item, roster, desk)
     if member is not None:
-        # Never refused for a quota: every member may leave. The audit record counts all the same.
+        # Never refused for a limit: every member may leave. The audit record counts all the same.
         _remove(item, member, roster, desk)
     return Applied(changed=member is not None)
 
@@ -90,7 +90,7 @@ def _check_and_add(item: SetMember, roster: Roster, desk: Desk) -> Applied | Ref
     if item.only_if_member:
         return Refused(Reason.NOT_A_MEMBER, "the user is not a member of the stream; add it first", field="member")
     change = _addition(item, roster)
-    return act_beyond_quota(change.act, desk, change.identity) or _add(change, desk)
+    return _beyond_limits(item, change, desk) or _add(change, desk)
 
 
 def _check_actor(item: SetMember, desk: Desk) -> Refused | None:
@@ -122,7 +122,7 @@ def _addition(item: SetMember, roster: Roster) -> _Change:
 
 def _add(change: _Change, desk: Desk) -> Applied:
     count_member(change.identity, desk)
-    return _put(change, desk)
+    return _put_admitted(change, desk)
 
 
 def _remove(item: SetMember, member: Member, roster: Roster, desk: Desk) -> None:
@@ -146,7 +146,7 @@ def _set_role(item: SetMember, member: Member, roster: Roster, desk: Desk) -> Ap
         return Applied(changed=False)
     roster = _with_owners(roster, 1 if is_owner else -1)
     change = _change(MEMBER_ROLE_CHANGED, item, replace(member, is_owner=is_owner), roster)
-    return act_beyond_quota(change.act, desk) or _put(change, desk)
+    return _beyond_limits(item, change, desk) or _put_admitted(change, desk)
 
 
 def _with_owners(roster: Roster, change: int) -> Roster:
@@ -168,6 +168,20 @@ def _change(act: str, item: SetMember, member: Member | None, roster: Roster) ->
         details=canonical({} if member is None else {"role": role_of(member, roster).value}),
     )
     return _Change((item.scope, item.member), member, roster, recorded)
+
+
+def _beyond_limits(item: OpenStream | SetMember, change: _Change, desk: Desk) -> Refused | None:
+    """Check the limits of new writes for an addition or a role. Requests that change nothing do not come here."""
+    if item.retry_after_ms > 0 and can_be_held_back(item):
+        return used_up(item.retry_after_ms)
+    return act_beyond_quota(change.act, desk, change.identity if change.act.act == MEMBER_ADDED else None)
+
+
+def _put_admitted(change: _Change, desk: Desk) -> Applied:
+    """Write a change that passed the limits, and take a token of the tenants' rates for a client."""
+    if is_charged(change.act.actor):
+        count_admitted_act(change.act.scope, desk)
+    return _put(change, desk)
 
 
 def _put(change: _Change, desk: Desk) -> Applied:

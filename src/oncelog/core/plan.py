@@ -41,6 +41,7 @@ from oncelog.core.tenants import Tenants
 from oncelog.core.tombstones import drop_tombstones
 from oncelog.core.values import (
     Acknowledge,
+    Applied,
     Changes,
     Claim,
     Committed,
@@ -144,7 +145,7 @@ def _decide_undoable(request: Request, desk: Desk, validate: Validate | None) ->
     )
     if refused is None and admission is not None and admission.refused is not None:
         admitted = [index for index, one in enumerate(verdicts) if isinstance(one, Committed)]
-        admitted = admitted or [index for index, one in enumerate(verdicts) if isinstance(one, Granted)]
+        admitted = admitted or [index for index, one in enumerate(verdicts) if _is_change(one)]
         refused = admitted[-1]
         verdicts[refused] = admission.refused
     if refused is None:
@@ -163,9 +164,13 @@ def _has_limits(request: Request, desk: Desk) -> bool:
         if isinstance(item, Submission):
             if item.retry_after_ms > 0 or item.rate is not None or item.stream_rate is not None:
                 return True
-        elif isinstance(item, Claim) and item.retry_after_ms > 0:
+        elif isinstance(item, Claim | OpenStream | SetMember) and item.retry_after_ms > 0:
             return True
     return False
+
+
+def _is_change(verdict: Verdict) -> bool:
+    return isinstance(verdict, Granted) or (isinstance(verdict, Applied) and verdict.changed)
 
 
 def _skipped(index: int) -> Refused:

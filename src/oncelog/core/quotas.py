@@ -6,7 +6,7 @@ body: so it holds over all gateways, and over restarts. `stored_bytes` defines h
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeGuard
 
 from msgspec.structs import replace
 
@@ -39,6 +39,16 @@ SYSTEM: Final = "system:"
 def is_charged(actor: str) -> bool:
     """Return whether the audit records of an actor's acts count against quotas: those of clients do."""
     return actor != "" and not actor.startswith(SYSTEM)
+
+
+def can_be_held_back(item: Item) -> TypeGuard[Submission | Claim | OpenStream | SetMember]:
+    """Return whether an item with `retry_after_ms` is refused, unless it is known or changes nothing.
+
+    Requests of clients that add a member or set a role append audit records, so they are. A removal is not.
+    """
+    if isinstance(item, SetMember):
+        return item.present and is_charged(item.actor)
+    return isinstance(item, Submission | Claim) or (isinstance(item, OpenStream) and is_charged(item.member))
 
 
 def quota_needs(
@@ -93,7 +103,7 @@ def count_write(submission: Submission, desk: Desk, growth: int = 0) -> None:
 
 
 def count_act(scope: str, size: int, tenants: Tenants, desk: Desk) -> None:
-    """Count the audit record of a client's act. Rates do not count it: the act is admitted before its record."""
+    """Count the audit record of a client's act. It takes no token: `count_admitted_act` does for acts that need one."""
     for tenant in tenants.of(scope, ()):
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
         desk.usage.put(tenant.prefix, replace(usage, bytes=usage.bytes + size, records=usage.records + 1))
@@ -103,14 +113,24 @@ def count_claim(item: Claim, desk: Desk) -> None:
     """New work is let in: it takes of the rate, and the record that it comes to does not."""
     if desk.tenants is None:
         return
-    for tenant in _tenants(item, desk.tenants):
+    _take_tokens(_tenants(item, desk.tenants), desk)
+
+
+def count_admitted_act(scope: str, desk: Desk) -> None:
+    """Take a token of the rates of a stream's tenants for a client's act. `count_act` counts its record."""
+    if desk.tenants is not None:
+        _take_tokens(desk.tenants.of(scope, ()), desk)
+
+
+def _take_tokens(tenants: Iterable[Tenant], desk: Desk) -> None:
+    for tenant in tenants:
         usage = desk.usage.get(tenant.prefix) or _NO_USAGE
         if tenant.new_writes_per_second_max:
             desk.usage.put(tenant.prefix, replace(usage, full_at_us=_full_at_us(tenant, usage, desk.now_ms)))
 
 
-def beyond_storage(scope: str, desk: Desk, *, act: int, member: MemberIdentity | None) -> Refused | None:
-    """Refuse an act that does not fit into the tenants of its stream.
+def act_beyond_limits(scope: str, desk: Desk, *, act: int, member: MemberIdentity | None) -> Refused | None:
+    """Refuse an act that does not fit into the tenants of its stream, or whose record gets no token of their rates.
 
     `act` is the size of the act's audit record, 0 where it does not count. `member` is a member that the act adds. A
     member counts as a record, unless it was a member before.
@@ -121,7 +141,10 @@ def beyond_storage(scope: str, desk: Desk, *, act: int, member: MemberIdentity |
     size = act + (member_bytes(member) if member is not None and is_new else 0)
     records = (act > 0) + is_new
     for tenant in desk.tenants.of(scope, ()):
-        refused = _beyond_storage(tenant, desk.usage.get(tenant.prefix) or _NO_USAGE, size, records)
+        usage = desk.usage.get(tenant.prefix) or _NO_USAGE
+        refused = _beyond_storage(tenant, usage, size, records)
+        if refused is None and act:
+            refused = _beyond_rate(tenant, usage, desk)
         if refused is not None:
             return refused
     return None
@@ -169,7 +192,9 @@ def _counted_tenants(item: Item, tenants: Tenants) -> tuple[Tenant, ...]:
     """Return the tenants whose usage a decision about the item may read or change."""
     if isinstance(item, Submission | Claim):
         return () if _is_held_back(item) else _tenants(item, tenants)
-    return tenants.of(item.scope, ()) if is_audited(item) else ()
+    if not is_audited(item) or (can_be_held_back(item) and item.retry_after_ms > 0):
+        return ()
+    return tenants.of(item.scope, ())
 
 
 def _tenants(item: Submission | Claim, tenants: Tenants) -> tuple[Tenant, ...]:

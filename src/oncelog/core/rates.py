@@ -34,7 +34,7 @@ FULL_AFTER_US_MAX: Final = RATE_MAX * _SECOND_US
 
 def held_back(submission: Submission) -> Refused | None:
     """What a new write is told where none is taken for now. Work under a lease was let in when it was claimed."""
-    return None if submission.fence else _used_up(submission.retry_after_ms)
+    return None if submission.fence else used_up(submission.retry_after_ms)
 
 
 def take(submission: Submission, lane: LaneDesk, desk: Desk) -> Refused | None:
@@ -75,7 +75,7 @@ def _take_each(
         taken.append((identity, Bucket(after_us)))
         missing_us = max(missing_us, missing)
     if missing_us > 0:
-        refused = _used_up(-(-missing_us // _MILLISECOND_US))
+        refused = used_up(-(-missing_us // _MILLISECOND_US))
         if admission is None:
             return refused
         admission.refuse(refused, missing_us)
@@ -112,7 +112,8 @@ def is_full(bucket: Bucket, log_time_ms: int) -> bool:
     return bucket.full_at_us <= log_time_ms * _MILLISECOND_US
 
 
-def _used_up(retry_after_ms: int) -> Refused:
+def used_up(retry_after_ms: int) -> Refused:
+    """Return the refusal of a new write that may be sent again after a time."""
     return Refused(
         Reason.RATE_LIMITED,
         f"the limit of new writes is used up; try again in {retry_after_ms} ms",

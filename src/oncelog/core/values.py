@@ -121,6 +121,8 @@ class OpenStream(Struct, frozen=True, gc=False):
     member: str
     rate: Rate | None = None
     """The limit of new streams that the member opens, over all lanes. An existing stream takes none of it."""
+    retry_after_ms: int = 0
+    """As for a submission: a client's new stream is refused with it, an existing one is answered."""
 
 
 class Role(Enum):
@@ -143,6 +145,8 @@ class SetMember(Struct, frozen=True, gc=False):
     """The role that the member gets. None leaves that of a member as it is, and adds a plain member."""
     only_if_member: bool = False
     """Refuse a user that is not a member instead of adding it."""
+    retry_after_ms: int = 0
+    """As for a submission: a client's addition or new role is refused with it. Removals never are."""
 
 
 class Acknowledge(Struct, frozen=True, gc=False):

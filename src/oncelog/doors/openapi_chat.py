@@ -106,7 +106,7 @@ def _create(limits: DoorLimits) -> Schema:
         "other callers get 403. If two callers create it at once, one of them does."
     )
     told = answer("Chat", "It was there, and has these members too.")
-    described = _described("createChat", "Make a chat", about, told, _WRITTEN)
+    described = _described("createChat", "Make a chat", about, told, (*_WRITTEN, 507))
     described["responses"]["201"] = answer("Chat", "It was made.")
     return {**described, "requestBody": _body("NewChat", limits)}
 
@@ -129,7 +129,8 @@ def _add_member(limits: DoorLimits) -> Schema:
         "existing member stays. The last owner cannot become a plain member: 409. With `only_if_member` a user that is "
         "not a member is refused with 403 instead of added. A repeated request changes nothing."
     )
-    described = _described("addMember", "Add a member, or set its role", about, answer("Member", "Done."), _WRITTEN)
+    told = answer("Member", "Done.")
+    described = _described("addMember", "Add a member, or set its role", about, told, (*_WRITTEN, 507))
     described["responses"]["409"] = error(409, _ERROR)
     return {**described, "requestBody": {**_body("NewMember", limits), "required": False}}
 

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from oncelog.core.operations import SetEntity
 from oncelog.core.plan import Validate, known_answer
 from oncelog.core.policy import EVENTS, Policy
+from oncelog.core.quotas import can_be_held_back
 from oncelog.core.shape import malformed
 from oncelog.core.values import (
-    Claim,
     Committed,
     Item,
     KeyIdentity,
@@ -670,7 +670,7 @@ def _requests_of(asked: Sequence[Item | Request]) -> list[Request]:
 
 
 def _can_be_known(waiting: _Waiting) -> bool:
-    return all(isinstance(item, Submission | Claim) for item in waiting.items)
+    return all(map(can_be_held_back, waiting.items))
 
 
 def _limited(asked: Item | Request) -> Item | Request:
@@ -681,7 +681,7 @@ def _limited(asked: Item | Request) -> Item | Request:
 
 
 def _limited_item(item: Item) -> Item:
-    return replace(item, retry_after_ms=_BUSY_MS) if isinstance(item, Submission | Claim) else item
+    return replace(item, retry_after_ms=_BUSY_MS) if can_be_held_back(item) else item
 
 
 def _read_only(why: str, verdict: Verdict) -> Verdict:

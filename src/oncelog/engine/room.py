@@ -1,7 +1,7 @@
 """Whether new writes are taken: there is room for them, and no operator has said otherwise.
 
 What is known is answered all the same, and so is who reads. Whatever ends or frees something goes on too: work under
-a lease, cursors, erasure. For these the limit leaves room.
+a lease, cursors, erasure, members that leave or are removed. For these the limit leaves room.
 """
 
 import asyncio

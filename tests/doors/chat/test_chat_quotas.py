@@ -1,4 +1,4 @@
-"""Quotas of tenants in the Chat and Events APIs: chats, members and the names of partitions count."""
+"""Limits of chats and members: quotas and rates of tenants, read-only mode. Names of partitions count too."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from databases import BOTH_STORES
-from doors.chat.chat_doors import opened
-from doors.serving import item, serving
+from doors.chat.chat_doors import Door, opened
+from doors.serving import Answer, item, serving
 from oncelog.core.tenants import Tenant
+from oncelog.engine.room import RETRY_AFTER_MS
+from oncelog.testing.clock import ManualClock
 
 pytestmark = BOTH_STORES
 
@@ -60,6 +62,79 @@ async def test_chats_and_members_count_against_the_quota_of_a_tenant(tmp_path: P
         await log.set_tenants([Tenant("chat", bytes_max=usage.bytes + 100)])
         long = await door.set_member("c", "ann", "x" * 400)
         assert error_of(long) == (507, "QUOTA_EXCEEDED", "chat", "bytes_max", usage.bytes + 100, usage.bytes)
+
+
+async def set_role(door: Door, role: str) -> Answer:
+    return await door.http("PUT", "/v1/chats/c/members/user:bob", "ann", {"role": role})
+
+
+async def member_refusals(door: Door) -> list[tuple[int, str, int]]:
+    """Request an addition, a new role and a new chat. Return status, code and delay of the errors."""
+    answers = [
+        await door.set_member("c", "ann", "eve"),
+        await set_role(door, "owner"),
+        await door.http("POST", "/v1/chats", "ann", {"chat_id": "d", "members": ["user:bob"]}),
+        await door.http("POST", "/v1/chats", "ann", {"chat_id": "c", "members": ["user:eve"]}),
+    ]
+    for one in answers:
+        assert int(one.headers["Retry-After"]) >= 1
+    errors = [one.json["error"] for one in answers]
+    return [(one.status, error["code"], error["retry_after_ms"]) for one, error in zip(answers, errors, strict=True)]
+
+
+async def assert_repeated_requests_are_answered(door: Door) -> None:
+    assert (await door.set_member("c", "ann", "bob")).status == 200
+    assert (await set_role(door, "member")).status == 200
+    again = await door.http("POST", "/v1/chats", "ann", {"chat_id": "c", "members": ["user:bob"]})
+    assert again.status == 200
+
+
+@pytest.mark.rule("CO-18", "CO-30")
+async def test_read_only_server_refuses_new_chats_members_and_roles_but_no_removal(tmp_path: Path) -> None:
+    async with opened(tmp_path) as door:
+        log = door.served.server.log
+        await door.create("c", "ann", "bob", "cyd")
+        log.set_read_only()
+        await log._acts.settled()
+        before = (await log.audit()).after
+        assert await member_refusals(door) == [(503, "READ_ONLY", RETRY_AFTER_MS)] * 4
+        await assert_repeated_requests_are_answered(door)
+        assert (await log.audit()).after == before
+        assert (await door.http("GET", "/v1/chats/d", "ann")).status == 403
+        assert (await door.set_member("c", "bob", "bob", present=False)).status == 200
+        assert (await door.set_member("c", "ann", "cyd", present=False)).status == 200
+        log.set_read_only(False)
+        assert (await door.set_member("c", "ann", "bob")).status == 200
+
+
+@pytest.mark.rule("CO-18", "CO-30")
+async def test_members_and_roles_take_of_the_rate_of_a_tenant(tmp_path: Path) -> None:
+    async with opened(tmp_path, clock=ManualClock()) as door:
+        log = door.served.server.log
+        await log.set_tenants([Tenant("chat", new_writes_per_second_max=1)])
+        # A new chat is admitted as a whole, also with more members than new writes are allowed at once.
+        await door.create("c", "ann", "bob", "cyd")
+        refusals = await member_refusals(door)
+        assert {(status, code) for status, code, _ in refusals} == {(429, "RATE_LIMITED")}
+        assert all(1 <= wait_ms <= 3000 for *_, wait_ms in refusals)
+        before = (await log.audit()).after
+        answers = [await set_role(door, ("owner", "member")[number % 2]) for number in range(20)]
+        assert [one.status for one in answers] == [429, 200] * 10, "every second request changes nothing"
+        assert (await log.audit()).after == before
+        await assert_repeated_requests_are_answered(door)
+        assert (await door.set_member("c", "ann", "cyd", present=False)).status == 200
+
+
+@pytest.mark.rule("CO-18")
+async def test_clock_jump_refuses_members_and_answers_repeated_requests(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path, clock=clock) as door:
+        await door.create("c", "ann", "bob")
+        clock.jump(8 * 24 * 3_600_000)
+        for status, code, wait_ms in await member_refusals(door):
+            assert (status, code) == (503, "BUSY")
+            assert wait_ms > 0
+        await assert_repeated_requests_are_answered(door)
 
 
 @pytest.mark.rule("CO-30")

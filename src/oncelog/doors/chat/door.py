@@ -209,7 +209,10 @@ class ChatDoor:
         actor = principal.actor
         others = [SetMember(scope, one, actor=actor) for one in dict.fromkeys(members) if one != actor]
         with telling():
-            verdicts = await self.log.submit_many([OpenStream(scope, actor, self._new_chats_rate), *others], Mode.ALL)
+            # Admitted as a whole: a chat may have more members than a tenant may make new writes at once.
+            verdicts = await self.log.submit_many(
+                [OpenStream(scope, actor, self._new_chats_rate), *others], Mode.ALL, is_admitted_whole=True
+            )
         refused = [one for one in verdicts if isinstance(one, Refused) and one.reason is not Reason.NOT_PROCESSED]
         if refused:
             raise refusal(refused[0])

@@ -1,11 +1,14 @@
-"""The contract of roles: owners, inheritance, and the limit of new streams."""
+"""The contract of roles: owners, inheritance, and the limits of new streams and members."""
 
 # ruff: noqa: S101, D102 - asserts are what tests are made of, and their names say what they show
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from oncelog.core.audit import APPLICATION_ACTOR, MEMBER_ADDED, MEMBER_REMOVED, MEMBER_ROLE_CHANGED, audit_entry
-from oncelog.core.values import Acknowledge, Applied, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
+from oncelog.core.tenants import Tenant
+from oncelog.core.values import Acknowledge, Applied, Item, Mode, OpenStream, Rate, Reason, Role, SetMember, Settings
 from oncelog.stores.protocol import MemberChange
 from oncelog.stores.side_state import ACKNOWLEDGEMENT, MEMBERSHIP
 from oncelog.testing.contract.driven import Contract, DrivenStore
@@ -186,6 +189,70 @@ class RolesContract(Contract):
             log.reopen()
             assert log(opening[2]) == CHANGED
             refused(log(opening[3]), Reason.RATE_LIMITED)
+
+    def test_held_back_clients_change_nothing_but_removals(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=4)) as log:
+            log.together(OpenStream(CHANNEL, "user:ann"), SetMember(CHANNEL, "user:bob", actor="user:ann"))
+            before = log.run(log.store.internal_records({}, 1000))
+            promote = SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.OWNER)
+            for item in (
+                OpenStream("chat/new", "user:ann"),
+                OpenStream("chat/new", "user:ann", Rate(1, burst=1)),
+                SetMember(CHANNEL, "user:eve", actor="user:ann"),
+                promote,
+            ):
+                late = refused(log(replace(item, retry_after_ms=70)), Reason.RATE_LIMITED)
+                assert late.retry_after_ms == 70
+            creator = OpenStream("chat/new", "user:ann", retry_after_ms=70)
+            other = SetMember("chat/new", "user:bob", actor="user:ann", retry_after_ms=70)
+            refused(log.together(creator, other, mode=Mode.ALL)[0], Reason.RATE_LIMITED)
+            for known in (
+                OpenStream(CHANNEL, "user:ann", retry_after_ms=70),
+                SetMember(CHANNEL, "user:bob", actor="user:ann", retry_after_ms=70),
+                SetMember(CHANNEL, "user:bob", actor="user:ann", role=Role.MEMBER, retry_after_ms=70),
+            ):
+                assert log(known) == UNCHANGED
+            # The right to do something is checked before the limits.
+            refused(log(SetMember(CHANNEL, "user:eve", actor="user:bob", retry_after_ms=70)), Reason.NOT_AN_OWNER)
+            log.reopen()
+            assert log.run(log.store.internal_records({}, 1000)) == before
+            for name in ("user:bob", "user:ann"):
+                assert log(SetMember(CHANNEL, name, present=False, actor=name, retry_after_ms=70)) == CHANGED
+            assert log(SetMember(CHANNEL, "user:eve", retry_after_ms=70)) == CHANGED, "of the application"
+
+    def test_clients_take_of_the_rate_of_a_tenant(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=4)) as log:
+            log.run(log.store.set_tenants([Tenant("chat", new_writes_per_second_max=2, new_writes_at_once_max=4)]))
+            add = SetMember(CHANNEL, "user:bob", actor="user:ann")
+            promote = replace(add, role=Role.OWNER)
+            demote = replace(add, role=Role.MEMBER)
+            assert [log(one) for one in (OpenStream(CHANNEL, "user:ann"), add, promote, demote)] == [CHANGED] * 4
+            log.reopen()
+            for one in (promote, replace(add, member="user:eve"), OpenStream("chat/2", "user:eve")):
+                late = refused(log(one), Reason.RATE_LIMITED)
+                assert (late.tenant, late.field, late.limit) == ("chat", "new_writes_per_second_max", 2)
+                assert late.retry_after_ms == 500
+            assert log.together(OpenStream(CHANNEL, "user:ann"), add, demote) == [UNCHANGED] * 3
+            assert log(SetMember(CHANNEL, "user:bob", present=False, actor="user:ann")) == CHANGED
+            assert log(SetMember(CHANNEL, "user:zoe")) == CHANGED, "of the application"
+            log.clock.advance(500)
+            assert log(add) == CHANGED
+            refused(log(promote), Reason.RATE_LIMITED)
+            refused(log(message(1, actor="user:ann")), Reason.RATE_LIMITED)
+
+    def test_stream_with_more_members_than_the_burst_is_admitted_as_a_whole(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, Settings(lanes=4)) as log:
+            log.run(log.store.set_tenants([Tenant("chat", new_writes_per_second_max=2)]))
+            members = [SetMember(CHANNEL, f"user:{number}", actor="user:ann") for number in range(4)]
+            opening: list[Item] = [OpenStream(CHANNEL, "user:ann"), *members]
+            assert log.together(*opening, mode=Mode.ALL, is_admitted_whole=True) == [CHANGED] * 5
+            assert log.together(*opening, mode=Mode.ALL, is_admitted_whole=True) == [UNCHANGED] * 5
+            more: list[Item] = [opening[0], SetMember(CHANNEL, "user:9", actor="user:ann")]
+            skipped, late = log.together(*more, mode=Mode.ALL, is_admitted_whole=True)
+            assert refused(late, Reason.RATE_LIMITED).retry_after_ms == 2000
+            assert refused(skipped, Reason.NOT_PROCESSED).index == 1
+            log.clock.advance(2000)
+            assert log.together(*more, mode=Mode.ALL, is_admitted_whole=True) == [UNCHANGED, CHANGED]
 
     def _roles(self, log: DrivenStore) -> dict[str, Role]:
         members = log.run(log.store.members(CHANNEL, "", 100)).members
