@@ -7,6 +7,7 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,62 @@ def test_segments_that_differ_from_their_list_are_found(editable: EditableLog) -
 def test_impossible_side_state_is_found(editable: EditableLog, statement: str) -> None:
     touched = ("UPDATE oncelog_log SET id = 1", ())  # an ALTER changes no row
     assert editable.contradiction_after((statement, ()), touched, touched) is not None
+
+
+# --- the schema ---------------------------------------------------------------------------------------
+
+EVIL = "TRIGGER evil AFTER INSERT ON oncelog_records BEGIN DELETE FROM oncelog_members; END"
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        (f"CREATE {EVIL}", "the trigger evil on oncelog_records is not one of Oncelog's"),
+        (f"CREATE {EVIL.upper()}", "the trigger EVIL on ONCELOG_RECORDS is not one of Oncelog's"),
+        ('CREATE VIEW "oncelog_\x1b[2J" AS SELECT 1', "the view oncelog_\\x1b[2J is not one of Oncelog's"),
+        ("CREATE TABLE oncelog_more (x)", "the table oncelog_more is not one of Oncelog's"),
+        ("CREATE VIEW oncelog_more AS SELECT 1", "the view oncelog_more is not one of Oncelog's"),
+        ("CREATE UNIQUE INDEX evil ON oncelog_members (scope, joined)", "the index evil on oncelog_members is not one"),
+        ("CREATE INDEX oncelog_more ON orders (x)", "the index oncelog_more on orders is not one of Oncelog's"),
+        ("DROP TABLE oncelog_rates", "the table oncelog_rates is missing"),
+        ("ALTER TABLE oncelog_rows ADD COLUMN more TEXT", "the table oncelog_rows is not as Oncelog makes it"),
+        ("DROP INDEX oncelog_members_member", "the index oncelog_members_member on oncelog_members is missing"),
+    ],
+)
+def test_changed_schema_is_found(copy: Path, statement: str, words: str) -> None:
+    change_schema(copy, "CREATE TABLE orders (x)", statement)
+    target = copy.with_name("restored.db")
+    restore = ["restore", str(copy), str(target)]
+    for arguments, status in ((["verify", str(copy)], 1), (restore, 2), ([*restore, "--full"], 2)):
+        done = RUNNER.invoke(COMMAND, arguments)
+        assert done.exit_code == status
+        assert words in done.output
+    assert not target.exists()
+
+
+def test_all_changes_of_the_schema_are_named(copy: Path) -> None:
+    change_schema(copy, *(f"CREATE VIEW oncelog_{number:02} AS SELECT 1" for number in range(12)))
+    done = RUNNER.invoke(COMMAND, ["verify", str(copy)])
+    assert "the view oncelog_00 is not one of Oncelog's; the view oncelog_01 is" in done.output
+    assert done.output.rstrip().endswith("; and 2 more")
+
+
+def test_schema_of_an_application_in_the_file_is_accepted(copy: Path) -> None:
+    change_schema(
+        copy,
+        "CREATE TABLE orders (x UNIQUE)",
+        "CREATE INDEX orders_x ON orders (x)",
+        "CREATE VIEW orders_of_log AS SELECT * FROM orders, oncelog_heads",
+        "CREATE TRIGGER own AFTER INSERT ON orders BEGIN DELETE FROM orders; END",
+        "ANALYZE",
+    )
+    assert RUNNER.invoke(COMMAND, ["verify", str(copy)]).exit_code == 0
+
+
+def change_schema(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 # --- rewritten histories with matching hashes ---------------------------------------------------------

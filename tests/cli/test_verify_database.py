@@ -322,6 +322,8 @@ def test_impossible_side_state_is_found(editable: EditableLog, statement: str) -
 
 # --- tables and indexes -------------------------------------------------------------------------------
 
+SUPPRESS = "FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+
 
 @pytest.mark.parametrize(
     ("statement", "words"),
@@ -343,6 +345,16 @@ def test_impossible_side_state_is_found(editable: EditableLog, statement: str) -
             "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'oncelog_records_stream'::regclass",
             "oncelog_records_stream is missing, not valid",
         ),
+        (
+            f"CREATE TRIGGER evil BEFORE UPDATE ON oncelog_members {SUPPRESS}",
+            "the trigger evil on oncelog_members is not one of Oncelog's",
+        ),
+        (
+            "CREATE RULE evil AS ON INSERT TO oncelog_records DO ALSO DELETE FROM oncelog_members",
+            "the rule evil on oncelog_records is not one of Oncelog's",
+        ),
+        ("CREATE POLICY evil ON oncelog_records USING (lane > 0)", "the policy evil on oncelog_records is not one"),
+        ("CREATE VIEW oncelog_evil AS SELECT 1", "the view oncelog_evil is not one of Oncelog's"),
     ],
 )
 def test_changed_schema_is_found(editable: EditableLog, statement: str, words: str) -> None:
@@ -351,7 +363,13 @@ def test_changed_schema_is_found(editable: EditableLog, statement: str, words: s
 
 def test_additional_indexes_and_tables_are_accepted(editable: EditableLog) -> None:
     added = ("CREATE INDEX oncelog_records_actor ON oncelog_records (actor)", ())
-    assert editable.contradiction_after(added, ("CREATE TABLE orders (id integer)", ())) is None
+    table = ("CREATE TABLE orders (id integer REFERENCES orders2)", ())
+    referred = ("CREATE TABLE orders2 (id integer PRIMARY KEY)", ())
+    trigger = (
+        f"CREATE TRIGGER own BEFORE UPDATE ON orders {SUPPRESS}",
+        (),
+    )
+    assert editable.contradiction_after(added, referred, table, trigger) is None
 
 
 def test_expected_schema_matches_the_migrations(made: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cli.sample import make_log
 from cli.served import oncelog, serving
 from databases import BOTH_STORES, log_at
-from doors.rejecting_store import MARK, reject_marked_bodies
+from doors.rejecting_store import MARK, reject_marked_bodies, remove_rejection
 from doors.serving import Serving, item
 from doors.serving import serving as serving_here
 from oncelog import open_blocking as opened_blocking
@@ -158,6 +158,7 @@ async def test_clients_of_the_previous_version_commit_all_writes_but_the_one_tha
         said = previous.run_script("write_refused.py", server.url, server.rpc_address, tmp_path, *texts)
         assert server.stop() == 0
     assert json.loads(said) == {client: [MARK] for client in ("events", "chat", "deltas", "ledger")}
+    remove_rejection(str(tmp_path / "log.db"))
     verified = oncelog("verify", str(tmp_path / "log.db"), "--json")
     assert json.loads(verified.stdout)["records"] == 1 + 4 * (len(texts) - 1)  # and an audit record
 

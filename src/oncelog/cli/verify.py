@@ -94,7 +94,7 @@ def side_state_summary(passed: Passed) -> str:
 def describe_damage(found: Lie) -> list[str]:
     """Return the lines that describe the damage."""
     if not found.findings:
-        return [f"not whole: {found.message}"]
+        return [f"not whole: {printable(found.message)}"]
     shown = found.findings[:FINDINGS_SHOWN]
     lines = [f"not whole: {found.findings_total} entries differ from what the records make them:"]
     lines += [f"  {printable(one)}" for one in shown]

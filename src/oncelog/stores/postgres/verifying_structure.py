@@ -9,6 +9,7 @@ from msgspec import Struct
 from oncelog.core.values import LaneHead
 from oncelog.stores.postgres.looking import Looking
 from oncelog.stores.postgres.statements import SQL
+from oncelog.stores.verifying.definitions import check_definitions
 from oncelog.stores.verifying.findings import ContradictionError
 
 
@@ -38,7 +39,11 @@ def shape_of(session: Looking) -> Shape:
 
 
 def check_shape(session: Looking) -> None:
-    """Our tables are the ones that the migrations make. Indexes that somebody has added do no harm."""
+    """Compare the tables with the result of the migrations. Added indexes are accepted.
+
+    Triggers, rules and policies are not: they change the effect of writes and reads.
+    """
+    check_definitions({}, {f"{kind} {name}": "" for kind, name in session.rows(SQL["additions"])})
     found = shape_of(session)
     for name in sorted(SHAPE.tables.keys() | found.tables.keys()):
         wanted, has = SHAPE.tables.get(name), found.tables.get(name)

@@ -10,6 +10,7 @@ from oncelog.statements import statements_of
 from oncelog.stores.sqlite.index import POSITION_BITS, place_of
 from oncelog.stores.sqlite.reading import heads
 from oncelog.stores.sqlite.statements import SQL, migrations
+from oncelog.stores.verifying.definitions import check_definitions
 from oncelog.stores.verifying.findings import ContradictionError
 
 
@@ -21,34 +22,26 @@ def check_structure(connection: Any) -> None:
 
 
 def check_schema(connection: Any) -> None:
-    """Our tables are the ones that the migrations make."""
-    wanted = _schema_of_migrations()
-    found = dict(connection.execute(SQL["schema"]))
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise ContradictionError(f"the table {name} is not as Oncelog makes it")
-    indexes = dict(connection.execute(SQL["indexes"]))
-    for name, definition in _indexes_of_migrations().items():
-        if indexes.get(name) != definition:
-            raise ContradictionError(f"the index {name} is missing, or not as Oncelog makes it")
+    """Compare Oncelog's tables, and all indexes, triggers and views on them, with what the migrations create."""
+    check_definitions(_schema_of_migrations(), _schema_of(connection))
 
 
 @cache
 def _schema_of_migrations() -> dict[str, str]:
-    return _after_migrations("schema")
-
-
-@cache
-def _indexes_of_migrations() -> dict[str, str]:
-    return _after_migrations("indexes")
-
-
-def _after_migrations(statement: str) -> dict[str, str]:
     with closing(sqlite3.connect(":memory:")) as made:
         for _, script in migrations():
             for one in statements_of(script):
                 made.execute(one)
-        return dict(made.execute(SQL[statement]))
+        return _schema_of(made)
+
+
+def _schema_of(connection: Any) -> dict[str, str]:
+    """Return the definitions by kind and name: `index oncelog_members_member on oncelog_members`."""
+    found = {}
+    for kind, name, table, definition in connection.execute(SQL["schema"]):
+        place = f" on {table}" if kind in {"index", "trigger"} else ""
+        found[f"{kind} {name}{place}"] = str(definition)
+    return found
 
 
 def check_newest(connection: Any) -> None:

@@ -791,6 +791,21 @@ FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid JOIN pg_class AS c
 WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))
     AND c.relname LIKE 'oncelog\_%' ORDER BY x.relname COLLATE "C";
 
+-- name: additions
+-- Triggers, rules and policies of row security on Oncelog's tables, and views and the like with such a name. The migrations create none.
+WITH ours AS (
+    SELECT oid, relname::text AS name, relkind AS kind FROM pg_class
+    WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log')) AND relname LIKE 'oncelog\_%'
+)
+SELECT 'trigger', t.tgname::text || ' on ' || o.name FROM ours AS o JOIN pg_trigger AS t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal
+UNION ALL
+SELECT 'rule', r.rulename::text || ' on ' || o.name FROM ours AS o JOIN pg_rewrite AS r ON r.ev_class = o.oid WHERE o.kind = 'r'
+UNION ALL
+SELECT 'policy', p.polname::text || ' on ' || o.name FROM ours AS o JOIN pg_policy AS p ON p.polrelid = o.oid
+UNION ALL
+SELECT CASE o.kind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' ELSE 'partitioned table' END, o.name
+FROM ours AS o WHERE o.kind IN ('v', 'm', 'f', 'p');
+
 -- name: sizes
 SELECT c.relname::text, pg_total_relation_size(c.oid) FROM pg_class AS c
 WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('oncelog_log'))

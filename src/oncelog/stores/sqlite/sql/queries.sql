@@ -521,8 +521,8 @@ WHERE r.full_at_us < 0 OR r.full_at_us - h.log_time_ms * 1000 > ? LIMIT 1;
 SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
 
 -- name: schema
--- Our tables as they were made.
-SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND name LIKE 'oncelog\_%' ESCAPE '\' ORDER BY name;
-
--- name: indexes
-SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL AND name LIKE 'oncelog\_%' ESCAPE '\' ORDER BY name;
+-- Oncelog's tables as they were made, and everything that is on them or has such a name. Indexes that SQLite makes itself are part of a table's text.
+SELECT type, name, tbl_name, sql FROM sqlite_schema
+WHERE (name LIKE 'oncelog\_%' ESCAPE '\' OR tbl_name LIKE 'oncelog\_%' ESCAPE '\')
+    AND NOT (type = 'index' AND sql IS NULL AND name LIKE 'sqlite\_autoindex\_%' ESCAPE '\')
+ORDER BY type, name;
