@@ -1,5 +1,6 @@
 """`GET /v1/audit`: the grant, filters and pages, and the acts that a server itself records (CO-43)."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ async def test_a_revoked_api_key_is_recorded_once_over_restarts(tmp_path: Path) 
             served.server.reload()
         await until(lambda: not len(noticed._acts))
         assert (await noticed.audit()).after == before
+
+
+async def test_start_with_a_revoked_key_logs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path, api_keys=True) as served:
+        assert served.api_keys is not None
+        key_id = served.api_keys.create("shop", "shop", granted(["*"])).key.id
+    served.api_keys.revoke(key_id)
+    caplog.clear()
+    async with serving(tmp_path, api_keys=True) as served:
+        assert await revoked_keys(served) == [key_id]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_read_only_mode_of_the_settings_is_recorded(tmp_path: Path) -> None:

@@ -469,3 +469,51 @@ def test_documented_variables_exist() -> None:
     shown = set(re.findall(r"ONCELOG_[A-Z_]*[A-Z]", PAGE))
     assert shown
     assert shown <= {variable_of(name) for name in NAMES}
+
+
+# --- ports ---------------------------------------------------------------------------------------------------
+
+DEFAULT_GRPC_PORT = "; grpc_port is 100 above port unless it is set"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"metrics_port": "7271"},
+            f"grpc_port and metrics_port must be different, but both are 7271{DEFAULT_GRPC_PORT}",
+        ),
+        (
+            {"grpc_port": "9000", "metrics_port": "9000"},
+            "grpc_port and metrics_port must be different, but both are 9000",
+        ),
+        ({"metrics_port": "7171"}, "port and metrics_port must be different, but both are 7171"),
+        ({"grpc_port": "7171"}, "port and grpc_port must be different, but both are 7171"),
+        (
+            {"metrics_port": "7171", "metrics_host": "::"},
+            "port and metrics_port must be different, but both are 7171",
+        ),
+        (
+            {"metrics_port": "7171", "metrics_host": "localhost"},
+            "port and metrics_port must be different, but both are 7171",
+        ),
+    ],
+)
+def test_two_listeners_on_one_port_are_refused_by_the_names_of_their_settings(
+    given: dict[str, str], message: str
+) -> None:
+    assert refusal(overrides={**OPEN, **given}) == message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"port": "0", "grpc_port": "0", "metrics_port": "0"},
+        {"metrics_port": "7271", "grpc": "false"},
+        {"metrics_port": "7271", "metrics": "false"},
+        {"metrics_port": "7271", "metrics_host": "127.0.0.2"},
+        {"metrics_port": "7271", "grpc_port": "7272"},
+    ],
+)
+def test_listeners_that_do_not_collide_are_accepted(given: dict[str, str]) -> None:
+    assert flags(**given).port == int(given.get("port", "7171"))

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, Final, get_type_hints
 
 import msgspec
@@ -35,6 +35,7 @@ from oncelog.errors import SettingsError
 from oncelog.file_modes import parse_file_mode
 
 GRPC_PORT_ABOVE: Final = 100
+_ALL_ADDRESSES: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not listened on
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+", re.ASCII)
 _VALIDATE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z0-9_.-]+", re.ASCII)
 
@@ -237,6 +238,27 @@ class ServerSettings(GeneralSettings, frozen=True, kw_only=True):
             f"limits.request_members_max ({self.door_limits.request_members_max}) must be below "
             f"limits.request_items_max ({self.engine_limits.request_items_max})",
         )
+        self._demand_different_ports()
+
+    def _demand_different_ports(self) -> None:
+        places = {"port": (self.host, self.port)}
+        if self.grpc:
+            places["grpc_port"] = (self.host, self.ledger_port)
+        if self.metrics and self.metrics_port is not None:
+            places["metrics_port"] = (self.metrics_host, self.metrics_port)
+        for (name, (host, port)), (other, (other_host, other_port)) in combinations(places.items(), 2):
+            is_default = "grpc_port" in (name, other) and self.grpc_port is None
+            _demand(
+                port == 0 or port != other_port or not _may_share_address(host, other_host),
+                f"{name} and {other} must be different, but both are {port}"
+                + (f"; grpc_port is {GRPC_PORT_ABOVE} above port unless it is set" if is_default else ""),
+            )
+
+
+def _may_share_address(host: str, other: str) -> bool:
+    """Return whether listeners of two hosts may need the same address. Names are not resolved."""
+    hosts = {host.lower(), other.lower()}
+    return len(hosts) == 1 or bool(hosts & _ALL_ADDRESSES) or ("localhost" in hosts and all(map(is_loopback, hosts)))
 
 
 def is_loopback(host: str) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -50,6 +51,7 @@ class ActQueue:
         self._clock = clock
         self._queue: deque[RecordAct] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._is_started = False
         self._is_closing = False
 
     def __len__(self) -> int:
@@ -61,15 +63,18 @@ class ActQueue:
             logger.error("%s by %s is not recorded: %d acts wait already", act.act, act.actor, QUEUED_ACTS_MAX)
             return
         self._queue.append(act if act.time_ms else replace(act, time_ms=self._clock.wall_ms()))
-        self.start()
+        if self._is_started:
+            self._commit_queue()
 
     def start(self) -> None:
-        """Begin to commit the queue. Acts that are put before the log is open wait for this."""
+        """Begin to commit: the log is open. Acts that are put before wait for this."""
+        self._is_started = True
+        self._commit_queue()
+
+    def _commit_queue(self) -> None:
         if self._queue and self._task is None:
-            try:
+            with suppress(RuntimeError):  # the event loop of the log has ended
                 self._task = asyncio.get_running_loop().create_task(self._run())
-            except RuntimeError:  # no event loop yet
-                return
 
     async def settled(self) -> None:
         """Return when no act waits."""
