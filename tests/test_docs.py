@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import oncelog
 from oncelog.cli import app, terminal
+from oncelog.core import audit
 from oncelog.core.policy import BUILT_IN, Policy
 from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX
 
@@ -193,6 +194,15 @@ def test_sizing_figures_match_the_results() -> None:
         if not any(line.startswith("|") and set(figures) <= set(numbers(line)) for line in lines):
             old.append((what.strip(), figures, target))
     assert old == []
+
+
+@pytest.mark.rule("CO-43")
+def test_table_of_acts_lists_every_act() -> None:
+    acts = {value for name, value in vars(audit).items() if value == name.lower() and name.isupper()}
+    assert {"erase", "member_added", "read_only_off"} <= acts
+    table = (ROOT / "docs/audit.md").read_text().partition("## Recorded acts")[2].partition("\n\nWithout")[0]
+    first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(acts)
 
 
 def test_public_names_exist_once() -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -11,9 +11,11 @@ from doors.serving import Serving, serving
 from oncelog.core.values import RecordAct
 from oncelog.doors.grants import granted
 from oncelog.engine.audit import AuditFilter
+from oncelog.stores.about import EPOCH_BYTES
 from waiting import until
 
 pytestmark = pytest.mark.rule("CO-43")
+EPOCH_DIGITS: Final = 2 * EPOCH_BYTES
 
 
 async def read(served: Serving, credential: str | None = None, **parameters: Any) -> tuple[int, dict[str, Any]]:
@@ -75,13 +77,22 @@ async def test_pages_and_filters(tmp_path: Path) -> None:
         ({"actor": "x" * 513}, "actor", 400),
         ({"colour": "red"}, "colour", 400),
         ({"after": "x~1"}, "after", 400),
-        ({"after": "another-epoch~0-1"}, "after", 409),
+        ({"after": "x"}, "after", 400),
+        ({"after": "another-epoch~0-1"}, "after", 400),
+        ({"after": "0" * EPOCH_DIGITS + "~"}, "after", 400),
+        ({"after": "0" * EPOCH_DIGITS + "~0-1"}, "after", 409),
+        ({"after": "0" * EPOCH_DIGITS}, "after", 409),
     ],
 )
-async def test_bad_parameters_are_named(parameters: dict[str, str], field: str, status: int, tmp_path: Path) -> None:
+async def test_bad_parameters_are_named(
+    parameters: dict[str, str], field: str, status: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path) as served:
         found, body = await read(served, **parameters)
         assert (found, body["error"]["details"]["field"]) == (status, field)
+        code = "bad_request" if status == 400 else "history_changed"
+        assert body["error"]["code"] == code
+    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 async def test_a_revoked_api_key_is_recorded_once_over_restarts(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 import oncelog
 from oncelog.core.audit import AuditEntry
+from oncelog.core.canonical import canonical
+from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import RecordAct, Request
 from oncelog.engine import audit
@@ -79,11 +81,28 @@ async def test_quota_changes_are_recorded() -> None:
         await log.set_tenants([Tenant(prefix="b", records_max=5), Tenant(prefix="c")], ROOT)
         first, second = await acts(log)
         assert (first.act, first.actor) == ("quota_change", "system:application")
-        assert first.details == {"added": 2, "changed": 0, "removed": 0, "tenants": ["a", "b"]}
+        assert first.details == {"added": 2, "changed": 0, "removed": 0, "tenants": ["a", "b"], "limits": {}}
         assert (second.actor, second.details) == (
             ROOT,
-            {"added": 1, "changed": 1, "removed": 1, "tenants": ["c", "b", "a"]},
+            {
+                "added": 1,
+                "changed": 1,
+                "removed": 1,
+                "tenants": ["c", "b", "a"],
+                "limits": {"b": {"records_max": [0, 5]}},
+            },
         )
+        await log.set_tenants([Tenant(prefix="b", records_max=2, bytes_max=7)], ROOT)
+        *_, third = await acts(log)
+        assert third.details["limits"] == {"b": {"bytes_max": [0, 7], "records_max": [5, 2]}}
+
+
+async def test_details_of_many_changed_quotas_fit_into_a_record() -> None:
+    tenants = [Tenant(str(number) + "\U0001f600" * 200, 2**53, 2**53, 10**6) for number in range(100)]
+    async with oncelog.open(":memory:", tenants=tenants) as log:
+        (first,) = await acts(log)
+        assert first.details["added"] == 100
+        assert len(canonical(dict(first.details))) < ACT_DETAILS_BYTES_MAX
 
 
 async def test_an_act_on_a_full_disk_is_recorded_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +173,7 @@ async def test_acts_are_filtered_and_paged() -> None:
             with pytest.raises(ValueError, match="cursor"):
                 await log.audit(wrong)
         with pytest.raises(HistoryChangedError):
-            await log.audit("another~0-1")
+            await log.audit("0" * len(log.epoch) + "~0-1")
 
 
 async def test_a_page_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:

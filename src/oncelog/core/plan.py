@@ -33,7 +33,7 @@ from oncelog.core.leases import claim, lease_in_the_way, release, renew, settle
 from oncelog.core.members import acknowledge, not_a_member, open_stream, set_member
 from oncelog.core.merge import RowDelta
 from oncelog.core.policy import OnReuse
-from oncelog.core.quotas import beyond_quota, count_write
+from oncelog.core.quotas import beyond_quota, count_write, of_request
 from oncelog.core.rates import held_back, take
 from oncelog.core.sequences import advance, not_the_next
 from oncelog.core.shape import malformed, malformed_request
@@ -152,6 +152,7 @@ def _decide_undoable(request: Request, desk: Desk, validate: Validate | None) ->
         desk.keep()
         return verdicts
     desk.undo(mark)
+    verdicts[refused] = of_request(verdicts[refused], desk)
     others = len(verdicts) - refused - 1
     return [_skipped(refused)] * refused + verdicts[refused : refused + 1] + [_skipped(refused)] * others
 

@@ -26,6 +26,7 @@ from oncelog.core.values import (
     Request,
     SetMember,
     Submission,
+    Verdict,
     is_audited,
 )
 
@@ -87,6 +88,19 @@ def beyond_quota(item: Submission | Claim, desk: Desk, growth: int = 0) -> Refus
         if refused is not None:
             return refused
     return None
+
+
+def of_request(refused: Verdict, desk: Desk) -> Verdict:
+    """Return the refusal of a request that was undone as a whole: its own items do not count for what a tenant has."""
+    if not isinstance(refused, Refused) or refused.reason is not Reason.QUOTA_EXCEEDED:
+        return refused
+    usage = desk.usage.get(refused.tenant) or _NO_USAGE
+    has = usage.bytes if refused.field == "bytes_max" else usage.records
+    if has == refused.current:
+        return refused
+    limit, more = refused.limit, max(0, refused.limit - has)
+    message = f"{refused.field} of the tenant {refused.tenant!r} is {limit}; it has {has}, and this request adds more"
+    return replace(refused, message=f"{message} than {more}", current=has)
 
 
 def count_write(submission: Submission, desk: Desk, growth: int = 0) -> None:

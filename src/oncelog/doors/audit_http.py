@@ -16,7 +16,7 @@ from oncelog.doors.entrance import Entrance
 from oncelog.doors.faults import DoorError, telling
 from oncelog.doors.metrics import Counts
 from oncelog.doors.requests import JSON, credential_of, number_of, parameters_of
-from oncelog.engine.audit import AuditFilter, entry_json
+from oncelog.engine.audit import AuditFilter, AuditPage, entry_json
 from oncelog.engine.log import Log
 from oncelog.errors import HistoryChangedError
 
@@ -48,14 +48,9 @@ class AuditHttp:
             raise DoorError(codes.BAD_REQUEST, message, field="limit", limit=PAGE_ACTS_MAX)
         try:
             with telling():
-                page = await self._log.audit(given.get("after", ""), limit, _filter_of(given))
+                page = await self._page(given.get("after", ""), limit, _filter_of(given))
         except ValueError as error:
             raise DoorError(codes.BAD_REQUEST, f"after: {error}", field="after") from None
-        except DoorError as error:
-            if isinstance(error.__cause__, HistoryChangedError):
-                message = "after: is of another history; read from the beginning"
-                raise DoorError(codes.HISTORY_CHANGED, message, field="after", epoch=self._log.epoch) from None
-            raise
         body = orjson.dumps(
             {
                 "acts": [entry_json(entry) for entry in page.entries],
@@ -66,6 +61,13 @@ class AuditHttp:
         self._counts.requests["audit", "http", "ok"] += 1
         self._counts.bytes_sent += len(body)
         return web.Response(body=body, content_type=JSON, headers={"Cache-Control": "no-store"})
+
+    async def _page(self, after: str, limit: int, wanted: AuditFilter) -> AuditPage:
+        try:
+            return await self._log.audit(after, limit, wanted)
+        except HistoryChangedError:
+            message = "after: is of another history; read from the beginning"
+            raise DoorError(codes.HISTORY_CHANGED, message, field="after", epoch=self._log.epoch) from None
 
 
 def act_of_credential(event: CredentialEvent) -> RecordAct | None:

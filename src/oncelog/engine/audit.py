@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncelog.core.audit import AuditEntry, audit_entry
-from oncelog.core.canonical import JsonValue
+from oncelog.core.canonical import JsonValue, canonical
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Committed, Item, Reason, Record, RecordAct, Refused, Replayed, Verdict
 from oncelog.errors import ClockJumpedError, DiskFullError, HistoryChangedError, OncelogError
@@ -34,9 +35,12 @@ UNRECORDABLE: Final = (ClockJumpedError, DiskFullError)
 NAMED_TENANTS_MAX: Final = 20
 """Tenants that the record of a change of quotas names; it counts all."""
 NAME_CHARACTERS_SHOWN: Final = 64
+LIMITS_BYTES_MAX: Final = 2048
+"""Bytes of the limits in the record of a change of quotas, without `tenants`: all details are at most 8 KiB."""
 _READ_RECORDS: Final = 200
 _CURSOR_CHARACTERS_MAX: Final = 2**20
 _SEPARATOR: Final = "~"
+_EPOCH: Final = re.compile("[0-9a-f]+")
 
 
 class ActQueue:
@@ -125,15 +129,34 @@ class ActQueue:
 
 
 def quota_details(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str, JsonValue]:
-    """Describe a change of quotas: how many tenants were added, changed and removed, and some of their names."""
+    """Describe a change of quotas: how many tenants were added, changed and removed, and some of them by name.
+
+    `limits` has the old and new value of each limit that changed. A tenant that is absent has no limits, all 0.
+    """
     old, new = {one.prefix: one for one in before}, {one.prefix: one for one in after}
     groups = {
         "added": sorted(new.keys() - old.keys()),
         "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
         "removed": sorted(old.keys() - new.keys()),
     }
-    named = [name[:NAME_CHARACTERS_SHOWN] for names in groups.values() for name in names][:NAMED_TENANTS_MAX]
-    return {**{group: len(names) for group, names in groups.items()}, "tenants": named}
+    named = [name for names in groups.values() for name in names][:NAMED_TENANTS_MAX]
+    limits: dict[str, JsonValue] = {}
+    for name in named:
+        changed = _changed_limits(old.get(name) or Tenant(name), new.get(name) or Tenant(name))
+        more = {**limits, name[:NAME_CHARACTERS_SHOWN]: changed} if changed else limits
+        if len(canonical(more)) > LIMITS_BYTES_MAX:
+            break
+        limits = more
+    return {
+        **{group: len(names) for group, names in groups.items()},
+        "tenants": [name[:NAME_CHARACTERS_SHOWN] for name in named],
+        "limits": limits,
+    }
+
+
+def _changed_limits(old: Tenant, new: Tenant) -> dict[str, JsonValue]:
+    pairs = {name: [getattr(old, name), getattr(new, name)] for name in Tenant.__struct_fields__}
+    return {name: [before, after] for name, (before, after) in pairs.items() if before != after}
 
 
 class AuditFilter(Struct, frozen=True, kw_only=True):
@@ -237,6 +260,8 @@ def cursor_places(text: str, epoch: str, lanes: int) -> dict[int, int]:
             raise ValueError("must be a cursor of an earlier page")
         after[int(lane)] = min(int(position), 2**48)
     if len(after) != len(places) or max(after, default=0) > lanes:
+        raise ValueError("must be a cursor of an earlier page")
+    if of_epoch != epoch and (len(of_epoch) != len(epoch) or _EPOCH.fullmatch(of_epoch) is None):
         raise ValueError("must be a cursor of an earlier page")
     if of_epoch != epoch:
         raise HistoryChangedError("the cursor is of another history; read from the beginning", epoch, 0)

@@ -133,7 +133,9 @@ class QuotasContract(Contract):
             set_tenants(log, Tenant("acme", records_max=3), Tenant("acme/a", **limits))
             events = [event(number, partitions=("acme/a",)) for number in range(1, 5)]
             verdicts = log.together(*events, is_admitted_whole=True)
-            assert refused(verdicts[3], Reason.QUOTA_EXCEEDED).tenant == "acme"
+            late = refused(verdicts[3], Reason.QUOTA_EXCEEDED)
+            assert (late.tenant, late.current) == ("acme", 0), "without the request"
+            assert late.message == "records_max of the tenant 'acme' is 3; it has 0, and this request adds more than 3"
             assert has(log) == {"acme": (0, 0), "acme/a": (0, 0)}
             # Three at once are more than the burst, and are paid back before the next.
             assert [committed(one).position for one in log.together(*events[:3], is_admitted_whole=True)] == [1, 2, 3]
