@@ -40,6 +40,7 @@ SCHEMA_CANNOT_SAY: Final = (
     "must be that of the credential",
     "needs a resource or a subject",
     "must be one that a page has given",
+    "must be a cursor of an earlier page",
     "must be in NFC",
     "must not be all zero",
     "must be of the batch's scope",
