@@ -184,9 +184,10 @@ async def test_message_is_encoded_once_and_chats_without_large_users_are_remembe
         for chat in others:
             await cyn.sent(chat, 1)
         pending = door.served.server._chat_hub.lookups
+        wanted = {f"chat/{chat}" for chat in ("pair", *others)}
+        await until(lambda: {scope for pairs in held.asked for scope, _ in pairs} >= wanted)
         await until(lambda: pending._running is None)
-        asked = {scope for pairs in held.asked for scope, _ in pairs}
-        assert asked == {f"chat/{chat}" for chat in ("pair", *others)}
+        assert {scope for pairs in held.asked for scope, _ in pairs} == wanted
         number = len(held.asked)
         for chat in ("pair", *others):
             await cyn.sent(chat, 2)
