@@ -1,9 +1,11 @@
 """Scopes of ids of events: each event is committed once, whichever tenants its writers know to have separate ids."""
 
+import tracemalloc
 from itertools import permutations
 
 import pytest
 
+from oncelog.core.limits import PARTITION_CHARACTERS_MAX, PARTITIONS_MAX
 from oncelog.core.plan import plan
 from oncelog.core.tenants import Tenant, Tenants, event_scope
 from oncelog.core.values import Committed, Reason, Receipt, Refused, Replayed, Request, Snapshot, Submission, Verdict
@@ -82,3 +84,19 @@ def test_scopes_of_projects_are_not_checked() -> None:
     log.switch_on("a")
     for scope in ("project/p", "tenant/b", "tenant/a/b"):
         assert isinstance(log.submit(event(1, scope=scope, partitions=("a/x",))), Committed)
+
+
+@pytest.mark.rule("CO-30")
+def test_writes_with_many_long_partitions_do_not_fill_the_memory() -> None:
+    tenants = Tenants([Tenant("a", own_ids=True)])
+    long = "\U0001f600" * (PARTITION_CHARACTERS_MAX - 10)
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            partitions = tuple(f"a/{number}/{one}{long}" for one in range(PARTITIONS_MAX))
+            assert tenants.event_scope_of(partitions) == "tenant/a"
+            assert [tenant.prefix for tenant in tenants.of("", partitions)] == ["a"]
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used_bytes < 1_000_000

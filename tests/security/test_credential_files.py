@@ -367,6 +367,29 @@ async def test_polling_goes_on_after_an_unexpected_error(
         await check_ended(client)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+@pytest.mark.parametrize("name", ["use", "check", "restricted"])
+def test_change_that_fails_with_an_unexpected_error_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
+) -> None:
+    monkeypatch.setattr(credential_files, "SETTLE_NS", -1)  # a new file is not read a second time
+    path = tmp_path / "keys.json"
+    operator = ApiKeys(path, material.SetClock())
+    key = operator.create("a", "a", ALL)
+    known = Authenticator(api_keys=ApiKeys(path, material.SetClock()))
+    known.reload()
+    operator.revoke(key.key.id)
+    path.chmod(mode)
+    with monkeypatch.context() as patched:
+        patched.setattr(ApiKeys, name, raise_error)
+        poll(known)
+    for _ in range(credential_files.RETRY_POLLS):
+        poll(known)
+    with pytest.raises(AuthError):
+        known.authenticate(key.text)
+    assert known.files.failed() == {"api_keys": 1 if mode == 0o644 else 0}
+
+
 async def test_session_that_cannot_be_renewed_is_closed_and_others_are_renewed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

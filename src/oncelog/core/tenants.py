@@ -18,7 +18,9 @@ SEPARATOR: Final = "/"
 TENANT: Final = "tenant"
 """First part of the scopes of tenants that have separate ids."""
 _KNOWN_MAX: Final = 10_000
-"""Of names whose tenants have been looked for."""
+"""Writes whose tenants are cached."""
+_KNOWN_PARTITIONS_MAX: Final = 2
+"""Partitions of a cached write. 64 long ones take 64 kB, so that one writer could fill the cache with 640 MB."""
 
 
 class Tenant(Struct, frozen=True, gc=False):
@@ -67,9 +69,11 @@ class Tenants:
         asked = (stream, partitions)
         found = self._known.get(asked)
         if found is None:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            found = self._known[asked] = self._found((stream, *partitions) if stream else partitions)
+            found = self._found((stream, *partitions) if stream else partitions)
+            if len(partitions) <= _KNOWN_PARTITIONS_MAX:
+                if len(self._known) >= _KNOWN_MAX:
+                    self._known.clear()
+                self._known[asked] = found
         return found
 
     def event_scope_of(self, partitions: tuple[str, ...]) -> str:
@@ -87,10 +91,12 @@ class Tenants:
         """
         found = self._known_scopes.get(partitions)
         if found is None:
-            if len(self._known_scopes) >= _KNOWN_MAX:
-                self._known_scopes.clear()
             own = tuple(self._own_scopes[tenant.prefix] for tenant in self.of("", partitions) if tenant.own_ids)
-            found = self._known_scopes[partitions] = (*own, "") if len(own) == 1 else ("", *own)
+            found = (*own, "") if len(own) == 1 else ("", *own)
+            if len(partitions) <= _KNOWN_PARTITIONS_MAX:
+                if len(self._known_scopes) >= _KNOWN_MAX:
+                    self._known_scopes.clear()
+                self._known_scopes[partitions] = found
         return found
 
     def _found(self, names: Iterable[str]) -> tuple[Tenant, ...]:

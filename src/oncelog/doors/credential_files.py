@@ -190,27 +190,42 @@ class CredentialFiles:
 
     def _use(self, changes: Sequence[Found]) -> list[CredentialFile]:
         """Use the contents of all changed files at once: a key that moves from one file to another has not ended."""
-        pending: dict[CredentialUser, list[Found]] = {}
+        by_user: dict[CredentialUser, list[Found]] = {}
         for found in changes:
-            file, content = found.file, found.content
+            file = found.file
             file.version, file.is_settled = found.version, found.is_settled
             if found.error is not None:
                 _fail(file, found.error)
-            if found.is_insecure:
-                content = file.user.restricted(file.source, found.content)
-            if content is not None and found.is_new:
-                pending.setdefault(file.user, []).append(replace(found, content=content))
+            if found.content is not None and found.is_new:
+                by_user.setdefault(file.user, []).append(found)
         used = []
-        for user, own in pending.items():
-            chosen, refused = _choose(user, own)
-            user.use({found.file.source: found.content for found in chosen})
-            for found in chosen:
-                used.append(found.file)
-                if found.error is None:
-                    found.file.digest, found.file.error, found.file.reported = found.digest, None, None
-            for found, error in refused:
-                _fail(found.file, error)
+        for user, own in by_user.items():
+            try:
+                used += _use_together(user, own)
+            except Exception as error:
+                logger.exception("changed credential files could not be put into use")
+                for found in own:  # tried again, although the files do not change any more
+                    _fail(found.file, f"{found.file.path} cannot be used: {type(error).__name__}")
         return used
+
+
+def _use_together(user: CredentialUser, changes: Sequence[Found]) -> list[CredentialFile]:
+    """Use the contents of files of one user, and return the files whose content is in use now."""
+    pending = []
+    for found in changes:
+        content = user.restricted(found.file.source, found.content) if found.is_insecure else found.content
+        if content is not None:
+            pending.append(replace(found, content=content))
+    if not pending:
+        return []
+    chosen, refused = _choose(user, pending)
+    user.use({found.file.source: found.content for found in chosen})
+    for found in chosen:
+        if found.error is None:
+            found.file.digest, found.file.error, found.file.reported = found.digest, None, None
+    for found, error in refused:
+        _fail(found.file, error)
+    return [found.file for found in chosen]
 
 
 def _choose(user: CredentialUser, pending: Sequence[Found]) -> tuple[list[Found], list[tuple[Found, str]]]:

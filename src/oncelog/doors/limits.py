@@ -160,6 +160,9 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
         if self.request_events_max > WHOLE_REQUEST_ITEMS_MAX:
             limit = f"request_events_max must be at most {WHOLE_REQUEST_ITEMS_MAX}"
             raise SettingsError(f"{limit}, not {self.request_events_max}")
+        if self.request_members_max >= WHOLE_REQUEST_ITEMS_MAX:
+            limit = f"request_members_max must be below {WHOLE_REQUEST_ITEMS_MAX}"  # the chat itself is one item more
+            raise SettingsError(f"{limit}, not {self.request_members_max}")
         for name in _RATES:
             given = getattr(self, name)
             if given > RATE_MAX:

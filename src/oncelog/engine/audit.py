@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from oncelog.core.audit import AuditEntry, audit_entry
 from oncelog.core.canonical import JsonValue, canonical
+from oncelog.core.limits import ACT_DETAILS_BYTES_MAX
 from oncelog.core.tenants import Tenant
 from oncelog.core.values import Committed, Item, Reason, Record, RecordAct, Refused, Replayed, Verdict
 from oncelog.errors import ClockJumpedError, DiskFullError, HistoryChangedError, OncelogError
@@ -35,8 +36,6 @@ UNRECORDABLE: Final = (ClockJumpedError, DiskFullError)
 NAMED_TENANTS_MAX: Final = 20
 """Tenants that the record of a change of quotas names; it counts all."""
 NAME_CHARACTERS_SHOWN: Final = 64
-LIMITS_BYTES_MAX: Final = 2048
-"""Bytes of the limits in the record of a change of quotas, without `tenants`: all details are at most 8 KiB."""
 _READ_RECORDS: Final = 200
 _CURSOR_CHARACTERS_MAX: Final = 2**20
 _SEPARATOR: Final = "~"
@@ -140,18 +139,18 @@ def quota_details(before: Sequence[Tenant], after: Sequence[Tenant]) -> dict[str
         "removed": sorted(old.keys() - new.keys()),
     }
     named = [name for names in groups.values() for name in names][:NAMED_TENANTS_MAX]
+    shown = [name[:NAME_CHARACTERS_SHOWN] for name in named]
+    counts: dict[str, JsonValue] = {group: len(names) for group, names in groups.items()}
+    details: dict[str, JsonValue] = {**counts, "tenants": [*shown], "limits": {}}
     limits: dict[str, JsonValue] = {}
-    for name in named:
-        changed = _changed_limits(old.get(name) or Tenant(name), new.get(name) or Tenant(name))
-        more = {**limits, name[:NAME_CHARACTERS_SHOWN]: changed} if changed else limits
-        if len(canonical(more)) > LIMITS_BYTES_MAX:
-            break
-        limits = more
-    return {
-        **{group: len(names) for group, names in groups.items()},
-        "tenants": [name[:NAME_CHARACTERS_SHOWN] for name in named],
-        "limits": limits,
-    }
+    for prefix, name in zip(named, shown, strict=True):
+        changed = _changed_limits(old.get(prefix) or Tenant(prefix), new.get(prefix) or Tenant(prefix))
+        if changed:
+            longer: dict[str, JsonValue] = {**details, "limits": {**limits, name: changed}}
+            if name in limits or len(canonical(longer)) > ACT_DETAILS_BYTES_MAX:
+                break  # truncated names can be equal, and one entry cannot have the limits of two
+            limits[name], details = changed, longer
+    return details
 
 
 def _changed_limits(old: Tenant, new: Tenant) -> dict[str, JsonValue]:
