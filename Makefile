@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories dist stubs conformance clean help new-venv node-and-browser
+.PHONY: run tour todo cluster test check alone mutants lint format bench peers soak fuzz pins advisories dist stubs golden conformance clean help new-venv node-and-browser
 
 # Without bytecode files every process of a test run would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -81,6 +81,9 @@ soak: $(VENV)/.dev $(NODE)/.whole ## The long suites: many new seeds, large hist
 
 fuzz: $(VENV)/.dev ## Feed mutated inputs to every decoder; INPUTS=1000000 sets how many, SEED=N repeats a run
 	@PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(INPUTS),--inputs '$(INPUTS)') $(if $(SEED),--seed '$(SEED)')
+
+golden: $(VENV)/.dev ## Write tests/golden/files again, after an intended change of behaviour
+	@PYTHONPATH=tests $(BIN)/python -m golden --write
 
 conformance: $(VENV)/.dev $(NODE)/.whole ## Regenerate docs/conformance.md from the tests
 	@$(PYTEST) --conformance=write

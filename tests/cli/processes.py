@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 MAIN: Final = "from oncelog.cli import main; main()"
 ENVIRONMENT: Final = {
@@ -23,9 +23,13 @@ ENVIRONMENT: Final = {
 
 
 class ForkServer:
-    """Runs `cli.fork_server`, from the first command that the test process starts to the end of the test process."""
+    """Runs `cli.fork_server`, from the first command that the test process starts to the end of the test process.
 
-    def __init__(self) -> None:
+    `module` is another program that becomes `cli.fork_server`, after it has changed something for all its commands.
+    """
+
+    def __init__(self, module: str = "cli.fork_server") -> None:
+        self._module = module
         self._lock = threading.Lock()
         self._requests: socket.socket | None = None
         self._owner = 0
@@ -50,7 +54,7 @@ class ForkServer:
         with theirs:
             # It also ends when the socket is closed, such as by the end of a test process that is killed.
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", "cli.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", self._module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -65,7 +69,6 @@ class ForkServer:
             self._process.wait()
 
 
-_fork_server: Final = ForkServer()
 _POPEN_PARAMETERS: Final = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
@@ -74,6 +77,8 @@ class Command(subprocess.Popen[str]):
 
     `program` replaces the program that the `oncelog` script runs, for commands with something changed in them.
     """
+
+    fork_server: ClassVar = ForkServer()
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class Command(subprocess.Popen[str]):
         inherited = [number if stream < 0 else stream for number, stream in enumerate(streams)]
         self._status, status = os.pipe()
         try:
-            self.pid = _fork_server.start(request, [*inherited, status])
+            self.pid = self.fork_server.start(request, [*inherited, status])
         finally:
             os.close(status)
         self._child_created = True

@@ -1,0 +1,69 @@
+"""`oncelog` commands, servers and scripts with fixed sources of time and randomness."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar, Final
+
+from cli.processes import ENVIRONMENT, MAIN, Command, ForkServer
+from cli.served import ServerProcess
+from scripts import RUN
+from waiting import WAIT_S
+
+COLUMNS: Final = "100"
+"""Width of `--help` in the golden files."""
+_PROGRAM: Final = (
+    f"import os, sys; os.urandom.seed = sys.argv.pop(); sys.modules['__main__'].__package__ = None; {MAIN}"
+)
+"""The last argument selects the random bytes. Without a package, usage lines have the name of the script: `oncelog`."""
+_ENVIRONMENT: Final = {**ENVIRONMENT, "COLUMNS": COLUMNS, "TZ": "UTC", "USER": "golden", "LOGNAME": "golden"}
+
+
+class FixedCommand(Command):
+    """A command with a clock that stands still and the same random bytes in every run."""
+
+    fork_server: ClassVar = ForkServer("golden.fixed_sources")
+
+
+class FixedServer(ServerProcess):
+    """A server of that kind."""
+
+    def _start_process(self) -> "subprocess.Popen[str]":
+        return FixedCommand(*self._arguments, environment=_ENVIRONMENT, stdin=None, stdout=None)
+
+
+@contextmanager
+def fixed_server(store: str, *arguments: str, grpc: bool = False) -> Iterator[FixedServer]:
+    """Run a server, and kill it at the end of the block."""
+    server = FixedServer(store, arguments, grpc=grpc)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end()
+
+
+def run_command(*arguments: str, given: str = "", cwd: Path, seed: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in a directory to its end, with `given` on its standard input.
+
+    Commands with different seeds have different random bytes.
+    """
+    return _run(FixedCommand(*arguments, seed, program=_PROGRAM, environment=_ENVIRONMENT, cwd=cwd), given)
+
+
+def run_script(script: Path, *arguments: str) -> str:
+    """Run a Python script with fixed sources, and return its output."""
+    done = _run(FixedCommand(str(script), *arguments, program=RUN, environment=_ENVIRONMENT), "")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _run(process: FixedCommand, given: str) -> subprocess.CompletedProcess[str]:
+    with process:
+        try:
+            said, errors = process.communicate(given, timeout=WAIT_S)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
