@@ -1,5 +1,6 @@
 """The documents match the code: programs print the shown output, tables are complete, commands and links exist."""
 
+import inspect
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 
 import oncelog
 from oncelog.cli import app, terminal
+from oncelog.client.ledger import LedgerClient
 from oncelog.core import audit
 from oncelog.core.policy import BUILT_IN, Policy
 from oncelog.engine.tailer import LOOKS_IN_VAIN_MAX
@@ -203,6 +205,15 @@ def test_table_of_acts_lists_every_act() -> None:
     table = (ROOT / "docs/audit.md").read_text().partition("## Recorded acts")[2].partition("\n\nWithout")[0]
     first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(re.findall(r"`(\w+)`", " ".join(first_cells))) == sorted(acts)
+
+
+@pytest.mark.rule("LG-19")
+def test_ledger_client_page_awaits_every_coroutine_that_it_names() -> None:
+    page = (ROOT / "docs/ledger-client.md").read_text(encoding="utf-8")
+    coroutines = {name for name, _ in inspect.getmembers(LedgerClient, inspect.iscoroutinefunction)}
+    named = coroutines.intersection(re.findall(r"(?:`|ledger\.)(\w+)\(", page))
+    assert {"pending", "write"} <= named
+    assert named <= set(re.findall(r"await ledger\.(\w+)\(", page))
 
 
 def test_public_names_exist_once() -> None:
