@@ -15,7 +15,14 @@ from oncelog.stores.postgres.verifying_structure import check_lanes, check_shape
 from oncelog.stores.protocol import Consumer
 from oncelog.stores.side_state import Table
 from oncelog.stores.verifying import whole
-from oncelog.stores.verifying.findings import DEFAULT_OPTIONS, ContradictionError, ExportedHead, Finding, Options
+from oncelog.stores.verifying.findings import (
+    DEFAULT_OPTIONS,
+    ContradictionError,
+    ExportedHead,
+    Finding,
+    Options,
+    Progress,
+)
 from oncelog.stores.verifying.source import Row
 
 SHORT_BYTES: Final = 65_536
@@ -32,10 +39,11 @@ class DatabaseSource:
         self.about = about
         self.keys = HashColumns(session, about.index_secret)
 
-    def check_structure(self) -> None:
-        """As `Source` says."""
+    def check_structure(self) -> Iterator[Progress]:
+        """As `Source` says. Indexes are not compared with their tables: `pg_amcheck` of PostgreSQL does that."""
         check_shape(self._session)
         check_lanes(self.heads(), self.about.settings.lanes)
+        return iter(())
 
     def heads(self) -> dict[int, LaneHead]:
         """As `Source` says."""

@@ -11,7 +11,8 @@ from oncelog.stores.side_state import Table
 from oncelog.stores.sqlite.reading import consumers, gaps, heads, leaps
 from oncelog.stores.sqlite.statements import SQL
 from oncelog.stores.sqlite.verifying_keys import SegmentedKeys
-from oncelog.stores.sqlite.verifying_structure import check_schema, check_structure
+from oncelog.stores.sqlite.verifying_structure import check_indexes, check_schema, check_structure
+from oncelog.stores.verifying.findings import Progress
 from oncelog.stores.verifying.source import Row
 
 
@@ -24,10 +25,11 @@ class FileSource:
         self.keys = SegmentedKeys(connection, about.index_secret)
         connection.text_factory = _text
 
-    def check_structure(self) -> None:
+    def check_structure(self) -> Iterator[Progress]:
         """As `Source` says."""
         check_structure(self._connection)
         check_schema(self._connection)
+        yield from check_indexes(self._connection)
 
     def heads(self) -> dict[int, LaneHead]:
         """As `Source` says."""

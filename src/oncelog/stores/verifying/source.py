@@ -56,8 +56,8 @@ class Source(Protocol):
     def keys(self) -> Keys:
         """By what identities are found."""
 
-    def check_structure(self) -> None:
-        """What only this database can say: are its files and tables as they should be? Raises ContradictionError."""
+    def check_structure(self) -> Iterator[Progress]:
+        """Check files, tables and indexes in the way of this database. Raises ContradictionError."""
 
     def heads(self) -> dict[int, LaneHead]:
         """Of all lanes that have one."""

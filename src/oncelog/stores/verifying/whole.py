@@ -92,7 +92,7 @@ def _verify(
     source: Source, head: ExportedHead | None, options: Options, directories: Sequence[str]
 ) -> Iterator[Finding]:
     yield Progress("structure")
-    source.check_structure()
+    yield from source.check_structure()
     about = source.about
     if len(about.index_secret) != SECRET_BYTES:
         raise ContradictionError(f"the secret of the key index has not {SECRET_BYTES} bytes")

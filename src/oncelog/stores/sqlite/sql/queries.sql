@@ -520,6 +520,12 @@ WHERE r.full_at_us < 0 OR r.full_at_us - h.log_time_ms * 1000 > ? LIMIT 1;
 -- What nobody can have.
 SELECT tenant FROM oncelog_usage WHERE bytes < 0 OR records < 0 OR full_at_us < 0 LIMIT 1;
 
+-- name: indexed_tables
+-- Oncelog's tables that have an index.
+SELECT DISTINCT tbl_name FROM sqlite_schema
+WHERE type = 'index' AND tbl_name LIKE 'oncelog\_%' ESCAPE '\'
+ORDER BY tbl_name;
+
 -- name: schema
 -- Oncelog's tables as they were made, and everything that is on them or has such a name. Indexes that SQLite makes itself are part of a table's text.
 SELECT type, name, tbl_name, sql FROM sqlite_schema
