@@ -112,9 +112,9 @@ def test_token_of_a_file_with_one_key_gets_the_given_id(tmp_path: Path, algorith
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (("--expires", "soon"), "no duration"),
-        (("--expires", "1w"), "no duration"),
-        (("--expires", "-1h"), "no duration"),
+        (("--expires", "soon"), "not a duration"),
+        (("--expires", "1w"), "not a duration"),
+        (("--expires", "-1h"), "not a duration"),
         (("--expires", "999999999d"), "$.exp"),
         (("--sub", ""), "$.sub"),
         (("--client-id", ""), "$.client_id"),
@@ -205,7 +205,7 @@ def test_expiry_of_api_keys_is_listed_and_enforced(tmp_path: Path) -> None:
     keys.reload()
     with pytest.raises(AuthError):
         keys.principal_of(text)
-    assert "is no duration" in refusal(*create, "--expires", "soon")
+    assert "is not a duration" in refusal(*create, "--expires", "soon")
 
 
 def test_invalid_api_key_commands_are_refused(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_silent_connection_is_closed_and_authenticated_or_busy_ones_are_not() ->
     limiter.clock.advance(TIMEOUT_MS + 1)
     limiter.sweep()
     assert not is_open(busy)
-    assert limiter.reasons == {"timeout": 1}, "an idle connection after a request is no refusal"
+    assert limiter.reasons == {"timeout": 1}, "an idle connection after a request does not count as refused"
     known.transport.abort()
     assert limiter.are_all_closed()
 

@@ -52,7 +52,7 @@ async def test_garbage_connections_write_a_few_lines_with_their_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    message = "what was sent could not be read as HTTP"
+    message = "received data is not valid HTTP"
     async with serving(tmp_path, clock=clock) as served:
         for _ in range(300):
             async with raw_connection(served) as connection:

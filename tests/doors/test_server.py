@@ -128,7 +128,7 @@ async def test_malformed_http_is_not_quoted_in_the_log(tmp_path: Path, caplog: p
             assert (await soon(reader.readline())).startswith(b"HTTP/1.0 400 ")
             writer.close()
         assert await served.commit(item(1)) == [1]
-    assert caplog.text.count("could not be read as HTTP") == 2
+    assert caplog.text.count("received data is not valid HTTP") == 2
     assert "SECRET" not in caplog.text
 
 

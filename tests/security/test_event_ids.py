@@ -112,6 +112,29 @@ async def test_show_and_lookup_find_ids_of_tenants(
     assert (several.exit_code, len(json.loads(several.stdout))) == (3, 2)
 
 
+@BOTH_STORES
+async def test_id_without_a_scope_is_not_reported_as_unknown_if_a_tenant_may_have_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, tokens=True, tenants=OWN) as served:
+        assert await statuses(served, (A, 1, "a/x"), (BOTH, 2, "z")) == ["committed"] * 2
+        log = served.server.log
+        with pytest.raises(LookupError, match="2 tenants of this log have separate ids"):
+            await log.lookup(event_id(1))
+        with pytest.raises(LookupError, match="pass scope, such as"):
+            await log.erase(key=event_id(1))
+        assert (await log.lookup(event_id(1), scope="")).status is Status.UNKNOWN
+        assert (await log.lookup(event_id(2))).status is Status.COMMITTED
+        assert await log.erase(key=event_id(1), scope="") == 0
+        assert await log.erase(key=event_id(1), scope=event_scope("a")) == 1
+        assert [await log.erase(key=event_id(2)) for _ in range(2)] == [1, 0]
+
+
+@BOTH_STORES
+async def test_id_without_a_scope_is_unknown_where_no_tenant_has_separate_ids(tmp_path: Path) -> None:
+    async with serving(tmp_path, tenants=(Tenant("a"),)) as served:
+        assert (await served.server.log.lookup(event_id(1))).status is Status.UNKNOWN
+        assert await served.server.log.erase(key=event_id(1)) == 0
+
+
 def test_own_ids_are_a_setting_of_a_tenant(tmp_path: Path) -> None:
     environment = {"ONCELOG_TENANTS": "acme own_ids=true records_max=5", "ONCELOG_DEVELOPMENT": "true"}
     assert load(None, environment, {}).tenants == (Tenant("acme", records_max=5, own_ids=True),)

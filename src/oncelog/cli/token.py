@@ -74,5 +74,5 @@ def duration_ms(text: str) -> int:
     """Return the milliseconds of a duration such as `15m` or `30d`. Raises OncelogError."""
     parts = _DURATION.fullmatch(text)
     if parts is None:
-        raise OncelogError(f"{text!r} is no duration: write a number and s, m, h or d")
+        raise OncelogError(f"{text!r} is not a duration: write a number and s, m, h or d")
     return int(parts[1]) * _UNIT_MS[parts[2]]

@@ -1,8 +1,8 @@
 """Audit records: administrative acts with their actor, in the hash chain of the lane that they concern (CO-43).
 
 An act that is an item of a batch (a member, a dropped tombstone) appends its record with `append_act`, so that act and
-record are one transaction. An act that is decided elsewhere is an item of its own, `RecordAct`. Its key is a hash of
-the act: several servers that notice one act record it once.
+record are one transaction. An act that is decided elsewhere is submitted as a separate item, `RecordAct`. Its key is a
+hash of the act: several servers that notice one act record it once.
 """
 
 from collections.abc import Mapping

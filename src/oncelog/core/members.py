@@ -1,8 +1,8 @@
 """Members of a stream, their roles, and how far each has received it.
 
 A stream with members has an owner, who adds and removes members and sets roles. The first member is an owner. When the
-last owner leaves or is removed, the member that joined first becomes one. `Roster.owners` is None in a stream from
-before roles until an owner is named: every member acts as an owner.
+last owner leaves or is removed, the member that joined first becomes one. In a stream from before roles,
+`Roster.owners` stays `None` until an owner is named: every member acts as an owner.
 """
 
 from msgspec import Struct

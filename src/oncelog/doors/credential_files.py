@@ -118,7 +118,7 @@ class CredentialFiles:
     def __init__(self, watched: Iterable[CredentialFile] = ()) -> None:
         self._files = tuple(watched)
         self._generation = 0
-        """Counts complete reloads, so that `apply` ignores what was read before the last one."""
+        """Counts complete reloads, so that `apply` ignores reads from before the last one."""
         self._polls = 0
         self._readings: dict[CredentialFile, _Reading] = {}
         """Reads that took longer than a poll waits. Used by `read_changes` only."""
@@ -133,7 +133,7 @@ class CredentialFiles:
         return counted
 
     def reload(self) -> None:
-        """Load every file. Raises SettingsError, after the other files were loaded, with all that is wrong."""
+        """Load every file. Raises SettingsError with all failures, after the other files were loaded."""
         self._generation += 1
         readings = {file: _start(partial(_read, file)) for file in self._files}
         wait(readings.values(), RELOAD_TIMEOUT_S)
@@ -145,7 +145,7 @@ class CredentialFiles:
             raise SettingsError("; ".join(errors))
 
     def read_changes(self) -> Changes:
-        """Read the files that have changed, and those that failed if there are any, or if it is time to try again."""
+        """Read changed files. Read failed files too if a file has changed, and at every `RETRY_POLLS`-th poll."""
         generation = self._generation
         self._polls += 1
         is_retry = self._polls % RETRY_POLLS == 0

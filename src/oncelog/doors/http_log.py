@@ -39,7 +39,7 @@ class _ClientErrors(logging.Filter):
         address = record.args[0] if isinstance(record.args, tuple) and record.args else None
         self._log_limiter.log(
             min(record.levelno, logging.WARNING),
-            "what was sent could not be read as HTTP",
+            "received data is not valid HTTP",
             address=address,
             error=kind.__name__,
         )

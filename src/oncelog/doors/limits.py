@@ -122,7 +122,7 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     auth_failures_per_minute_max: int = 60
     """Failed authentications from one address. 0 is no limit."""
     new_events_per_second_max: int = 0
-    """New events of one actor, over all processes of the log; retries are not counted. 0 is no limit."""
+    """New events of one actor, over all processes of the log; retries are not counted. 0 turns it off."""
     requests_per_second_max: int = 2000
     """HTTP requests, gRPC calls and WebSocket connections of one actor at this server. 0 switches it off.
 
@@ -139,11 +139,11 @@ class DoorLimits(Struct, frozen=True, kw_only=True):
     request_members_max: int = 500
     """Members that one request gives to a chat."""
     user_messages_per_second_max: int = 0
-    """New messages of one user in one chat, over all processes of the log; retries are not counted. 0 is no limit."""
+    """New messages of one user in one chat, over all processes of the log; retries are not counted. 0 turns it off."""
     chat_messages_per_second_max: int = 0
     """New messages in one chat, whoever sends them, over all processes of the log. 0 is no limit."""
     user_chats_per_second_max: int = 1
-    """New chats of one user in the long run, over all processes of the log; retries are not counted. 0 is no limit."""
+    """New chats of one user in the long run, over all processes of the log; retries are not counted. 0 turns it off."""
     user_chats_burst_max: int = 1000
     """New chats of one user at once, after a pause."""
     live_chats_max: int = 10_000

@@ -18,7 +18,7 @@ _DESCRIPTORS: Final = Path("/dev/fd")
 
 
 class ServerCertificate:
-    """The files `tls.certificate` and `tls.private_key`. Both attributes are None where TLS is not configured."""
+    """The files `tls.certificate` and `tls.private_key`. Without TLS both attributes have no value."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._paths = (settings.tls.certificate, settings.tls.private_key)

@@ -141,7 +141,7 @@ class BlockingLog:
         *,
         key: bytes | UUID | str | None = None,
         policy: Policy = EVENTS,
-        scope: str = "",
+        scope: str | None = None,
         client: str = "",
         partition: str | None = None,
         stream: str | None = None,
@@ -231,7 +231,9 @@ class BlockingLog:
             if self._open_portal is not None:
                 raise
 
-    def lookup(self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str = "", client: str = "") -> Outcome:
+    def lookup(
+        self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str | None = None, client: str = ""
+    ) -> Outcome:
         """As `Log.lookup`."""
         return self._portal.call(self._log.lookup, key, policy=policy, scope=scope, client=client)
 

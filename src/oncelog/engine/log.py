@@ -70,7 +70,7 @@ from oncelog.engine.cursors import Compacted, Cursor, Proven, Reading, order_of
 from oncelog.engine.follower import Follower
 from oncelog.engine.limits import Limits
 from oncelog.engine.member_tailer import MemberListener
-from oncelog.engine.outcome import Outcome, outcome_of
+from oncelog.engine.outcome import Outcome, Status, outcome_of
 from oncelog.engine.results import Result, ResultCache
 from oncelog.engine.room import Guard, Room, Why
 from oncelog.engine.subscription import Subscription
@@ -378,7 +378,7 @@ class Log:
         *,
         key: bytes | UUID | str | None = None,
         policy: Policy = EVENTS,
-        scope: str = "",
+        scope: str | None = None,
         client: str = "",
         partition: str | None = None,
         stream: str | None = None,
@@ -387,14 +387,16 @@ class Log:
         """Erases the content of records: of one identity, of a partition, or of a stream. Gives how many had one.
 
         Position, identity, fingerprint and hashes stay; a retry gets its answer, marked as erased. Every transaction
-        that erases something records it, with the `actor`.
+        that erases something records it, with the `actor`. `scope` is that of the key, as for `lookup`.
         """
         self._demand_open()
         if (key is not None) + (partition is not None) + (stream is not None) != 1:
             raise ValueError("erase takes one of key, partition and stream")
         try:
             if key is not None:
-                erased = await self._erase_identity(_identity(policy, scope, client, key), actor)
+                if scope is None and policy.name == EVENTS.name:
+                    await self.lookup(key)  # raises LookupError if the id may be a tenant's
+                erased = await self._erase_identity(_identity(policy, scope or "", client, key), actor)
             elif stream is not None:
                 act = RecordAct(act=ERASE, actor=actor, scope=stream, target=stream)
                 erased = await self._erase_all(Query(stream=stream, limit=ERASE_RECORDS), act)
@@ -686,12 +688,27 @@ class Log:
         return self._committer.queued
 
     async def lookup(
-        self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str = "", client: str = ""
+        self, key: bytes | UUID | str, *, policy: Policy = EVENTS, scope: str | None = None, client: str = ""
     ) -> Outcome:
-        """What became of an identity, and why."""
+        """Return what became of an identity, and why.
+
+        Without a `scope` the identity is looked up in that of the whole log. If tenants of the log have separate ids,
+        an unknown event may belong to one of them: then this raises LookupError. Pass
+        `event_scope("acme")` for events of the tenant `acme`, or `""` for events of no such tenant.
+        """
         self._demand_open()
-        standing = await self._store.standing(_identity(policy, scope, client, key))
-        return outcome_of(policy, standing)
+        outcome = outcome_of(policy, await self._store.standing(_identity(policy, scope or "", client, key)))
+        if scope is None and outcome.status is Status.UNKNOWN and policy.name == EVENTS.name:
+            await self._check_no_separate_ids()
+        return outcome
+
+    async def _check_no_separate_ids(self) -> None:
+        owners = [tenant.prefix for tenant, _ in await self._store.usage() if tenant.own_ids]
+        if owners:
+            raise LookupError(
+                f"{len(owners)} tenants of this log have separate ids, and the event may belong to one of them: pass "
+                f'scope, such as oncelog.event_scope("{owners[0]}"), or scope="" for an event of no such tenant'
+            )
 
     async def prove(self, receipt: Receipt) -> Proven:
         """The proof that a record stands in the chain. Raises LookupError for a receipt of another log."""
@@ -906,8 +923,8 @@ def open_log(  # noqa: PLR0913 - each of them is asked for by its name
 
     An address, `postgresql://user@host/database`, is one in a database (`pip install oncelog[postgres]`).
     `policies` are the application's own, `validate` its check of new writes, `settings` what a new log is made with,
-    `room` how full its disk may become, `tenants` the quotas that it has from now on (None: those that it has),
-    `actor` who sets them.
+    `room` how full its disk may become, `tenants` the new quotas of the log (None keeps its quotas),
+    `actor` the actor of that change.
     `file_mode` is the mode of a file that is created: 0o600, or 0o640 or 0o660 for a group. Raises SettingsError.
     """
     limits = limits or Limits()

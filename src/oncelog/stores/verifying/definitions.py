@@ -1,4 +1,4 @@
-"""Definitions of a schema, compared with those that the migrations create."""
+"""Comparison of a schema with the definitions that the migrations create."""
 
 from collections.abc import Mapping
 from typing import Final
