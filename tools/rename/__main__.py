@@ -53,6 +53,7 @@ def main() -> int:
     _print("Warnings", validate.warnings(found, known), options.show)
     _print("Kept as logger names (change those that name the module)", context.kept, options.show)
     _print("Strings that equal an old name, not changed", context.strings, options.show)
+    _print("Guessed: private members of objects of unknown type", context.guessed, options.show)
     _print("Unresolved uses of old attributes and parameters, not changed", context.unresolved, options.show)
     _print("Notes", result.notes, options.show)
     _print("ERRORS", errors, options.show)

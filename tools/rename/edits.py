@@ -32,6 +32,9 @@ class Context:
         self.attributes = {old_last_part(key) for key in names if "." in parts(key)[1] and not parts(key)[2]}
         self.keywords = {old_last_part(key) for key in names if _sets_field(facts, key)}
         self.strings_to_report = {old_last_part(key) for key in names if is_telling(old_last_part(key))}
+        self.guesses = _guesses(facts, project)
+        """New names of private members whose old name means one thing in the whole tree."""
+        self.guessed: list[str] = []
         self.unresolved: list[str] = []
         self.errors: list[str] = []
         self.kept: list[str] = []
@@ -43,6 +46,15 @@ def _sets_field(facts: Facts, key: str) -> bool:
     module, qualname, local = parts(key)
     known = facts.classes.get(f"{module}:{qualname.rpartition('.')[0]}")
     return bool(local) or (known is not None and known.generated)
+
+
+def _guesses(facts: Facts, project: Project) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    for name, known in facts.classes.items():
+        for member in known.members:
+            if member.startswith("_") and not member.startswith("__"):
+                found.setdefault(member, set()).add(project.names.new_name(f"{name}.{member}", member))
+    return {old: min(new) for old, new in found.items() if len(new) == 1 and new != {old}}
 
 
 class FileEdits:
@@ -75,6 +87,8 @@ class FileEdits:
             self._call(call, scope)
         for pattern, scope in self.source.patterns:
             self._pattern(pattern, scope)
+        for before, after, scope in self.source.pairs:
+            self._pair(before, after, scope)
         self._string_lists()
         self._identifiers()
         code = [edit for edit in self.code.values() if not any(one.start <= edit.start < one.end for one in imports)]
@@ -148,10 +162,18 @@ class FileEdits:
             start = self.source.span(node)[1] - len(node.attr)
             known, new = self._new_attribute(node, scope)
             if not known:
-                new = self.names.identifiers.get(node.attr, node.attr)
-                if new == node.attr and node.attr in self.context.attributes:
-                    self._unresolved(start, node.attr)
+                new = self._guess(node.attr, start)
             self._add(start, node.attr, new)
+
+    def _guess(self, old: str, start: int) -> str:
+        """New name of a member of an object whose type mypy does not know."""
+        if old in self.names.identifiers or old not in self.context.attributes:
+            return self.names.identifiers.get(old, old)
+        if old in self.context.guesses:
+            self.context.guessed.append(f"{self._place(start)}: {self.context.guesses[old]}: {self._line(start)}")
+            return self.context.guesses[old]
+        self._unresolved(start, old)
+        return old
 
     def _new_attribute(self, node: ast.Attribute, scope: Scope) -> tuple[bool, str | None]:
         """Return whether the definition is known, and the new name."""
@@ -250,7 +272,7 @@ class FileEdits:
             for owner in owners or ():
                 module, _, qualname = owner.partition(":")
                 found += self._parameter(Symbol(module, f"{qualname}.{function}"), old) or []
-            if found:
+            if found or owners == ():
                 return found
         made = [
             name for name in self.facts.made.get(self.source.path, {}).get(place) or () if name in self.facts.classes
@@ -320,8 +342,19 @@ class FileEdits:
         keys = self._fields(classes, old)
         if keys is not None:
             self._add(start, old, self._agreed(old, keys, start))
-        elif old in self.context.attributes:
-            self._unresolved(start, f'"{old}"')
+        else:
+            self._add(start, old, self._guess(old, start))
+
+    def _pair(self, before: ast.expr, node: ast.Constant, scope: Scope) -> None:
+        """A string after a module or class in a tuple, as in the parameters of a test that replaces it."""
+        base, old = self.project.static(self.source, scope, before), str(node.value)
+        start = self.source.span(node)[0] + 1
+        if base is None or not old.isidentifier() or not self.source.text.startswith(old, start):
+            return
+        if not base.qualname and self.project.is_module(base.module):
+            self._add(start, old, self.project.new_export(base.module, old))
+        elif isinstance(self.project.node(base), ast.ClassDef):
+            self._add(start, old, self._agreed(old, self._fields((base.key,), old) or (), start))
 
     def _fixtures(self, call: ast.Call) -> None:
         """Parameters of test functions that strings name."""
@@ -359,7 +392,10 @@ class FileEdits:
             names = [getattr(one, "id", "") for one in getattr(node, "targets", [getattr(node, "target", None)])]
             if not isinstance(value, ast.expr):
                 continue
-            if "__all__" in names:
+            if isinstance(value, ast.Call) and value.args and getattr(value.args[0], "value", None) in names:
+                for one, old in _strings(value.args[0]):  # T = TypeVar("T")
+                    self._in_quotes(one, old, self.project.new_local(self.source, top, old))
+            elif "__all__" in names:
                 for one, old in _strings(value):
                     self._in_quotes(one, old, self.project.new_local(self.source, top, old))
             elif lazy and isinstance(value, ast.Dict):
@@ -416,6 +452,8 @@ class FileEdits:
             if (
                 token.type == tokenize.STRING
                 and content in self.context.strings_to_report
+                and start not in self.source.data
+                and not self._line(start).startswith(("__slots__", "__all__"))
                 and (start + 1, start + 1 + len(content)) not in spans
             ):
                 self.context.strings.append(f"{self._place(start)}: {self._line(start)}")

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from tools.rename.project import Project
+from tools.rename.project import Project, Symbol
 from tools.rename.scopes import Import, Scope, Source
 from tools.rename.text import Edit
 
@@ -69,8 +69,7 @@ def target(project: Project, scope: Scope, alias: ast.alias) -> tuple[str, str, 
         home = home.parent
     module = bound.module if bound is not None else ""
     inner = f"{module}.{alias.name}"
-    source = project.sources.get(module)
-    if project.is_module(inner) and (source is None or alias.name not in source.scopes[0].bindings):
+    if project.is_module(inner) and project.exported(module, alias.name) == Symbol(inner, ""):
         package, _, name = project.new_module(inner).rpartition(".")
         return module, package, name
     return module, project.new_module(module), project.new_export(module, alias.name)

@@ -134,6 +134,8 @@ class Project:
                 return Symbol(module, name)
             if only.name is None:
                 return Symbol(only.module, "")
+            if (only.module, only.name) == (module, name):
+                return Symbol(f"{module}.{name}", "")
             module, name = only.module, only.name
         return Symbol(module, name)
 
@@ -178,22 +180,31 @@ class Project:
     def static(self, source: Source, scope: Scope, node: ast.expr) -> Symbol | None:
         """Module, class or function that an expression names without being evaluated."""
         if isinstance(node, ast.Name):
-            home = resolve(scope, node.id)
-            bound = home.bindings[node.id][0] if home is not None else None
-            if isinstance(bound, Import):
-                return Symbol(bound.module, "") if bound.name is None else self.exported(bound.module, bound.name)
-            if isinstance(bound, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and home is not None:
-                return Symbol(source.module, f"{home.qualname}.{node.id}" if home.qualname else node.id)
-        elif isinstance(node, ast.Attribute):
+            return self._static_name(source, scope, node.id)
+        if isinstance(node, ast.Attribute):
             base = self.static(source, scope, node.value)
-            if base is not None and not base.qualname and self.is_module(base.module):
-                return self.exported(base.module, node.attr)
+            if base is not None and not base.qualname:
+                if self.is_module(base.module):
+                    return self.exported(base.module, node.attr)
+                return Symbol(f"{base.module}.{node.attr}", "")
             if base is not None and base.module in self.sources:
                 inner = f"{base.qualname}.{node.attr}"
                 return Symbol(base.module, inner) if inner in self.sources[base.module].nodes else None
         elif isinstance(node, ast.Subscript):
             return self.static(source, scope, node.value)
         return None
+
+    def _static_name(self, source: Source, scope: Scope, name: str) -> Symbol | None:
+        home = resolve(scope, name)
+        if home is None:
+            return Symbol("builtins", name)
+        bound = home.bindings[name][0]
+        if isinstance(bound, Import):
+            return Symbol(bound.module, "") if bound.name is None else self.exported(bound.module, bound.name)
+        if isinstance(bound, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            return Symbol(source.module, f"{home.qualname}.{name}" if home.qualname else name)
+        imported = source.imported_by_call.get(id(bound))
+        return None if imported is None else Symbol(imported, "")
 
     def node(self, symbol: Symbol) -> ast.AST | None:
         source = self.sources.get(symbol.module)

@@ -3,6 +3,7 @@
 import ast
 import bisect
 import io
+import itertools
 import keyword
 import re
 import tokenize
@@ -19,6 +20,7 @@ _GENERICS: Final = frozenset(
         *("MutableMapping", "Generator", "AsyncGenerator", "ClassVar", "Queue", "Future", "Task"),
     )
 )
+IMPORTERS: Final = frozenset({"import_module", "with_driver"})
 _DEFINITION: Final = re.compile(r"(?:async\s+)?(?:def|class)\s+")
 
 
@@ -99,6 +101,12 @@ class Source:
         self.nodes: dict[str, ast.AST] = {}
         """Classes and functions by qualified name (the first one, where there are several)."""
         self.class_at: dict[int, str] = {}
+        self.imported_by_call: dict[int, str] = {}
+        """Modules that a variable holds after `x = import_module("a.b")`, by the id of the variable's node."""
+        self.pairs: list[tuple[ast.expr, ast.Constant, Scope]] = []
+        """Strings in a tuple, with the part before them, as in `(module, "name")`."""
+        self.data: set[int] = set()
+        """Offsets of strings that are keys of a dictionary."""
         self.scope_of: dict[int, Scope] = {}
         """Scope of a class or function, by the id of its node."""
         _Builder(self).run()
@@ -219,6 +227,8 @@ class _Builder:
                 self.visit(tree, annotation=True)
 
     def _Subscript(self, node: ast.Subscript, annotation: bool) -> None:  # noqa: N802
+        if isinstance(node.slice, ast.Constant):
+            self.source.data.add(self.source.span(node.slice)[0])
         self.visit(node.value, annotation=annotation)
         name = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
         if name == "Literal":
@@ -229,6 +239,16 @@ class _Builder:
                 self.visit(rest)
         else:
             self.visit(node.slice, annotation=annotation or name in _GENERICS)
+
+    def _Tuple(self, node: ast.Tuple, annotation: bool) -> None:  # noqa: N802
+        self._children(node, annotation)
+        for before, after in itertools.pairwise(node.elts):
+            if isinstance(after, ast.Constant) and isinstance(after.value, str):
+                self.source.pairs.append((before, after, self.scope))
+
+    def _Dict(self, node: ast.Dict, annotation: bool) -> None:  # noqa: N802
+        self.source.data |= {self.source.span(key)[0] for key in node.keys if isinstance(key, ast.Constant)}
+        self._children(node, annotation)
 
     def _Attribute(self, node: ast.Attribute, annotation: bool) -> None:  # noqa: N802
         self.visit(node.value, annotation=annotation)
@@ -242,6 +262,14 @@ class _Builder:
             self.visit(value, annotation=name == "cast" and number == 0)
         for one in node.keywords:
             self.visit(one.value, annotation=name == "TypeVar" and one.arg == "bound")
+
+    def _Assign(self, node: ast.Assign, annotation: bool) -> None:  # noqa: N802
+        self._children(node, annotation)
+        call = node.value
+        if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if name in IMPORTERS and isinstance(call.args[0].value, str):
+                self.source.imported_by_call[id(node.targets[0])] = call.args[0].value
 
     def _AnnAssign(self, node: ast.AnnAssign, _: bool) -> None:  # noqa: N802
         self.visit(node.annotation, annotation=True)

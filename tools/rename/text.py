@@ -6,11 +6,12 @@ from typing import Final, NamedTuple
 
 from tools.rename.name_map import parts
 from tools.rename.project import Project
+from tools.rename.scopes import IMPORTERS
 
 _PATH: Final = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*")
 _QUOTED: Final = re.compile(r"(?<=`)([A-Za-z_][\w.]*)(?=(?:\(\))?`)")
 _PREFIXES: Final = ("", "src/", "src/oncelog/", "tests/")
-_REQUIRED: Final = frozenset({"files", "import_module", "find_spec", "with_driver"})
+_REQUIRED: Final = frozenset({"files", "find_spec", *IMPORTERS})
 """Functions whose argument is a module, even if a logger has the same name."""
 
 

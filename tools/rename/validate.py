@@ -19,7 +19,7 @@ def errors(project: Project, facts: Facts) -> Iterator[str]:
         problem = _unknown(project, facts, key)
         if problem:
             yield f"[names] {key}: {problem}"
-    for key, new, reason in missing(project, facts):
+    for key, (new, reason) in {key: (new, reason) for key, new, reason in missing(project, facts)}.items():
         present = project.names.names.get(key)
         told = f"is {present!r} in the map" if present else "is missing"
         yield f'[names] "{key}" = "{new}"  # {told}; it overrides or implements {reason}'
@@ -190,6 +190,7 @@ def _within(spans: list[tuple[int, int]], start: int) -> bool:
 def warnings(project: Project, facts: Facts) -> Iterator[str]:
     """What a person has to look at: the wire, the command line, public names, fixtures."""
     public = dict(_public(project))
+    commands = set(_commands(project))
     for key, new in project.names.names.items():
         module, qualname, local = parts(key)
         if key in public:
@@ -202,7 +203,7 @@ def warnings(project: Project, facts: Facts) -> Iterator[str]:
                 yield f"{key} → {new}: a struct's field: the wire changes unless it gets msgspec.field(name={member!r})"
             if known.enum:
                 yield f"{key} → {new}: an enum member: its `.name` changes"
-        yield from _function_warnings(project, key, new)
+        yield from _function_warnings(project, key, new, commands)
 
 
 def _public(project: Project) -> Iterator[tuple[str, str]]:
@@ -225,7 +226,18 @@ def _is_wire_field(node: ast.ClassDef, field: str) -> bool:
     return False
 
 
-def _function_warnings(project: Project, key: str, new: str) -> Iterator[str]:
+def _commands(project: Project) -> Iterator[str]:
+    """Yield the keys of functions that `app.command()(function)` makes commands."""
+    for source in project.sources.values():
+        for call, scope in source.calls:
+            made = call.func.func if isinstance(call.func, ast.Call) else None
+            if isinstance(made, ast.Attribute) and made.attr in {"command", "callback"} and call.args:
+                symbol = project.static(source, scope, call.args[0])
+                if symbol is not None:
+                    yield symbol.key
+
+
+def _function_warnings(project: Project, key: str, new: str, commands: set[str]) -> Iterator[str]:
     module, qualname, local = parts(key)
     node = project.node(Symbol(module, qualname))
     if isinstance(node, ast.ClassDef) and not local:
@@ -237,7 +249,7 @@ def _function_warnings(project: Project, key: str, new: str) -> Iterator[str]:
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return
     decorators = [ast.unparse(one) for one in node.decorator_list]
-    if any(".command" in one or ".callback" in one for one in decorators):
+    if f"{module}:{qualname}" in commands or any(".command" in one or ".callback" in one for one in decorators):
         what = "option" if local else "command"
         yield f"{key} → {new}: a command of the CLI: check that its {what} keeps its name"
     if not local and any("fixture" in one for one in decorators):
