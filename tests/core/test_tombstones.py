@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from core.plan_model_rules import row_of
@@ -65,6 +65,11 @@ class Gateway:
     def delivered(self) -> list[RowDelta]:
         """The deltas that readers of the stream get, in order."""
         return [read_delta(record.body) for record in self.log.records if record.sequence]
+
+    @property
+    def newest(self) -> int:
+        """The sequence of the newest delta; audit records, such as that of a drop, have none."""
+        return self.log.snapshot.streams.get(GATEWAY, 0)
 
     @property
     def horizon(self) -> int | None:
@@ -272,7 +277,7 @@ class Replica:
 
     def __init__(self, gateway: Gateway) -> None:
         self.rows = {row_id: gateway.row(row_id) or Row() for row_id in ROWS}
-        self.cursor = len(gateway.log.records)
+        self.cursor = gateway.newest
 
     def values(self, gateway: Gateway) -> dict[str, dict[str, bytes] | None]:
         for one in gateway.delivered[self.cursor :]:
@@ -305,6 +310,16 @@ STEPS: Final = st.lists(CHANGES | DELETES | DELETES | DROPS | DROPS | st.builds(
 
 @pytest.mark.rule("DE-13", "DE-7")
 @given(STEPS)
+@example(  # the snapshot is taken when the stream has an audit record, and a delta comes after it
+    [
+        delete(1, client="a"),
+        Drop(("r",)),
+        change(1, op=Op.INSERT, client="a", a=1),
+        change(1, op=Op.INSERT, client="a", a=1),
+        NewReplica(),
+        change(2, client="z", b=1),
+    ]
+)
 def test_all_replicas_agree_and_no_row_is_restored(steps: Sequence[RowDelta | Drop | NewReplica]) -> None:
     gateway = Gateway()
     replicas = [Replica(gateway)]
