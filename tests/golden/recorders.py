@@ -1,10 +1,11 @@
 """All recorders of golden files, by name. A recorder works in an empty directory and returns texts by file name."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from golden import command_lines, surfaces
+from golden import command_lines, exchanges, surfaces
 
 Recorder = Callable[[Path], Mapping[str, str]]
 
@@ -21,4 +22,5 @@ RECORDERS: Final[Mapping[str, Recorder]] = {
     "commands": command_lines.record_commands,
     "server-commands": command_lines.record_server_commands,
     "postgres-commands": command_lines.record_postgres_commands,
+    **{f"exchanges-{name}": partial(exchanges.record_group, group) for name, group in exchanges.GROUPS.items()},
 }
