@@ -1,4 +1,4 @@
-"""Recorders of exchanges: groups of scenarios, each group with a server of its own."""
+"""Recorders of exchanges: groups of scenarios, with a separate server for each group."""
 
 import hmac
 from base64 import urlsafe_b64encode
@@ -144,5 +144,8 @@ GROUPS: Final = {
         {"delta-schemas": scenario_deltas.DELTA_SCHEMAS, "heartbeats": scenario_server.HEARTBEATS},
         (*DEVELOPMENT, "--set=limits.heartbeat_ms=300", "--set=deltas_schemas={directory}/schemas.json"),
         _write_schemas,
+    ),
+    "slow-reader": Group(
+        {"slow-reader": scenario_server.SLOW_READER}, (*DEVELOPMENT, "--set=limits.outbox_bytes_max=200000")
     ),
 }

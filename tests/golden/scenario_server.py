@@ -5,7 +5,7 @@ from typing import Final
 from golden.scenario_chat import message
 from golden.scenario_deltas import delta, push
 from golden.scenario_events import PATH, connect, draft, drafts, event, join, native, submit, sync
-from golden.steps import HangUp, Http, Listen, More, Note, Open, Poll, Receive, Rpc, Send, Step, Stop
+from golden.steps import Drain, Flood, HangUp, Http, Listen, More, Note, Open, Poll, Receive, Rpc, Send, Step, Stop
 
 SERVICE: Final[tuple[Step, ...]] = (
     Http("GET /"),
@@ -225,4 +225,23 @@ STOPPING: Final[tuple[Step, ...]] = (
     Receive("chat", 2),
     Receive("live"),
     More("stream", None),
+)
+
+# --- a reader that does not read --------------------------------------------------------------------------------------
+
+SLOW_FRAMES: Final = 100
+"""Frames of 60 KB: more than the socket buffers and the limit of the server hold."""
+LARGE: Final = "x" * 60_000
+SLOW_READER: Final[tuple[Step, ...]] = (
+    Open("cy", PATH, receive_buffer_bytes=4096),
+    Send("cy", connect("phone", "cy")),
+    Send("cy", sync(0)),
+    Open("di", PATH),
+    Send("di", connect("laptop", "di")),
+    Flood(
+        "di",
+        submit({**event(1), "id": "0198f3c2-7d55-7c1e-9a61-{{number}}", "event": {"type": "x", "text": LARGE}}),
+        SLOW_FRAMES,
+    ),
+    Drain("cy", '"type":"event_broadcast"'),
 )

@@ -67,6 +67,7 @@ class Open:
     path: str
     by: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    receive_buffer_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,26 @@ class Receive:
 
 
 @dataclass(frozen=True)
+class Flood:
+    """Send frames with the numbers 1, 2, … in place of `{{number}}`, each after the answer to the previous one.
+
+    The transcript does not show them.
+    """
+
+    name: str
+    frame: Json
+    count: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Read frames to the end of the connection. The transcript shows those without this text."""
+
+    name: str
+    without: str
+
+
+@dataclass(frozen=True)
 class HangUp:
     """Close the connection of a stream or a WebSocket without a word."""
 
@@ -97,7 +118,7 @@ class HangUp:
 
 @dataclass(frozen=True)
 class Rpc:
-    """Call a method of the ledger with a message in JSON form. `messages` limits what is read of a stream."""
+    """Call a method of the ledger with a message in JSON form. A client reads `messages` of a stream."""
 
     method: str
     message: Json
@@ -112,4 +133,4 @@ class Stop:
     """Ask the server to stop, with SIGTERM, and do not wait for its end."""
 
 
-Step = Note | Http | Poll | Listen | More | Open | Send | Receive | HangUp | Rpc | Stop
+Step = Note | Http | Poll | Listen | More | Open | Send | Receive | Flood | Drain | HangUp | Rpc | Stop

@@ -1,4 +1,4 @@
-"""Runs the steps of scenarios against a server and writes down what was sent and received."""
+"""Runs the steps of scenarios against a server and writes transcripts of the requests and answers."""
 
 import re
 import signal
@@ -9,7 +9,7 @@ from urllib.request import urlopen
 from golden import wire_clients
 from golden.commands import FixedServer
 from golden.ledger_stub import LedgerStub
-from golden.steps import HangUp, Http, Listen, More, Note, Open, Poll, Receive, Rpc, Send, Step, Stop
+from golden.steps import Drain, Flood, HangUp, Http, Listen, More, Note, Open, Poll, Receive, Rpc, Send, Step, Stop
 from golden.wire_clients import Connection, ConnectionLostError, EventStream, json_text
 from waiting import wait_until
 
@@ -19,7 +19,7 @@ LINE_CHARACTERS_MAX: Final = 6000
 
 
 class Transcript:
-    """What clients and server said, in the order in which the scenario reads it."""
+    """Requests and answers, in the order in which the scenario reads them."""
 
     def __init__(self, server: FixedServer, stub: LedgerStub | None = None) -> None:
         self._server = server
@@ -41,6 +41,8 @@ class Transcript:
             Open: self._open,
             Send: self._send,
             Receive: lambda step: self._receive(step.name, step.frames),
+            Flood: self._flood,
+            Drain: self._drain,
             HangUp: self._hang_up,
             Rpc: self._call,
             Stop: self._stop,
@@ -136,7 +138,7 @@ class Transcript:
     # --- WebSocket
 
     def _open(self, step: Open) -> None:
-        connection = Connection(self._server.port)
+        connection = Connection(self._server.port, step.receive_buffer_bytes)
         head = self._exchange_heads(
             connection, f"GET {step.path}", step.by, {**wire_clients.UPGRADE, **step.headers}, b""
         )
@@ -166,6 +168,26 @@ class Transcript:
                 shown = "(the server closes the connection)"
             self._write(f"{name}: < {shown}")
         return shown
+
+    def _flood(self, step: Flood) -> None:
+        template = json_text(step.frame)
+        self._write("", f"{step.name}: > (a flood of {_cut(template)})")
+        connection = self._connections[step.name]
+        for number in range(1, step.count + 1):
+            connection.send(wire_clients.frame_bytes(template.replace("{{number}}", f"{number:012x}").encode()))
+            wire_clients.read_frame(connection)
+
+    def _drain(self, step: Drain) -> None:
+        self._write(f"{step.name}: < (frames with {step.without})")
+        frame = None
+        while frame is None or frame.opcode != wire_clients.CLOSE:
+            try:
+                frame = wire_clients.read_frame(self._connections[step.name])
+            except ConnectionLostError:
+                self._write(f"{step.name}: < (the server closes the connection)")
+                return
+            if step.without not in str(frame):
+                self._write(f"{step.name}: < {frame}")
 
     # --- gRPC
 
