@@ -142,7 +142,7 @@ GROUPS: Final = {
     ),
     "heartbeats": Group(
         {"delta-schemas": scenario_deltas.DELTA_SCHEMAS, "heartbeats": scenario_server.HEARTBEATS},
-        (*DEVELOPMENT, "--set=limits.heartbeat_ms=300", "--set=deltas_schemas={directory}/schemas.json"),
+        (*DEVELOPMENT, "--set=limits.heartbeat_ms=2000", "--set=deltas_schemas={directory}/schemas.json"),
         _write_schemas,
     ),
     "slow-reader": Group(

@@ -5,7 +5,22 @@ from typing import Final
 from golden.scenario_chat import message
 from golden.scenario_deltas import delta, push
 from golden.scenario_events import PATH, connect, draft, drafts, event, join, native, submit, sync
-from golden.steps import Drain, Flood, HangUp, Http, Listen, More, Note, Open, Poll, Receive, Rpc, Send, Step, Stop
+from golden.steps import (
+    Drain,
+    Flood,
+    Heartbeat,
+    Http,
+    Listen,
+    More,
+    Note,
+    Open,
+    Poll,
+    Receive,
+    Rpc,
+    Send,
+    Step,
+    Stop,
+)
 
 SERVICE: Final[tuple[Step, ...]] = (
     Http("GET /"),
@@ -196,18 +211,16 @@ READ_ONLY: Final[tuple[Step, ...]] = (
 # --- heartbeats, and a server that stops ---------------------------------------------------------------------------
 
 HEARTBEATS: Final[tuple[Step, ...]] = (
-    Open("quiet", PATH),
-    Send("quiet", connect("laptop")),
-    Receive("quiet"),
-    HangUp("quiet"),
-    Listen("stream", f"GET {PATH}/stream?partition=orders", events=2),
-    HangUp("stream"),
-    Listen("deltas", "GET /v1/sync/shop/live", events=3),
-    HangUp("deltas"),
+    Open("events", PATH),
+    Send("events", connect("laptop")),
     Open("chat", "/v1/chat"),
     Send("chat", {"type": "connect", "token": "ann"}),
-    Receive("chat"),
-    HangUp("chat"),
+    Listen("stream", f"GET {PATH}/stream?partition=orders"),
+    Listen("deltas", "GET /v1/sync/shop/live", events=2),
+    Heartbeat("events"),
+    Heartbeat("chat"),
+    More("stream"),
+    More("deltas"),
 )
 STOPPING: Final[tuple[Step, ...]] = (
     Open("ann", PATH),

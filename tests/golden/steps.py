@@ -83,10 +83,17 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """Wait for further frames."""
+    """Wait for further frames. Pings are answered and not counted: they come whenever a connection is silent."""
 
     name: str
     frames: int = 1
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Wait for a ping of the server."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -133,4 +140,4 @@ class Stop:
     """Ask the server to stop, with SIGTERM, and do not wait for its end."""
 
 
-Step = Note | Http | Poll | Listen | More | Open | Send | Receive | Flood | Drain | HangUp | Rpc | Stop
+Step = Note | Http | Poll | Listen | More | Open | Send | Receive | Heartbeat | Flood | Drain | HangUp | Rpc | Stop

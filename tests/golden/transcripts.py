@@ -9,7 +9,23 @@ from urllib.request import urlopen
 from golden import wire_clients
 from golden.commands import FixedServer
 from golden.ledger_stub import LedgerStub
-from golden.steps import Drain, Flood, HangUp, Http, Listen, More, Note, Open, Poll, Receive, Rpc, Send, Step, Stop
+from golden.steps import (
+    Drain,
+    Flood,
+    HangUp,
+    Heartbeat,
+    Http,
+    Listen,
+    More,
+    Note,
+    Open,
+    Poll,
+    Receive,
+    Rpc,
+    Send,
+    Step,
+    Stop,
+)
 from golden.wire_clients import Connection, ConnectionLostError, EventStream, json_text
 from waiting import wait_until
 
@@ -41,6 +57,7 @@ class Transcript:
             Open: self._open,
             Send: self._send,
             Receive: lambda step: self._receive(step.name, step.frames),
+            Heartbeat: self._wait_for_ping,
             Flood: self._flood,
             Drain: self._drain,
             HangUp: self._hang_up,
@@ -70,6 +87,13 @@ class Transcript:
     def _stop(self, _: Stop) -> None:
         self._server.process.send_signal(signal.SIGTERM)
         self._write("", "(SIGTERM)")
+
+    def _keep(self, name: str, connection: Connection) -> Connection:
+        """Give a connection its name, which an earlier one may have had."""
+        if name in self._connections:
+            self._connections[name].close()
+        self._connections[name] = connection
+        return connection
 
     # --- HTTP
 
@@ -116,7 +140,7 @@ class Transcript:
         return head
 
     def _listen(self, step: Listen) -> None:
-        connection = self._connections[step.name] = Connection(self._server.port)
+        connection = self._keep(step.name, Connection(self._server.port))
         head = self._exchange_heads(connection, step.to, step.by, step.headers, b"")
         if "text/event-stream" not in head:
             body = wire_clients.read_body(connection, head, is_head=False)
@@ -147,7 +171,7 @@ class Transcript:
             self._write("<", f"< {body.decode()}")
             connection.close()
         else:
-            self._connections[step.name] = connection
+            self._keep(step.name, connection)
 
     def _send(self, step: Send) -> None:
         text = self._filled(json_text(step.frame))
@@ -163,11 +187,16 @@ class Transcript:
         shown = ""
         for _ in range(count):
             try:
-                shown = str(wire_clients.read_frame(self._connections[name]))
+                shown = str(wire_clients.read_message(self._connections[name]))
             except ConnectionLostError:
                 shown = "(the server closes the connection)"
             self._write(f"{name}: < {shown}")
         return shown
+
+    def _wait_for_ping(self, step: Heartbeat) -> None:
+        frame = wire_clients.read_frame(self._connections[step.name])
+        assert frame.opcode == wire_clients.PING, frame
+        self._write(f"{step.name}: < {frame}")
 
     def _flood(self, step: Flood) -> None:
         template = json_text(step.frame)

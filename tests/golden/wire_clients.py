@@ -152,6 +152,13 @@ def read_frame(connection: Connection) -> Frame:
     return Frame(first & 0x0F, connection.read(size))
 
 
+def read_message(connection: Connection) -> Frame:
+    """Return the next frame that is not a ping. Pings are answered."""
+    while (frame := read_frame(connection)).opcode == PING:
+        connection.send(frame_bytes(frame.data, PONG))
+    return frame
+
+
 def json_text(value: Any) -> str:
     """Return a body or a frame: a text as it is, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
