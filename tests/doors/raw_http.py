@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -55,9 +56,9 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def raw_connection(served: Serving) -> AsyncIterator[RawConnection]:
+async def raw_connection(served: Serving, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawConnection]:
     """Connect to the server."""
-    reader, writer = await soon(asyncio.open_connection("127.0.0.1", served.port))
+    reader, writer = await soon(asyncio.open_connection("127.0.0.1", served.port, ssl=tls))
     try:
         yield RawConnection(reader, writer)
     finally:

@@ -3,7 +3,7 @@
 import pytest
 
 from oncelog.doors.connections import (
-    EVICTION_AGE_MS,
+    HELD_BYTES,
     RESERVE,
     Connection,
     ConnectionLimiter,
@@ -117,16 +117,98 @@ def test_new_connection_takes_the_place_of_an_unauthenticated_one() -> None:
     assert limiter.unauthenticated == 3
 
 
-@pytest.mark.rule("CO-27")
-def test_connections_of_one_address_do_not_close_each_other_at_once() -> None:
-    """Clients that reconnect together must be able to authenticate."""
+@pytest.mark.rule("CO-25", "CO-27")
+def test_oldest_unauthenticated_connection_of_an_address_is_closed_for_a_new_one() -> None:
     limiter = Limiter(unauthenticated_max=2)
-    first, second = limiter.connected(), limiter.connected()
-    assert limiter.connect() is None
-    limiter.clock.advance(EVICTION_AGE_MS)
-    third = limiter.connected()
+    first, second, third = (limiter.connected() for _ in range(3))
     assert [is_open(one) for one in (first, second, third)] == [False, True, True]
-    assert limiter.reasons == {"unauthenticated": 1, "evicted": 1}
+    assert limiter.reasons == {"evicted": 1}
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+def test_flood_from_one_address_closes_its_own_connections_only() -> None:
+    limiter = Limiter(unauthenticated_max=10)
+    victims = [limiter.connected(f"192.0.2.{number}") for number in range(4)]
+    for _ in range(100):
+        limiter.connected("198.51.100.1")
+    assert all(map(is_open, victims))
+    assert limiter.unauthenticated == 10
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+def test_flood_from_many_addresses_does_not_choose_an_address_that_callers_share() -> None:
+    """At least half as many connections as the limit are accepted before a connection is closed for them."""
+    limiter = Limiter(unauthenticated_max=10)
+    for number in range(10):
+        limiter.connected(f"198.51.100.{number}")
+    victims = [limiter.connected("192.0.2.1") for _ in range(3)]
+    for number in range(7):
+        limiter.connected(f"203.0.113.{number}")
+    assert all(map(is_open, victims))
+    limiter.connected("203.0.113.7")
+    assert [is_open(one) for one in victims] == [False, True, True]
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+def test_unauthenticated_connection_makes_room_at_the_limit_of_its_address() -> None:
+    limiter = Limiter(address_max=3)
+    known = limiter.connected(actor="user:ada")
+    strangers = [limiter.connected() for _ in range(2)]
+    other = limiter.connected("192.0.2.2")
+    new = limiter.connected()
+    assert [is_open(one) for one in (known, *strangers, other, new)] == [True, False, True, True, True]
+    limiter.open_stream("192.0.2.1").authenticated(principal("user:bob"))
+    new.authenticated(principal("user:eve"))
+    assert [is_open(one) for one in (known, *strangers, other, new)] == [True, False, False, True, True]
+    assert limiter.connect() is None
+    assert limiter.reasons == {"evicted": 2, "address": 1}
+
+
+@pytest.mark.rule("CO-27")
+def test_connections_that_hold_most_are_closed_when_all_together_hold_too_much() -> None:
+    limiter = Limiter(unauthenticated_max=10)
+    small, first, second, third = (limiter.connected() for _ in range(4))
+    small.hold(HELD_BYTES)
+    first.hold(4 * HELD_BYTES)
+    second.hold(5 * HELD_BYTES)
+    assert is_open(first)
+    first.hold(4 * HELD_BYTES + 1)
+    assert [is_open(one) for one in (small, first, second)] == [True, False, True]
+    second.hold(0)  # its request is complete
+    third.hold(9 * HELD_BYTES)
+    assert all(map(is_open, (small, second, third)))
+    third.authenticated(principal("user:ada"))
+    third.hold(100 * HELD_BYTES)
+    second.hold(9 * HELD_BYTES)
+    assert all(map(is_open, (small, second, third)))
+    for one in (small, second):
+        one.close()
+    assert (limiter._held_bytes, limiter._large) == (0, {})
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+def test_connection_that_was_closed_in_its_tls_handshake_stays_closed() -> None:
+    limiter = Limiter(unauthenticated_max=1)
+    early = limiter.accept("192.0.2.1", lambda: None)
+    assert early is not None
+    limiter.connected()
+    transport = Transport()
+    early.attach(transport)
+    early.close()
+    assert transport.is_aborted
+    assert limiter.of(transport) is None
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+@pytest.mark.parametrize(
+    ("unauthenticated_max", "listeners", "with_tls", "accepts"),
+    [(1000, 1, False, 62), (1000, 2, False, 31), (1000, 1, True, 16), (20, 1, False, 1), (0, 1, False, 128)],
+)
+def test_one_turn_accepts_a_small_part_of_the_unauthenticated_connections(
+    unauthenticated_max: int, listeners: int, with_tls: bool, accepts: int
+) -> None:
+    limits = ConnectionLimits(total_max=10_000, unauthenticated_max=unauthenticated_max, timeout_ms=TIMEOUT_MS)
+    assert limits.accepts_per_turn(listeners=listeners, with_tls=with_tls) == accepts
 
 
 @pytest.mark.rule("CO-27")
@@ -174,10 +256,10 @@ def test_streams_of_a_trusted_proxy_count_for_their_clients() -> None:
     assert limiter.unauthenticated == 0
     stream = limiter.open_stream("192.0.2.1", proxies[0])
     assert limiter.unauthenticated == 1, "the caller of the stream is not known yet"
-    with pytest.raises(DoorError, match="connections_per_address_max"):
-        limiter.open_stream("192.0.2.1", proxies[1])
     stream.authenticated(principal("user:ada"))
     assert limiter.unauthenticated == 0
+    with pytest.raises(DoorError, match="connections_per_address_max"):
+        limiter.open_stream("192.0.2.1", proxies[1])
     other = limiter.open_stream("192.0.2.2", proxies[1])
     with pytest.raises(DoorError, match="connections_per_principal_max"):
         other.authenticated(principal("user:ada"))
@@ -193,7 +275,7 @@ def test_closed_connections_leave_no_entries() -> None:
         connection.close()
         connection.close()
     tables = (limiter._connections, limiter._of_address, limiter._of_principal, limiter._unauthenticated)
-    assert [len(one) for one in (*tables, limiter._of_transport)] == [0] * 5
+    assert [len(one) for one in (*tables, limiter._unauthenticated_of, limiter._of_transport)] == [0] * 6
     assert (limiter.unauthenticated, limiter.closed) == (0, 20)
 
 

@@ -1,40 +1,81 @@
-"""Opens unauthenticated WebSockets with unfinished frames: `flood_worker.py PORT CONNECTIONS BYTES`.
+"""Opens unauthenticated connections that never finish: `flood_worker.py PORT CONNECTIONS BYTES SHAPE PROTOCOL`.
 
-Prints the number of connections that the server accepted, and keeps them open until it is killed.
+PROTOCOL is `plain` or `tls`. SHAPE is what stays unfinished after some BYTES: the first frame of a WebSocket (`frame`),
+the head of an HTTP request (`head`), a TLS handshake (`hello`), or a TLS record behind an unfinished frame (`record`).
+Prints the number of connections on which everything was sent, and keeps them open until it is killed.
 """
 
 import resource
 import socket
+import ssl
 import sys
 from contextlib import suppress
+from typing import Final
 
 from scripts import print_line
 
-UPGRADE = (
+UPGRADE: Final = (
     b"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
-DECLARED_BYTES = 3 * 2**20
+DECLARED_BYTES: Final = 3 * 2**20
+HEADER_BYTES: Final = 8000
+HELLO_BYTES: Final = 131_000
+"""OpenSSL refuses a longer ClientHello when it reads the length."""
+RECORD_BYTES: Final = 16_000
+NOT_READ_BYTES: Final = 200_000
+"""A server stops reading before that, so sending more would wait until it closes the connection."""
+TIMEOUT_S: Final = 60
 
 
-def main(port: int, count: int, size: int) -> None:
+def unfinished(shape: str, size: int) -> bytes:
+    """Return bytes that a server keeps while it waits for the rest."""
+    if shape == "head":
+        lines = [b"X-%d: %b\r\n" % (number, b"a" * HEADER_BYTES) for number in range(size // HEADER_BYTES + 1)]
+        return (b"GET / HTTP/1.1\r\n" + b"".join(lines))[:size]
+    if shape == "hello":
+        hello = b"\x01" + HELLO_BYTES.to_bytes(3, "big") + b"\x03\x03" + bytes(size)
+        parts = [hello[at : at + RECORD_BYTES] for at in range(0, size, RECORD_BYTES)]
+        return b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in parts)
+    return b"\x81\xff" + DECLARED_BYTES.to_bytes(8, "big") + bytes(4) + b"x" * size
+
+
+def send(connection: socket.socket, shape: str, data: bytes) -> None:
+    """Send everything. Raises OSError if the server refuses it."""
+    if shape in ("frame", "record"):
+        connection.sendall(UPGRADE)
+        if b" 101 " not in connection.recv(4096):
+            raise ConnectionError("no WebSocket")
+    if len(data) > NOT_READ_BYTES:
+        connection.setblocking(False)
+    connection.sendall(data)
+    if shape == "record":  # below TLS: the header of a record, and all but its last byte
+        with socket.socket(fileno=connection.detach()) as raw:
+            raw.sendall(b"\x17\x03\x03" + RECORD_BYTES.to_bytes(2, "big") + bytes(RECORD_BYTES - 1))
+            _kept.append(raw.dup())
+
+
+_kept: Final[list[socket.socket]] = []
+
+
+def main(port: int, count: int, size: int, shape: str, protocol: str) -> None:
     """Open the connections one after the other."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    unfinished = b"\x81\xff" + DECLARED_BYTES.to_bytes(8, "big") + bytes(4) + b"x" * size
-    opened, accepted = [], 0
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    data, sent = unfinished(shape, size), 0
     for _ in range(count):
-        one = socket.create_connection(("127.0.0.1", port))
-        opened.append(one)
-        with suppress(ConnectionError):
-            one.sendall(UPGRADE)
-            if b" 101 " in one.recv(4096):
-                accepted += 1
-                one.setblocking(False)
-                with suppress(BlockingIOError):
-                    one.send(unfinished)
-    print_line(accepted)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        with suppress(OSError):
+            if protocol == "tls" and shape != "hello":
+                connection = context.wrap_socket(connection)
+            send(connection, shape, data)
+            sent += 1
+        _kept.append(connection)
+    print_line(sent)
     sys.stdin.read()
 
 
-main(*map(int, sys.argv[1:]))
+if __name__ == "__main__":
+    main(*(int(one) for one in sys.argv[1:4]), *sys.argv[4:])  # type: ignore[arg-type]  # text and numbers

@@ -1,12 +1,13 @@
-"""Limits of connections: in total, by address, by principal, and before authentication (CO-27).
+"""Limits of connections: in total, by address, by principal, and before authentication (CO-25, CO-27).
 
 Connections are counted from `accept` on, so TLS handshakes are counted too. An unauthenticated connection has
-a deadline and may send a few bytes (`gate.Gate`). A full server closes an unauthenticated connection in favour of
-a new one: connections without a credential never take the place of connections with one.
+a deadline and may send a few bytes (`gate.Gate`). No new connection is refused because of unauthenticated ones: the
+limiter closes the oldest of them instead. A caller that sends its credential promptly is authenticated before its
+connection is the oldest.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from aiohttp import StreamReader
@@ -19,10 +20,18 @@ from oncelog.doors.log_limiter import LogLimiter
 from oncelog.doors.metrics import Counts
 from oncelog.doors.principal import Principal
 
-EVICTION_AGE_MS: Final = 250
-"""An unauthenticated connection is closed in favour of another one with the same address after this time. Otherwise
-clients that reconnect all at once would close each other's connections before they can authenticate. A longer time
-would let a flood keep out other callers of its address."""
+TURNS_TO_AUTHENTICATE: Final = 16
+"""Turns of the event loop in which as many connections are accepted as may be unauthenticated. From the arrival of
+a credential to its verification the server needs up to eight turns (TLS handshake, task of the request, handler)."""
+ACCEPTS_PER_TURN_MAX: Final = 128
+"""Connections accepted in one turn of the event loop, so that open ones are served in between."""
+TLS_ACCEPTS_PER_TURN_MAX: Final = 16
+"""A TLS handshake takes about 1 ms of CPU time, in which the server does nothing else."""
+HELD_BYTES: Final = 33 * 1024
+"""Bytes that every unauthenticated connection may hold: the first message of a WebSocket. One that holds more, as the
+head of a long HTTP request, can be closed when all together hold too much."""
+HELD_BY_MIN: Final = 8
+"""With a lower number of unauthenticated connections, the head of one long HTTP request would be too much."""
 RETRY_AFTER_MS: Final = 1000
 RESERVE: Final = 100
 """Connections above `connections_max`, so that callers can be answered that there are too many, and for operators."""
@@ -40,6 +49,21 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
     unauthenticated_max: int = 0
     timeout_ms: int
     """Longest time that an unauthenticated connection may be idle, or in its TLS handshake."""
+
+    @property
+    def evictable_max(self) -> int:
+        """The number of connections at which an unauthenticated one is closed for a new one."""
+        return self.unauthenticated_max or self.total_max
+
+    @property
+    def held_bytes_max(self) -> int:
+        """Bytes that all unauthenticated connections together may hold. 0 means no limit."""
+        return max(HELD_BY_MIN, self.unauthenticated_max) * HELD_BYTES if self.unauthenticated_max else 0
+
+    def accepts_per_turn(self, *, listeners: int, with_tls: bool) -> int:
+        """Return how many connections each of the listening sockets accepts in one turn of the event loop."""
+        most = TLS_ACCEPTS_PER_TURN_MAX if with_tls else ACCEPTS_PER_TURN_MAX
+        return max(1, min(most, self.evictable_max // (TURNS_TO_AUTHENTICATE * listeners)))
 
 
 class Caller:
@@ -80,11 +104,11 @@ class Connection(Caller):
         "gate",
         "group",
         "has_requested",
+        "held_bytes",
         "idle_since_ms",
         "is_closing",
         "is_proxy",
         "is_stream",
-        "opened_ms",
         "stream",
         "transport",
     )
@@ -108,13 +132,17 @@ class Connection(Caller):
         """The stream of a proxy's caller, until its request is answered."""
         self.transport: Transport = None
         """None before the TLS handshake is over."""
-        self.opened_ms = limiter.now_ms()
-        self.idle_since_ms: int | None = self.opened_ms
+        self.idle_since_ms: int | None = limiter.now_ms()
         """None while a request is being answered."""
+        self.held_bytes = 0
+        """Received bytes that no request or message consumed yet. Counted while the connection is unauthenticated."""
         self.is_closing: Callable[[], bool] = bool
 
     def attach(self, transport: Transport) -> None:
-        """Use the transport, which exists after the TLS handshake."""
+        """Use the transport, which exists after the TLS handshake. Closes it if the connection was closed meanwhile."""
+        if self.group is None:
+            transport.abort()
+            return
         self.transport, self._abort, self.is_closing = transport, transport.abort, transport.is_closing
         self._limiter.attach(self)
 
@@ -151,6 +179,11 @@ class Connection(Caller):
         """As `Caller` says. A connection that is authenticated already has no such limit."""
         if self.group is not None and self.gate is not None:
             self.gate.restart(bytes_max, refuse)
+
+    def hold(self, held_bytes: int) -> None:
+        """Note how many bytes wait for the rest of a request or message. May close this connection or another one."""
+        if self.group is not None:
+            self._limiter.hold(self, held_bytes)
 
     def abort(self) -> None:
         """Close the connection now."""
@@ -231,8 +264,15 @@ class ConnectionLimiter:
         self._connections: dict[Connection, None] = {}
         self._of_address: defaultdict[str, set[Caller]] = defaultdict(set)
         self._of_principal: defaultdict[str, set[Connection | CountedStream]] = defaultdict(set)
-        self._unauthenticated: dict[str, dict[Connection, None]] = {}
+        self._unauthenticated: dict[Connection, None] = {}
+        """The oldest first."""
+        self._unauthenticated_of: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
         """By address (`Connection.group`), the oldest first."""
+        self._largest_address = ""
+        """The last address that had more than half of the unauthenticated connections."""
+        self._held_bytes = 0
+        self._large: dict[Connection, None] = {}
+        """Unauthenticated connections that hold more than `HELD_BYTES`, the oldest such first."""
         self.closed = 0
         """Connections that were counted and are closed."""
         self._of_transport: dict[Transport, Connection] = {}
@@ -248,20 +288,16 @@ class ConnectionLimiter:
     # --- new connections
 
     def accept(self, address: str, abort: Callable[[], None], *, is_proxy: bool = False) -> Connection | None:
-        """Count a connection. Returns None if a limit is reached."""
-        limits = self.limits
-        if len(self._connections) >= limits.total_max:
-            self._forget_closed(self._connections)
+        """Count a connection. Returns None if authenticated connections have reached a limit."""
         reason = None
-        if len(self._connections) >= limits.total_max and not self._evict(address):
+        if not self._has_room():
             reason = "connections_max"
-        elif not is_proxy and self._is_address_full(address):
+        elif not is_proxy and not self._has_address_room(address):
             reason = "address"
-        elif not self._has_unauthenticated_room(address):
-            reason = "unauthenticated"
         if reason is not None:
             self.count_refusal(reason, address)
             return None
+        self._limit_unauthenticated()
         made = Connection(self, address, is_proxy=is_proxy, abort=abort)
         self._connections[made] = None
         self._of_address[address].add(made)
@@ -281,13 +317,12 @@ class ConnectionLimiter:
 
         The connection of a proxy counts as unauthenticated until the caller of the stream is authenticated.
         """
-        if self._is_address_full(address):
+        if not self._has_address_room(address, connection):
             self.count_refusal("address", address)
             raise busy("connections_per_address_max", self.limits.address_max)
         if connection is not None:
-            if connection.group is None and not self._has_unauthenticated_room(address):
-                self.count_refusal("unauthenticated", address)
-                raise busy("unauthenticated_connections_max", self.limits.unauthenticated_max)
+            if connection.group is None:
+                self._limit_unauthenticated()
             self.discard_unauthenticated(connection)
             self._add_unauthenticated(connection, address)
         made = CountedStream(self, address, connection)
@@ -311,23 +346,35 @@ class ConnectionLimiter:
 
     def close_unauthenticated_stream(self, other_than: Connection | None) -> bool:
         """Close the oldest WebSocket whose caller is not authenticated. Returns whether one was closed."""
-        streams = (one for own in self._unauthenticated.values() for one in own if one.is_stream)
-        oldest = min((one for one in streams if one is not other_than), key=lambda one: one.opened_ms, default=None)
-        if oldest is not None:
-            self.refuse(oldest, "evicted")
-        return oldest is not None
+        streams = (one for one in self._unauthenticated if one.is_stream and one is not other_than)
+        return self._close_first(streams)
+
+    def hold(self, connection: Connection, held_bytes: int) -> None:
+        """Count the bytes of an unauthenticated connection. Too many of all together close the oldest large one."""
+        self._held_bytes += held_bytes - connection.held_bytes
+        connection.held_bytes = held_bytes
+        if held_bytes > HELD_BYTES:
+            self._large[connection] = None
+            held_bytes_max = self.limits.held_bytes_max
+            while held_bytes_max and self._held_bytes > held_bytes_max and self._close_first(iter(self._large)):
+                pass
+        else:
+            self._large.pop(connection, None)
 
     # --- the end of connections
 
     def discard_unauthenticated(self, connection: Connection) -> None:
         """The connection is authenticated, or closed."""
-        group, connection.group = connection.group, None
+        group = connection.group
         if group is not None:
+            self.hold(connection, 0)
+            connection.group = None
             self._counts.unauthenticated_connections -= 1
-            own = self._unauthenticated[group]
+            del self._unauthenticated[connection]
+            own = self._unauthenticated_of[group]
             del own[connection]
             if not own:
-                del self._unauthenticated[group]
+                del self._unauthenticated_of[group]
 
     def release(self, caller: Connection | CountedStream) -> None:
         """Stop counting a connection or stream."""
@@ -346,15 +393,14 @@ class ConnectionLimiter:
         """Forget connections that are closed, and close unauthenticated ones whose time is over."""
         self._forget_closed(self._connections)
         latest_ms = self.now_ms() - self.limits.timeout_ms
-        for own in list(self._unauthenticated.values()):
-            for connection in list(own):
-                idle_since_ms = connection.idle_since_ms
-                if idle_since_ms is None or idle_since_ms >= latest_ms:
-                    continue
-                if connection.has_requested:
-                    connection.abort()  # an idle keep-alive connection, as of a health check
-                else:
-                    self.refuse(connection, "timeout")
+        for connection in list(self._unauthenticated):
+            idle_since_ms = connection.idle_since_ms
+            if idle_since_ms is None or idle_since_ms >= latest_ms:
+                continue
+            if connection.has_requested:
+                connection.abort()  # an idle keep-alive connection, as of a health check
+            else:
+                self.refuse(connection, "timeout")
 
     def refuse(self, connection: Connection, reason: str) -> None:
         """Close a connection, and count why."""
@@ -368,34 +414,55 @@ class ConnectionLimiter:
 
     # --- room
 
-    def _is_address_full(self, address: str) -> bool:
+    def _has_room(self) -> bool:
+        """Return whether one more connection fits into the total, after an unauthenticated one was closed for it."""
+        if len(self._connections) < self.limits.total_max:
+            return True
+        self._forget_closed(self._connections)
+        return len(self._connections) < self.limits.total_max or self._close_oldest()
+
+    def _has_address_room(self, address: str, other_than: Connection | None = None) -> bool:
+        """Return whether one more connection of the address fits, after an unauthenticated one was closed for it."""
         limit = self.limits.address_max
         if not limit or len(self._of_address.get(address, ())) < limit:
-            return False
+            return True
         self._forget_closed([one for one in self._of_address[address] if isinstance(one, Connection)])
-        return len(self._of_address.get(address, ())) >= limit
+        if len(self._of_address.get(address, ())) < limit:
+            return True
+        return self._close_first(one for one in self._unauthenticated_of.get(address, ()) if one is not other_than)
 
     def _add_unauthenticated(self, connection: Connection, address: str) -> None:
         connection.group = address
-        self._unauthenticated.setdefault(address, {})[connection] = None
+        self._unauthenticated[connection] = None
+        own = self._unauthenticated_of[address]
+        own[connection] = None
+        if 2 * len(own) > self.limits.evictable_max:
+            self._largest_address = address
         self._counts.unauthenticated_connections += 1
 
-    def _has_unauthenticated_room(self, address: str) -> bool:
+    def _limit_unauthenticated(self) -> None:
+        """Make room for one more unauthenticated connection."""
         limit = self.limits.unauthenticated_max
-        return not limit or self.unauthenticated < limit or self._evict(address)
+        if limit and self.unauthenticated >= limit:
+            self._close_oldest()
 
-    def _evict(self, address: str) -> bool:
-        """Close the oldest unauthenticated connection of the address that has most of them."""
-        if not self._unauthenticated:
-            return False
-        busiest = max(self._unauthenticated, key=lambda one: len(self._unauthenticated[one]))
-        own = self._unauthenticated[busiest]
-        oldest = next(iter(own))
-        is_same = len(self._unauthenticated.get(address, ())) >= len(own)
-        if is_same and self.now_ms() - oldest.opened_ms < EVICTION_AGE_MS:
-            return False
-        self.refuse(oldest, "evicted")
-        return True
+    def _close_oldest(self) -> bool:
+        """Close the oldest unauthenticated connection: of an address that has more than half of them, else of all.
+
+        So a flood from one address closes its own connections, and one from many addresses cannot choose the
+        connections of an address that several callers share. At least half as many further connections as may be
+        unauthenticated must be accepted before a connection is closed.
+        """
+        largest = self._unauthenticated_of.get(self._largest_address, {})
+        is_flooded = 2 * len(largest) > self.limits.evictable_max
+        return self._close_first(iter(largest if is_flooded else self._unauthenticated))
+
+    def _close_first(self, connections: Iterator[Connection]) -> bool:
+        """Close the first of the connections in favour of another one. Returns whether there is one."""
+        first = next(connections, None)
+        if first is not None:
+            self.refuse(first, "evicted")
+        return first is not None
 
     def _forget_closed(self, connections: Any) -> None:
         for connection in list(connections):

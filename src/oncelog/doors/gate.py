@@ -58,6 +58,7 @@ class Gate(asyncio.Protocol):
     def restart(self, bytes_max: int | None = None, refuse: Callable[[], None] | None = None) -> None:
         """As `connections.Gate` says."""
         self._bytes = 0
+        self.connection.hold(0)
         self._bytes_max = bytes_max or self._bytes_max_default
         self._refuse = refuse
         self._discarded = None
@@ -107,7 +108,11 @@ class Gate(asyncio.Protocol):
             self._discarded = None
         self._bytes += len(data)
         self._inner.data_received(data)
-        if self._bytes > self._bytes_max and self._grace is None and not self._is_open:
+        if self._is_open:
+            return
+        self.connection.hold(self._bytes)
+        is_closed = self.connection.group is None
+        if self._bytes > self._bytes_max and self._grace is None and not is_closed:
             self._is_paused = True
             self._transport.pause_reading()
             self._grace = asyncio.get_running_loop().call_later(GRACE_S, self._end_grace)

@@ -20,6 +20,8 @@ TOKEN_KEYS_MAX: Final = 32
 TOKEN_KEY_FILE_BYTES_MAX: Final = 256 * 1024
 TLS_FILE_BYTES_MAX: Final = 1024 * 1024
 """Largest certificate chain or private key."""
+TLS_HANDSHAKE_BYTES_MAX: Final = 16 * 1024
+"""Bytes of an incomplete TLS handshake. Browsers send about 2 KiB, and the server asks for no client certificate."""
 METRICS_CONNECTIONS_MAX: Final = 64
 """Connections of the metrics port at a time. Prometheus and health checks need a few."""
 SECRET_BYTES_MIN: Final = 32

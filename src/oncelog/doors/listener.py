@@ -15,9 +15,8 @@ from typing import Final
 from oncelog.doors.connections import Connection, ConnectionLimiter
 from oncelog.doors.log_limiter import LogLimiter
 
-BACKLOG: Final = 1024
-ACCEPTS_PER_TURN: Final = 128
-"""Connections accepted in one turn of the event loop, so that open ones are served in between."""
+BACKLOG: Final = 4096
+"""Connections that the system keeps until they are accepted. The system may have a lower limit (`somaxconn`)."""
 NO_FILES_PAUSE_S: Final = 0.1
 """Pause after `accept` failed for lack of a file descriptor. The system keeps the connections in its queue."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -74,6 +73,7 @@ class Listener:
         self._serve = serve
         self._address_of = address_of
         self._tls = tls
+        self._accepts_per_turn = limiter.limits.accepts_per_turn(listeners=len(sockets), with_tls=tls is not None)
         self._log_limiter = log_limiter
         self._refused = refused
         self._loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class Listener:
             pause.cancel()
 
     def _accept_some(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+        for _ in range(self._accepts_per_turn):
             try:
                 accepted, peer = listening.accept()
             except (BlockingIOError, InterruptedError):
@@ -131,16 +131,23 @@ class Listener:
         task.add_done_callback(self._starting.discard)
 
     async def _open(self, accepted: socket.socket, connection: Connection) -> None:
+        if connection.group is None:  # closed in favour of another one
+            accepted.close()
+            return
         options = {} if self._tls is None else {"ssl_handshake_timeout": self._limiter.limits.timeout_ms / 1000}
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._serve(connection), accepted, ssl=self._tls, **options
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            is_counted = connection.group is None  # the limiter closed it
             connection.close()
             accepted.close()
-            self._refused["tls_handshake"] += 1
-            self._log_limiter.warning("a TLS handshake failed", address=connection.address, error=type(error).__name__)
+            if not is_counted:
+                self._refused["tls_handshake"] += 1
+                self._log_limiter.warning(
+                    "a TLS handshake failed", address=connection.address, error=type(error).__name__
+                )
         except BaseException:
             connection.close()
             accepted.close()

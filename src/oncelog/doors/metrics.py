@@ -24,7 +24,6 @@ CONNECTION_REFUSALS: Final = (
     "connections_max",
     "address",
     "principal",
-    "unauthenticated",
     "evicted",
     "timeout",
     "too_large",

@@ -146,13 +146,13 @@ class _Socket(web.WebSocketResponse):
         return await super().close(code=code, message=message, drain=drain)
 
     async def write_eof(self) -> None:  # type: ignore[override]  # as in aiohttp
-        """End the response, and release the received bytes: the object is part of a cycle, and may wait for long until
-        it is collected."""
+        """End the response, and release the received bytes and the transport, which has buffers of TLS: the object is
+        part of a cycle, and may wait for long until it is collected."""
         await super().write_eof()
         if self.wire is not None:
             self.wire.release()
         self.session = self.wire = None
-        self._parser = self._reader = self._exception = None
+        self._parser = self._reader = self._writer = self._exception = None
 
 
 class Sockets(Generic[S]):

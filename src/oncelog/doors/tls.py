@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from oncelog.doors import files
 from oncelog.doors.files import Contents
-from oncelog.doors.limits import TLS_FILE_BYTES_MAX
+from oncelog.doors.limits import TLS_FILE_BYTES_MAX, TLS_HANDSHAKE_BYTES_MAX
 from oncelog.doors.settings import ServerSettings
 from oncelog.errors import SettingsError
 
@@ -48,8 +48,45 @@ class ServerCertificate:
         self.pem = (key.data, chain.data)
 
 
+class LimitedHandshake(ssl.SSLObject):
+    """A TLS connection that fails if the client sends too much before the handshake is complete.
+
+    OpenSSL collects a ClientHello of up to 128 KiB, and a second one after a HelloRetryRequest.
+    """
+
+    incoming: ssl.MemoryBIO
+    """Bytes of the client that OpenSSL has not read yet."""
+    handshake_bytes = 0
+
+    def do_handshake(self) -> None:
+        """Continue the handshake. The event loop calls it after every read."""
+        arrived = self.incoming.pending
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:  # incomplete: all of these bytes belong to the handshake
+            self.handshake_bytes += arrived
+            if self.handshake_bytes <= TLS_HANDSHAKE_BYTES_MAX:
+                raise
+            message = f"the handshake has more than {TLS_HANDSHAKE_BYTES_MAX} bytes"
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, message) from None
+
+
+class ServerContext(ssl.SSLContext):
+    """The TLS context of a server, with limited handshakes."""
+
+    sslobject_class = LimitedHandshake
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        """As `ssl.SSLContext` says. The event loop calls it for every connection."""
+        made = super().wrap_bio(incoming, *arguments, **options)
+        assert isinstance(made, LimitedHandshake)  # noqa: S101 - `sslobject_class`
+        made.incoming = incoming
+        return made
+
+
 def _new_context() -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    """Return a context with the defaults of `ssl.create_default_context` for servers."""
+    context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

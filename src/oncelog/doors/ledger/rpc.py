@@ -265,13 +265,13 @@ class LedgerRpc:
         del error  # which knows where it was raised
         await end_call(context, status, message, tuple(told.items()))
 
-    def _principal(self, context: Context, caller: Caller | None = None) -> Principal:
+    def _principal(self, context: Context) -> Principal:
         """Raises DoorError."""
         metadata = context.invocation_metadata() or ()  # made anew whenever it is asked for
         headers = [value for name, value in metadata if name == "authorization"]
         check_single_authorization(headers)
         credential = bearer_of(headers[0]) if headers else None
-        return self._door.entrance.authenticate(credential, caller or Caller(self._address_with(context, metadata)))
+        return self._door.entrance.authenticate(credential, Caller(self._address_with(context, metadata)))
 
     def _address(self, context: Context) -> str:
         return self._address_with(context, context.invocation_metadata() or ())
@@ -389,8 +389,10 @@ class LedgerRpc:
         assert task is not None  # noqa: S101 - gRPC runs every call in one
         stream: CountedStream | None = None
         try:
+            # Streams are counted after authentication: anonymous calls take no place of an address.
+            principal = self._principal(context)
             stream = self._open_stream(self._address(context))
-            principal = self._principal(context, stream)
+            stream.authenticated(principal)
             request = await self._message(pb.WatchBlocksRequest, context)
             if self._is_closing:
                 raise stopping()

@@ -1,0 +1,216 @@
+"""Anonymous connections from an address never keep out valid callers of the same address (CO-25).
+
+The tests use no time: the clock of the server stands still, and a flood is a number of connections that the server has
+accepted.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from doors.ledger.ledger_doors import token
+from doors.raw_http import RawConnection, post, raw_connection, write
+from doors.serving import Serving, serving
+from doors.test_server import make_certificate
+from oncelog.doors.connections import HELD_BYTES
+from oncelog.doors.limits import TLS_HANDSHAKE_BYTES_MAX
+from security.flood_worker import UPGRADE, unfinished
+from security.raw_websocket import connect_frame, is_closed, refusals, upgrade
+from waiting import soon, until
+
+SLOTS: Final = 20
+"""Unauthenticated connections of the servers in these tests."""
+FEWER: Final = SLOTS // 2 - 1
+"""Connections after which one that was accepted before them is still open."""
+ROUNDS: Final = 2
+ANY_CERTIFICATE: Final = ssl.create_default_context()
+ANY_CERTIFICATE.check_hostname, ANY_CERTIFICATE.verify_mode = False, ssl.CERT_NONE
+SHAPES: Final = {
+    "silent": (b"", None),
+    "unfinished-head": (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", None),
+    "unfinished-frame": (UPGRADE + unfinished("frame", 1000), None),
+    "tls-silent": (b"", False),
+    "tls-unfinished-handshake": (unfinished("hello", 1000), False),
+    "tls-unfinished-frame": (UPGRADE + unfinished("frame", 1000), True),
+}
+"""What each connection of a flood sends, and whether its TLS handshake is complete; None without TLS."""
+
+
+class Flood:
+    """Anonymous connections to a server, which stay open until the server closes them."""
+
+    def __init__(self, served: Serving, stack: AsyncExitStack, shape: str) -> None:
+        self._served = served
+        self._stack = stack
+        self._data, has_handshake = SHAPES[shape]
+        self._tls = ANY_CERTIFICATE if has_handshake else None
+        self.connections: list[RawConnection] = []
+
+    @property
+    def accepted(self) -> int:
+        """The number of all connections that the server has accepted so far."""
+        limiter = self._served.server._limiter
+        return limiter.closed + len(limiter)
+
+    async def add(self, count: int) -> None:
+        """Open connections, and wait until the server has accepted all of them."""
+        accepted = self.accepted
+        for _ in range(count):
+            made = await self._stack.enter_async_context(raw_connection(self._served, self._tls))
+            made.send(self._data)
+            self.connections.append(made)
+        await until(lambda: self.accepted >= accepted + count)
+
+
+Call = Callable[[Serving, Flood], Awaitable[None]]
+"""Connect with a valid credential while the flood goes on between two steps of the caller."""
+
+
+def _tls(served: Serving) -> ssl.SSLContext | None:
+    return None if served.server._certificate.context is None else ANY_CERTIFICATE
+
+
+async def send_request(served: Serving, flood: Flood) -> None:
+    async with raw_connection(served, _tls(served)) as connection:
+        head = f"GET /v1/events?partition=a HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token()}\r\n\r\n"
+        connection.send(head[:20].encode())
+        await flood.add(FEWER)
+        connection.send(head[20:].encode())
+        status, _, answer = await connection.answer()
+        assert status == 200, answer
+
+
+async def send_write(served: Serving, flood: Flood) -> None:
+    async with raw_connection(served, _tls(served)) as connection:
+        await flood.add(FEWER)
+        connection.send(post(write(1, client="user:ada"), f"Authorization: Bearer {token()}"))
+        assert await connection.written() == 1
+
+
+async def open_websocket(served: Serving, flood: Flood) -> None:
+    async with raw_connection(served, _tls(served)) as connection:
+        await upgrade(connection)
+        await flood.add(FEWER)
+        connection.send(connect_frame(token()))
+        assert b'"connected"' in await soon(connection.reader.readuntil(b"}"))
+
+
+@asynccontextmanager
+async def flooded_server(
+    tmp_path: Path, shape: str = "silent", **settings: Any
+) -> AsyncIterator[tuple[Serving, Flood]]:
+    """Run a server whose slots are all taken by a flood."""
+    settings = {"unauthenticated_connections_max": SLOTS, **settings}
+    if SHAPES[shape][1] is not None:
+        settings["tls"] = make_certificate(tmp_path, "server")
+    async with serving(tmp_path, tokens=True, **settings) as served, AsyncExitStack() as stack:
+        flood = Flood(served, stack, shape)
+        await flood.add(SLOTS + 10)
+        yield served, flood
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_flood_from_the_same_address_does_not_keep_out_valid_callers(tmp_path: Path, shape: str) -> None:
+    calls: tuple[Call, ...] = (send_request, send_write, open_websocket)
+    async with flooded_server(tmp_path, shape) as (served, flood):
+        for call in calls * ROUNDS:
+            await call(served, flood)
+            await flood.add(SLOTS)
+            assert served.server._limiter.unauthenticated <= SLOTS
+        assert set(refusals(served)) == {"evicted"}
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+async def test_flood_does_not_close_authenticated_keep_alive_connections(tmp_path: Path) -> None:
+    async with flooded_server(tmp_path) as (served, flood), raw_connection(served) as connection:
+        for number in range(1, 4):
+            connection.send(post(write(number, client="user:ada"), f"Authorization: Bearer {token()}"))
+            assert await connection.written() == number
+            await flood.add(3 * SLOTS)
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+async def test_flood_does_not_use_up_the_connections_of_its_address(tmp_path: Path) -> None:
+    """The limit of an address is lower than the number of unauthenticated connections."""
+    authorization = f"Authorization: Bearer {token()}"
+    async with flooded_server(tmp_path, connections_per_address_max=5) as (served, flood), AsyncExitStack() as stack:
+        for number in range(1, 6):
+            connection = await stack.enter_async_context(raw_connection(served))
+            connection.send(post(write(number, client="user:ada"), authorization))
+            assert await connection.written() == number
+            await flood.add(1 if number < 5 else 0)
+        async with raw_connection(served) as refused:  # all of them are authenticated
+            assert await is_closed(refused)
+        assert set(refusals(served)) == {"evicted", "address"}
+
+
+@pytest.mark.rule("CO-25", "CO-27")
+async def test_flood_through_a_proxy_does_not_use_up_the_streams_of_its_address(tmp_path: Path) -> None:
+    settings = {"trusted_proxies": ("127.0.0.0/8",), "connections_per_address_max": 5}
+    client = "X-Forwarded-For: 192.0.2.1\r\n"
+    async with serving(tmp_path, tokens=True, **settings) as served, AsyncExitStack() as stack:  # type: ignore[arg-type]
+        for _ in range(20):
+            await upgrade(await stack.enter_async_context(raw_connection(served)), headers=client)
+        async with raw_connection(served) as connection:
+            await upgrade(connection, headers=client)
+            connection.send(connect_frame(token()))
+            assert b'"connected"' in await soon(connection.reader.readuntil(b"}"))
+        assert set(refusals(served)) == {"evicted"}
+
+
+@pytest.mark.rule("CO-27")
+async def test_unauthenticated_connections_that_hold_much_are_closed(tmp_path: Path) -> None:
+    """All together hold at most as much as if each had a first message of a WebSocket."""
+    async with flooded_server(tmp_path, "unfinished-head") as (served, flood):
+        limiter = served.server._limiter
+        header = b"X: " + b"a" * (3 * HELD_BYTES) + b"\r\n"
+        for one in flood.connections[-SLOTS:]:
+            one.send(header)
+        await until(lambda: limiter._held_bytes > SLOTS * HELD_BYTES - 4 * HELD_BYTES)
+        assert limiter._held_bytes <= SLOTS * HELD_BYTES
+        await send_request(served, flood)
+
+
+@pytest.mark.rule("CO-27")
+async def test_large_tls_handshake_is_refused(tmp_path: Path) -> None:
+    tls = make_certificate(tmp_path, "server")
+    async with serving(tmp_path, tokens=True, tls=tls) as served, raw_connection(served) as connection:
+        data = unfinished("hello", TLS_HANDSHAKE_BYTES_MAX)
+        connection.send(data[:-200])
+        await until(lambda: served.server._limiter.unauthenticated == 1)
+        connection.send(data[-200:], b"\x16\x03\x01\x00\x80" + bytes(128))
+        assert await is_closed(connection)
+        await until(lambda: refusals(served) == {"tls_handshake": 1})
+
+
+@pytest.mark.rule("CO-27")
+async def test_large_request_right_after_the_tls_handshake_is_accepted(tmp_path: Path) -> None:
+    """The server reads the end of the handshake and the beginning of the request at once."""
+    tls = make_certificate(tmp_path, "server")
+    async with serving(tmp_path, tokens=True, tls=tls) as served:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = ANY_CERTIFICATE.wrap_bio(incoming, outgoing)
+        async with raw_connection(served) as connection:
+            for _ in range(2):
+                try:
+                    client.do_handshake()
+                except ssl.SSLWantReadError:
+                    connection.send(outgoing.read())
+                    incoming.write(await soon(connection.reader.read(65536)))
+            body = write(1, client="user:ada") + b" " * 8 * TLS_HANDSHAKE_BYTES_MAX
+            client.write(post(body, f"Authorization: Bearer {token()}"))
+            connection.send(outgoing.read())
+            answer = b""
+            while b"assigned_sequence" not in answer:
+                incoming.write(await soon(connection.reader.read(65536)))
+                try:
+                    answer += client.read()
+                except ssl.SSLWantReadError:  # tickets of the server come first
+                    await asyncio.sleep(0)
+            assert answer.startswith(b"HTTP/1.1 200 ")
