@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.rename import facts, groups, name_map, project, tree, validate
+from tools.rename import facts, groups, mutants, name_map, project, tree, validate
 
 
 def main() -> int:
@@ -52,9 +52,11 @@ def main() -> int:
     context = result.context
     _print("Warnings", validate.warnings(found, known), options.show)
     _print("Kept as logger names (change those that name the module)", context.kept, options.show)
+    _print("Depends on the place or name of a module", validate.places(found), options.show)
     _print("Strings that equal an old name, not changed", context.strings, options.show)
     _print("Guessed: private members of objects of unknown type", context.guessed, options.show)
     _print("Unresolved uses of old attributes and parameters, not changed", context.unresolved, options.show)
+    _print("Programs in documents with an old name", result.documents, options.show)
     _print("Notes", result.notes, options.show)
     _print("ERRORS", errors, options.show)
     moved = sum(old != new for old, new in found.moves.files.items())
@@ -63,6 +65,7 @@ def main() -> int:
         return 1
     if not options.validate:
         tree.write(found, result, ruff=not options.no_ruff)
+        _print("Mutants to mend", mutants.broken(), options.show)
         print(f"{time.monotonic() - began:.0f} s: applied; run `make lint` and the tests")
     return 0
 

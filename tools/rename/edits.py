@@ -34,6 +34,7 @@ class Context:
         self.strings_to_report = {old_last_part(key) for key in names if is_telling(old_last_part(key))}
         self.guesses = _guesses(facts, project)
         """New names of private members whose old name means one thing in the whole tree."""
+        self.vanishing = self.attributes - _remaining(facts, project)
         self.guessed: list[str] = []
         self.unresolved: list[str] = []
         self.errors: list[str] = []
@@ -46,6 +47,16 @@ def _sets_field(facts: Facts, key: str) -> bool:
     module, qualname, local = parts(key)
     known = facts.classes.get(f"{module}:{qualname.rpartition('.')[0]}")
     return bool(local) or (known is not None and known.generated)
+
+
+def _remaining(facts: Facts, project: Project) -> set[str]:
+    """Members that some class still has after the renames, and names of modules and definitions."""
+    found = {name for source in project.sources.values() for name in source.scopes[0].bindings}
+    found |= {part for module in project.moves.modules for part in module.split(".")}
+    for name, known in facts.classes.items():
+        found |= known.foreign
+        found |= {project.names.new_name(f"{name}.{member}", member) for member in known.members}
+    return found
 
 
 def _guesses(facts: Facts, project: Project) -> dict[str, str]:

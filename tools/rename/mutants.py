@@ -49,6 +49,17 @@ def new_mutants(project: Project, edited: "dict[str, Any]") -> tuple[str, list[s
     return "[[mutant]]".join(blocks), notes
 
 
+def broken() -> Iterator[str]:
+    """Yield the mutants whose line is not in their function, for example because it was wrapped."""
+    for number, table in enumerate(tomllib.loads(Path(MUTANTS).read_text())["mutant"], 1):
+        path = table["file"]
+        source = Source(path, module_of(path), Path(path).read_text())
+        node: Any = source.nodes.get(table["function"])
+        span = None if node is None else (source.offset(node.lineno, 0), source.span(node)[1])
+        if span is None or next(_places(source.text, table["before"], *span), None) is None:
+            yield f"{number}: {path}: {table['function']}: {table['before']}"
+
+
 def _function(project: Project, path: str, qualname: str) -> str:
     key, new = f"{module_of(path)}:", []
     for name in qualname.split("."):

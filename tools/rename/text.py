@@ -1,12 +1,13 @@
 """Old names in text: dotted names, paths, and names in backquotes."""
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tools.rename.name_map import parts
 from tools.rename.project import Project
-from tools.rename.scopes import IMPORTERS
+from tools.rename.scopes import IMPORTERS, Import, Source
 
 _PATH: Final = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*")
 _QUOTED: Final = re.compile(r"(?<=`)([A-Za-z_][\w.]*)(?=(?:\(\))?`)")
@@ -115,6 +116,8 @@ def _unique_names(project: Project) -> dict[str, str]:
         if not local and "." not in qualname and is_telling(qualname):
             found.setdefault(qualname, []).append(new)
     unique = {old: new[0] for old, new in found.items() if len(set(new)) == 1 and len(new) == defined.get(old, 1)}
+    for name in _with_other_meanings(project, set(unique)):
+        unique.pop(name, None)
     unique.update((old, new) for old, new in project.names.identifiers.items() if is_telling(old))
     for key, new in project.names.names.items():
         _, qualname, local = parts(key)
@@ -122,6 +125,27 @@ def _unique_names(project: Project) -> dict[str, str]:
         if name and not local and defined.get(name, 0) <= 1:
             unique[qualname] = f"{unique.get(name, name)}.{new}"
     return unique
+
+
+def _with_other_meanings(project: Project, names: set[str]) -> Iterator[str]:
+    """Yield names that are also members, variables or, as strings, perhaps names on a wire."""
+    for source in project.sources.values():
+        for scope in source.scopes[1:]:
+            for name in names & scope.bindings.keys():
+                if not any(isinstance(one, Import) for one in scope.bindings[name]):
+                    yield name
+        yield from (node.attr for node, _ in source.attributes if isinstance(node.ctx, ast.Store))
+        if source.path.startswith("src/"):
+            for node in ast.walk(source.tree):
+                value = node.value if isinstance(node, ast.Constant) else None
+                if isinstance(value, str) and value in names and _is_data(source, node, value):
+                    yield value
+
+
+def _is_data(source: Source, node: ast.AST, value: str) -> bool:
+    """Whether a string is not part of `__all__` or of a table of modules."""
+    line = source.text.split("\n")[getattr(node, "lineno", 1) - 1].strip()
+    return line.rstrip(",") != f'"{value}"' and "oncelog." not in line
 
 
 def is_telling(name: str) -> bool:

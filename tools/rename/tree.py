@@ -1,6 +1,8 @@
 """Apply a map to the working tree."""
 
+import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -14,6 +16,7 @@ from tools.rename.text import TextMap
 TEXT: Final = (".md", ".toml", ".yml", ".yaml", ".cfg", ".sh", "Makefile", ".gitattributes", ".gitignore")
 UNTOUCHED: Final = ("docs/decisions/", "CHANGELOG.md", "requirements/", MUTANTS)
 NO_LOGGERS: Final = ("pyproject.toml", "Makefile")
+_MEMBER: Final = re.compile(r"(?<=\.)[A-Za-z_]\w*")
 RUFF: Final = (
     ("check", "--quiet", "--fix", "--select", "I,RUF022,RUF023", "."),
     ("format", "--quiet", "."),
@@ -27,6 +30,7 @@ class Result:
     context: Context
     texts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
 
 
 def loggers_of(project: Project) -> frozenset[str]:
@@ -54,20 +58,37 @@ def compute(project: Project, facts: Facts) -> Result:
             result.texts[source.path] = new
     for path in project.moves.files:
         if path.endswith(TEXT) and not path.startswith((*UNTOUCHED, *OWN)):
-            old = Path(path).read_text()
-            plain = path.endswith(NO_LOGGERS)
-            new = text.apply(old, keep_loggers=not plain)
-            if new != old:
-                result.texts[path] = new
-            if not plain:
-                for at in text.kept(old):
-                    result.context.kept.append(f"{path}:{old.count(chr(10), 0, at) + 1}")
+            _document(result, text, path)
     if Path(MUTANTS).exists():
         new, notes = new_mutants(project, edited)
         result.notes += notes
         if new != Path(MUTANTS).read_text():
             result.texts[MUTANTS] = new
     return result
+
+
+def _document(result: Result, text: TextMap, path: str) -> None:
+    old = Path(path).read_text()
+    plain = path.endswith(NO_LOGGERS)
+    new = text.apply(old, keep_loggers=not plain)
+    if new != old:
+        result.texts[path] = new
+    if path.endswith(".md"):
+        result.documents += _programs(result.context, path, old)
+    if not plain:
+        result.context.kept += [f"{path}:{old.count(chr(10), 0, at) + 1}" for at in text.kept(old)]
+
+
+def _programs(context: Context, path: str, text: str) -> Iterator[str]:
+    """Yield the lines of Python programs in a document that use a member that no class has any more."""
+    is_python = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_python = not is_python and "python" in line
+        elif is_python:
+            found = {word for word in _MEMBER.findall(line) if word in context.vanishing}
+            if found:
+                yield f"{path}:{number}: {', '.join(sorted(found))}: {line.strip()}"
 
 
 def write(project: Project, result: Result, *, ruff: bool = True) -> None:

@@ -206,6 +206,33 @@ def warnings(project: Project, facts: Facts) -> Iterator[str]:
         yield from _function_warnings(project, key, new, commands)
 
 
+def places(project: Project) -> Iterator[str]:
+    """Code that depends on where a file lies or on the last part of a module's name."""
+    moves = project.moves
+    last = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in moves.modules.items() if "oncelog." in old}
+    for source in project.sources.values():
+        depth = moves.files[source.path].count("/") - source.path.count("/")
+        lines = source.text.splitlines()
+        for node in ast.walk(source.tree):
+            line = lines[node.lineno - 1].strip() if isinstance(node, ast.expr) else ""
+            if isinstance(node, ast.Name) and node.id == "__file__" and depth:
+                yield f"{source.path}:{node.lineno}: moves {depth:+} levels: {line}"
+            elif _names_modules(node, last, line):
+                yield f"{source.path}:{getattr(node, 'lineno', 0)}: {line}"
+
+
+def _names_modules(node: ast.AST, last: dict[str, str], line: str) -> bool:
+    """Whether a path or a list of strings consists of parts of modules, and one of them changes."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and "oncelog" in line:
+        found = [node.right]
+    elif isinstance(node, (ast.Tuple, ast.List, ast.Set)) and len(node.elts) > 1 and "__slots__" not in line:
+        found = node.elts
+    else:
+        return False
+    values = [str(getattr(one, "value", "")) for one in found]
+    return all(value in last for value in values) and any(last[value] != value for value in values)
+
+
 def _public(project: Project) -> Iterator[tuple[str, str]]:
     """Yield the keys of public names, with the module that has them in `__all__`."""
     for source in project.sources.values():
