@@ -261,6 +261,19 @@ def test_snapshot_is_restarted_when_its_page_token_is_refused() -> None:
     assert pulling.answered(request_of(pulling), fault("BAD_REQUEST")) == Pause(0, is_long=True)
 
 
+@pytest.mark.rule("DE-7")
+@pytest.mark.parametrize("answer", [fault("BAD_REQUEST"), SnapshotPage((), 9, "", "other")])
+def test_history_that_changes_between_the_pages_of_the_first_snapshot_starts_a_reset(answer: Any) -> None:
+    pulling = pulling_at(epoch="")
+    pulling.done(ReadAnew())
+    pulling.done(Join((), 9, EPOCH, "next"))
+    effect = pulling.answered(request_of(pulling), answer)
+    if isinstance(effect, ReadAnew):
+        pulling.done(effect)
+    assert request_of(pulling) == ReadSnapshot("")
+    assert isinstance(pulling.answered(ReadSnapshot(""), SnapshotPage((), 2, "next", "other")), Reset)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

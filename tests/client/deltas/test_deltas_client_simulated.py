@@ -186,6 +186,11 @@ def test_backup_restored_between_the_first_push_and_the_first_pull_is_noticed(se
 
 
 @pytest.mark.rule("DE-7")
+def test_backup_restored_between_the_pages_of_the_first_snapshot_is_noticed() -> None:
+    World(3_000_001_497, drops=True, backups=True).run(STEPS)
+
+
+@pytest.mark.rule("DE-7")
 def test_late_acknowledgement_of_a_history_that_has_ended_is_not_believed() -> None:
     World(5001, drops=True, backups=True, refusals=True).run(STEPS)
 

@@ -201,6 +201,8 @@ class Pulling:
     def _read_on(self, effect: Join | Stage) -> None:
         if effect.next:
             self._reading = _Reading(effect.next, effect.cursor, effect.epoch)
+            if isinstance(effect, Join):
+                self.epoch = effect.epoch  # the file has rows of this history: rows of another one must replace them
             return
         self.cursor, self.epoch = effect.cursor, effect.epoch
         self.is_resetting = self.is_caught_up = False
