@@ -65,13 +65,14 @@ class Comparison:
                     one = (self.project.new_module(alias.name), "", local)
                 else:
                     _, module, name = target(self.project, scope, alias)
-                    one = (module, name, local)
+                    one = (module, name, "" if local == name else local)
                 found[0].setdefault(scope.index, set()).add(one)
         for node, scope in new.imports:
             for alias in node.names:
                 module = alias.name if isinstance(node, ast.Import) else node.module or ""
                 name = "" if isinstance(node, ast.Import) else alias.name
-                found[1].setdefault(scope.index, set()).add((module, name, alias.asname or ""))
+                local = "" if alias.asname in {None, name} else str(alias.asname)
+                found[1].setdefault(scope.index, set()).add((module, name, local))
         for index in {*found[0], *found[1]}:
             before, after = found[0].get(index, set()), found[1].get(index, set())
             for one in sorted(before - after):

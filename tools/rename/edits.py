@@ -10,7 +10,7 @@ from tools.rename.facts import Facts, Owners
 from tools.rename.imports import import_edits
 from tools.rename.name_map import old_last_part, parts
 from tools.rename.project import Project, Symbol
-from tools.rename.scopes import Scope, Source, resolve
+from tools.rename.scopes import Import, Scope, Source, resolve
 from tools.rename.text import Edit, TextMap, is_module_argument, is_telling, replace
 
 _BY_STRING: Final = frozenset({"getattr", "setattr", "hasattr", "delattr", "object"})
@@ -30,6 +30,8 @@ class Context:
         self.text = text
         names = project.names.names
         self.attributes = {old_last_part(key) for key in names if "." in parts(key)[1] and not parts(key)[2]}
+        self.modules = _module_names(project)
+        """Local names of modules that change, as in `from a import b`."""
         self.keywords = {old_last_part(key) for key in names if _sets_field(facts, key)}
         self.strings_to_report = {old_last_part(key) for key in names if is_telling(old_last_part(key))}
         self.guesses = _guesses(facts, project)
@@ -47,6 +49,17 @@ def _sets_field(facts: Facts, key: str) -> bool:
     module, qualname, local = parts(key)
     known = facts.classes.get(f"{module}:{qualname.rpartition('.')[0]}")
     return bool(local) or (known is not None and known.generated)
+
+
+def _module_names(project: Project) -> set[str]:
+    found = set()
+    for source in project.sources.values():
+        for name, bound in source.scopes[0].bindings.items():
+            if isinstance(bound[0], Import) and project.new_local(source, source.scopes[0], name) != name:
+                symbol = project.exported(bound[0].module, bound[0].name or "")
+                if not symbol.qualname:
+                    found.add(name)
+    return found
 
 
 def _remaining(facts: Facts, project: Project) -> set[str]:
@@ -141,9 +154,10 @@ class FileEdits:
         """Modules that are named by a chain of attributes, as after `import a.b`."""
         inner = set()
         for node, scope in reversed(self.source.attributes):
-            symbol = self.project.static(self.source, scope, node)
-            if symbol is None or symbol.qualname or not self.project.is_module(symbol.module):
+            base = self.project.static(self.source, scope, node.value)
+            if base is None or base.qualname or not self.project.is_submodule(base.module, node.attr):
                 continue
+            symbol = Symbol(f"{base.module}.{node.attr}", "")
             inner.add(id(node.value))
             root: ast.expr = node
             while isinstance(root, ast.Attribute):
@@ -178,7 +192,7 @@ class FileEdits:
 
     def _guess(self, old: str, start: int) -> str:
         """New name of a member of an object whose type mypy does not know."""
-        if old in self.names.identifiers or old not in self.context.attributes:
+        if old in self.names.identifiers or old not in self.context.attributes | self.context.modules:
             return self.names.identifiers.get(old, old)
         if old in self.context.guesses:
             self.context.guessed.append(f"{self._place(start)}: {self.context.guesses[old]}: {self._line(start)}")
@@ -192,8 +206,7 @@ class FileEdits:
         if base is not None and not base.qualname:
             if not self.project.is_module(base.module):
                 return True, self.names.identifiers.get(node.attr, node.attr)
-            symbol = self.project.exported(base.module, node.attr)
-            if not symbol.qualname and self.project.is_module(symbol.module):
+            if self.project.is_submodule(base.module, node.attr):
                 return True, None
             return True, self.project.new_export(base.module, node.attr)
         owners = self.owners(node, scope, base)

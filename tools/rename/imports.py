@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from tools.rename.project import Project, Symbol
+from tools.rename.project import Project
 from tools.rename.scopes import Import, Scope, Source
 from tools.rename.text import Edit
 
@@ -35,7 +35,10 @@ def _from(project: Project, source: Source, scope: Scope, node: ast.ImportFrom) 
             written = "." * node.level + (node.module or "")
             yield Edit(source.text.index(written, start), source.text.index(written, start) + len(written), module)
         for alias, name in aliases:
-            start = source.span(alias)[0]
+            start, end = source.span(alias)
+            if _is_needless(project, source, scope, alias, name):
+                yield Edit(start, end, name)
+                continue
             if name != alias.name:
                 yield Edit(start, start + len(alias.name), name)
             if alias.asname is not None:
@@ -44,12 +47,21 @@ def _from(project: Project, source: Source, scope: Scope, node: ast.ImportFrom) 
     statements = []
     for module, aliases in groups.items():
         written = ", ".join(
-            name if alias.asname is None else f"{name} as {project.new_local(source, scope, alias.asname)}"
+            name
+            if alias.asname is None or _is_needless(project, source, scope, alias, name)
+            else f"{name} as {project.new_local(source, scope, alias.asname)}"
             for alias, name in aliases
         )
         statements.append(f"from {module} import {written}")
     start, end = source.span(node)
     yield Edit(start, end, ("\n" + " " * node.col_offset).join(statements))
+
+
+def _is_needless(project: Project, source: Source, scope: Scope, alias: ast.alias, name: str) -> bool:
+    """Whether an alias becomes the name itself."""
+    if alias.asname is None or alias.asname == alias.name:
+        return False
+    return project.new_local(source, scope, alias.asname) == name
 
 
 def _alias(project: Project, source: Source, scope: Scope, alias: ast.alias) -> Iterator[Edit]:
@@ -69,7 +81,7 @@ def target(project: Project, scope: Scope, alias: ast.alias) -> tuple[str, str, 
         home = home.parent
     module = bound.module if bound is not None else ""
     inner = f"{module}.{alias.name}"
-    if project.is_module(inner) and project.exported(module, alias.name) == Symbol(inner, ""):
+    if project.is_submodule(module, alias.name):
         package, _, name = project.new_module(inner).rpartition(".")
         return module, package, name
     return module, project.new_module(module), project.new_export(module, alias.name)

@@ -150,6 +150,10 @@ class Project:
             return name
         return self.names.new_name(symbol.key, name)
 
+    def is_submodule(self, module: str, name: str) -> bool:
+        """Whether an attribute of a package is a module inside it, and not a module that it has imported."""
+        return self.exported(module, name) == Symbol(f"{module}.{name}", "") and self.is_module(f"{module}.{name}")
+
     def new_local(self, source: Source, scope: Scope, name: str) -> str:
         """New name of a variable of a scope."""
         known = self._locals.get((id(scope), name))

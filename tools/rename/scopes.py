@@ -265,11 +265,13 @@ class _Builder:
 
     def _Assign(self, node: ast.Assign, annotation: bool) -> None:  # noqa: N802
         self._children(node, annotation)
-        call = node.value
+        self._imported(node.targets[0], node.value)
+
+    def _imported(self, target: ast.expr, call: ast.expr | None) -> None:
         if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if name in IMPORTERS and isinstance(call.args[0].value, str):
-                self.source.imported_by_call[id(node.targets[0])] = call.args[0].value
+                self.source.imported_by_call[id(target)] = call.args[0].value
 
     def _AnnAssign(self, node: ast.AnnAssign, _: bool) -> None:  # noqa: N802
         self.visit(node.annotation, annotation=True)
@@ -277,6 +279,7 @@ class _Builder:
         if node.value is not None:
             self.visit(node.value, annotation=alias)
         self.visit(node.target)
+        self._imported(node.target, node.value)
 
     def _define(self, node: FunctionNode | ast.ClassDef) -> None:
         start = self.source.offset(node.lineno, node.col_offset)
