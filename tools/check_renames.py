@@ -37,6 +37,7 @@ class Comparison:
         names = old.names
         self.pairs = {(name_map.old_last_part(key), new) for key, new in names.names.items()}
         self.pairs |= set(names.identifiers.items())
+        self.pairs |= {(key.rpartition(":")[2].strip('"='), new) for key, new in names.unresolved.items()}
         for module, new in old.moves.modules.items():
             self.pairs.add((module.rpartition(".")[2], new.rpartition(".")[2]))
             self.pairs.add((module.partition(".")[0], new.partition(".")[0]))

@@ -12,6 +12,8 @@ Sections of a map, each from old to new:
                    and the names are the old ones, the value is the new last part
     [public]       the same as [names]; names that need a deprecated alias, which the tool does not write
     [tests]        path of a file or directory
+    [unresolved]   'path:name', 'path:name=' or 'path:"name"': decision about uses in a file that the tool lists as
+                   unresolved or as strings; the same name means that it stays
     [identifiers]  a name token, everywhere in the code
 """
 
@@ -46,6 +48,8 @@ def main() -> int:
         _print("Added by --propagate", groups.propagate(found, known), options.show)
     result = tree.compute(found, known)
     errors = [*validate.errors(found, known), *sorted(found.conflicts), *result.context.errors]
+    unused = set(found.names.unresolved) - result.context.decided
+    errors += [f"[unresolved] {key}: there is no such unresolved use" for key in sorted(unused)]
     for source in found.sources.values():
         if source.path in result.texts:
             errors += validate.captures(source, result.texts[source.path])

@@ -37,6 +37,7 @@ class Context:
         self.guesses = _guesses(facts, project)
         """New names of private members whose old name means one thing in the whole tree."""
         self.vanishing = self.attributes - _remaining(facts, project)
+        self.decided: set[str] = set()
         self.guessed: list[str] = []
         self.unresolved: list[str] = []
         self.errors: list[str] = []
@@ -197,7 +198,15 @@ class FileEdits:
         if old in self.context.guesses:
             self.context.guessed.append(f"{self._place(start)}: {self.context.guesses[old]}: {self._line(start)}")
             return self.context.guesses[old]
-        self._unresolved(start, old)
+        return self._decided(start, old)
+
+    def _decided(self, start: int, old: str, shown: str = "") -> str:
+        """What a person decided about a use that types do not resolve."""
+        key = f"{self.source.path}:{shown or old}"
+        if key in self.names.unresolved:
+            self.context.decided.add(key)
+            return self.names.unresolved[key]
+        self._unresolved(start, shown or old)
         return old
 
     def _new_attribute(self, node: ast.Attribute, scope: Scope) -> tuple[bool, str | None]:
@@ -269,7 +278,7 @@ class FileEdits:
         if keys is None:
             new = self.names.identifiers.get(old, old)
             if new == old and old in self.context.keywords:
-                self._unresolved(start, f"{old}=")
+                new = self._decided(start, old, f"{old}=")
         else:
             new = self._agreed(old, keys, start)
         self._add(start, old, new)
@@ -480,7 +489,12 @@ class FileEdits:
                 and not self._line(start).startswith(("__slots__", "__all__"))
                 and (start + 1, start + 1 + len(content)) not in spans
             ):
-                self.context.strings.append(f"{self._place(start)}: {self._line(start)}")
+                key = f'{self.source.path}:"{content}"'
+                if key in self.names.unresolved:
+                    self.context.decided.add(key)
+                    yield Edit(start + 1, start + 1 + len(content), self.names.unresolved[key])
+                else:
+                    self.context.strings.append(f"{self._place(start)}: {self._line(start)}")
 
 
 def _strings(value: ast.expr) -> Iterator[tuple[ast.Constant, str]]:

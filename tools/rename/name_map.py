@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-SECTIONS: Final = ("modules", "names", "tests", "identifiers", "packages", "public")
+SECTIONS: Final = ("modules", "names", "tests", "identifiers", "packages", "public", "unresolved")
 _KEY: Final = re.compile(r"(?P<module>[\w.]+):(?P<qualname>[\w.]+)(?:\((?P<local>\w+)\))?")
 
 
@@ -20,6 +20,8 @@ class NameMap:
     tests: dict[str, str] = field(default_factory=dict)
     identifiers: dict[str, str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
+    unresolved: dict[str, str] = field(default_factory=dict)
+    """By file and name, or file and "name" in quotes: what a person decided about uses that types do not resolve."""
     errors: list[str] = field(default_factory=list)
 
     def new_name(self, key: str, old: str) -> str:
