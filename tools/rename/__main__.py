@@ -13,7 +13,7 @@ Sections of a map, each from old to new:
     [public]       the same as [names]; names that need a deprecated alias, which the tool does not write
     [tests]        path of a file or directory
     [unresolved]   'path:name', 'path:name=' or 'path:"name"': decision about uses in a file that the tool lists as
-                   unresolved or as strings; the same name means that it stays
+                   unresolved or as strings; the same name means that it stays. 'path:line:name' decides one of them
     [identifiers]  a name token, everywhere in the code
 """
 

@@ -29,7 +29,7 @@ class Context:
         self.facts = facts
         self.text = text
         names = project.names.names
-        self.attributes = {old_last_part(key) for key in names if "." in parts(key)[1] and not parts(key)[2]}
+        self.attributes = {old_last_part(key) for key in names if not parts(key)[2]}
         self.modules = _module_names(project)
         """Local names of modules that change, as in `from a import b`."""
         self.keywords = {old_last_part(key) for key in names if _sets_field(facts, key)}
@@ -202,19 +202,19 @@ class FileEdits:
 
     def _decided(self, start: int, old: str, shown: str = "") -> str:
         """What a person decided about a use that types do not resolve."""
-        key = f"{self.source.path}:{shown or old}"
-        if key in self.names.unresolved:
-            self.context.decided.add(key)
-            return self.names.unresolved[key]
+        for key in (f"{self._place(start)}:{shown or old}", f"{self.source.path}:{shown or old}"):
+            if key in self.names.unresolved:
+                self.context.decided.add(key)
+                return self.names.unresolved[key]
         self._unresolved(start, shown or old)
         return old
 
     def _new_attribute(self, node: ast.Attribute, scope: Scope) -> tuple[bool, str | None]:
         """Return whether the definition is known, and the new name."""
         base = self.project.static(self.source, scope, node.value)
+        if base is not None and not self.project.is_module(base.module):
+            return True, self.names.identifiers.get(node.attr, node.attr)
         if base is not None and not base.qualname:
-            if not self.project.is_module(base.module):
-                return True, self.names.identifiers.get(node.attr, node.attr)
             if self.project.is_submodule(base.module, node.attr):
                 return True, None
             return True, self.project.new_export(base.module, node.attr)
