@@ -15,6 +15,8 @@ from tools.rename.text import Edit, TextMap, is_module_argument, is_telling, rep
 
 _BY_STRING: Final = frozenset({"getattr", "setattr", "hasattr", "delattr", "object"})
 _REPLACE: Final = frozenset({"replace", "evolve", "__replace__"})
+_STAND_INS: Final = frozenset({"SimpleNamespace", "Mock", "MagicMock", "AsyncMock"})
+"""Classes whose objects stand for others: their keywords are names of members."""
 _FIXTURES: Final = frozenset({"parametrize", "usefixtures", "getfixturevalue"})
 _LOGGER: Final = re.compile(r"getLogger\(|at_level\(|set_level\(|logger=|\.name ==")
 _MEMBER_LISTS: Final = frozenset({"__slots__", "__match_args__"})
@@ -274,10 +276,11 @@ class FileEdits:
 
     def _keyword(self, call: ast.Call, scope: Scope, one: ast.keyword, function: str) -> None:
         start, old = self.source.span(one)[0], one.arg or ""
-        keys = self._keyword_keys(call, scope, old, function)
+        keys = None if function in _STAND_INS else self._keyword_keys(call, scope, old, function)
         if keys is None:
             new = self.names.identifiers.get(old, old)
-            if new == old and old in self.context.keywords:
+            names = self.context.attributes if function in _STAND_INS else self.context.keywords
+            if new == old and old in names:
                 new = self._decided(start, old, f"{old}=")
         else:
             new = self._agreed(old, keys, start)
