@@ -67,6 +67,7 @@ def main(port: int, count: int, size: int, shape: str, protocol: str) -> None:
     data, sent = unfinished(shape, size), 0
     for _ in range(count):
         connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with suppress(OSError):
             if protocol == "tls" and shape != "hello":
                 connection = context.wrap_socket(connection)

@@ -166,7 +166,7 @@ async def test_flood_through_a_proxy_does_not_use_up_the_streams_of_its_address(
 
 @pytest.mark.rule("CO-27")
 async def test_unauthenticated_connections_that_hold_much_are_closed(tmp_path: Path) -> None:
-    """All together hold at most as much as if each had a first message of a WebSocket."""
+    """All together hold at most `HELD_BYTES` for each that is allowed."""
     async with flooded_server(tmp_path, "unfinished-head") as (served, flood):
         limiter = served.server._limiter
         header = b"X: " + b"a" * (3 * HELD_BYTES) + b"\r\n"
@@ -189,28 +189,63 @@ async def test_large_tls_handshake_is_refused(tmp_path: Path) -> None:
         await until(lambda: refusals(served) == {"tls_handshake": 1})
 
 
+class RawTls:
+    """A TLS client that sends and answers only what the test says."""
+
+    def __init__(self, connection: RawConnection) -> None:
+        self._connection = connection
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = ANY_CERTIFICATE.wrap_bio(self._incoming, self._outgoing)
+
+    async def start(self) -> None:
+        """Do the handshake, and keep its last bytes until the next `send`."""
+        for _ in range(2):
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.send(b"")
+                await self._receive()
+
+    def send(self, data: bytes) -> None:
+        if data:
+            self._tls.write(data)
+        self._connection.send(self._outgoing.read())
+
+    async def read_until(self, wanted: bytes) -> bytes:
+        """Return what the server sends, up to and with the wanted bytes."""
+        received = b""
+        while wanted not in received:
+            await self._receive()
+            try:
+                received += self._tls.read()
+            except ssl.SSLWantReadError:  # tickets of the server come first
+                await asyncio.sleep(0)
+        return received
+
+    async def _receive(self) -> None:
+        self._incoming.write(await soon(self._connection.reader.read(65536)))
+
+
+@pytest.mark.rule("CO-27")
+async def test_connection_that_does_not_answer_the_end_of_tls_is_counted(tmp_path: Path) -> None:
+    async with flooded_server(tmp_path, "tls-silent") as (served, flood), raw_connection(served) as connection:
+        client = RawTls(connection)
+        await client.start()
+        client.send(b"no HTTP\r\n\r\n")
+        await client.read_until(b" 400 ")
+        served.server._limiter.sweep()
+        assert served.server._limiter.unauthenticated == SLOTS
+        await flood.add(SLOTS)
+        assert await is_closed(connection)
+
+
 @pytest.mark.rule("CO-27")
 async def test_large_request_right_after_the_tls_handshake_is_accepted(tmp_path: Path) -> None:
     """The server reads the end of the handshake and the beginning of the request at once."""
     tls = make_certificate(tmp_path, "server")
-    async with serving(tmp_path, tokens=True, tls=tls) as served:
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = ANY_CERTIFICATE.wrap_bio(incoming, outgoing)
-        async with raw_connection(served) as connection:
-            for _ in range(2):
-                try:
-                    client.do_handshake()
-                except ssl.SSLWantReadError:
-                    connection.send(outgoing.read())
-                    incoming.write(await soon(connection.reader.read(65536)))
-            body = write(1, client="user:ada") + b" " * 8 * TLS_HANDSHAKE_BYTES_MAX
-            client.write(post(body, f"Authorization: Bearer {token()}"))
-            connection.send(outgoing.read())
-            answer = b""
-            while b"assigned_sequence" not in answer:
-                incoming.write(await soon(connection.reader.read(65536)))
-                try:
-                    answer += client.read()
-                except ssl.SSLWantReadError:  # tickets of the server come first
-                    await asyncio.sleep(0)
-            assert answer.startswith(b"HTTP/1.1 200 ")
+    async with serving(tmp_path, tokens=True, tls=tls) as served, raw_connection(served) as connection:
+        client = RawTls(connection)
+        await client.start()
+        body = write(1, client="user:ada") + b" " * 8 * TLS_HANDSHAKE_BYTES_MAX
+        client.send(post(body, f"Authorization: Bearer {token()}"))
+        assert (await client.read_until(b"assigned_sequence")).startswith(b"HTTP/1.1 200 ")

@@ -64,10 +64,10 @@ def server_with_tokens(directory: Path, *settings: str) -> Iterator[ServerProces
 @pytest.mark.parametrize(
     ("protocol", "shape", "size"),
     [
-        ("plain", "frame", 30_000),
+        ("plain", "frame", 20_000),
         ("plain", "frame", MIB),  # above the limit: each is closed soon
         ("plain", "head", 120_000),
-        ("tls", "record", 30_000),
+        ("tls", "record", 20_000),
         ("tls", "head", 120_000),
         ("tls", "hello", 120_000),
     ],
@@ -138,16 +138,18 @@ def test_low_limit_of_open_files_is_raised_and_reported_at_start(tmp_path: Path)
 @pytest.mark.parametrize(
     ("soft", "hard", "raised_to", "fitting"),
     [
-        (1024, 4096, 2200, 1000),  # 1,000 connections, 1,000 of gRPC and 200 other files
-        (1024, resource.RLIM_INFINITY, 2200, 1000),
-        (1024, 1500, 1500, 1000),
-        (256, 600, 600, 400),
-        (5000, 5000, None, 1000),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, 1000),
+        (1024, 4096, 2200, (1000, 1000)),  # 1,000 connections, 1,000 of gRPC and 200 other files
+        (1024, resource.RLIM_INFINITY, 2200, (1000, 1000)),
+        (1024, 1500, 1500, (1000, 300)),
+        (1024, 1250, 1250, (945, 105)),
+        (256, 600, 600, (360, 40)),
+        (100, 150, 150, (1, 1)),
+        (5000, 5000, None, (1000, 1000)),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, (1000, 1000)),
     ],
 )
 def test_soft_limit_is_raised_as_far_as_needed(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised_to: int | None, fitting: int
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised_to: int | None, fitting: tuple[int, int]
 ) -> None:
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))

@@ -27,9 +27,9 @@ ACCEPTS_PER_TURN_MAX: Final = 128
 """Connections accepted in one turn of the event loop, so that open ones are served in between."""
 TLS_ACCEPTS_PER_TURN_MAX: Final = 16
 """A TLS handshake takes about 1 ms of CPU time, in which the server does nothing else."""
-HELD_BYTES: Final = 33 * 1024
-"""Bytes that every unauthenticated connection may hold: the first message of a WebSocket. One that holds more, as the
-head of a long HTTP request, can be closed when all together hold too much."""
+HELD_BYTES: Final = 20 * 1024
+"""Bytes that every unauthenticated connection may hold: a request head or first message with the longest token. One
+that holds more can be closed when all together hold too much."""
 HELD_BY_MIN: Final = 8
 """With a lower number of unauthenticated connections, the head of one long HTTP request would be too much."""
 RETRY_AFTER_MS: Final = 1000
@@ -465,8 +465,13 @@ class ConnectionLimiter:
         return first is not None
 
     def _forget_closed(self, connections: Any) -> None:
+        """Stop counting authenticated connections that are being closed.
+
+        An unauthenticated one counts until `Gate.connection_lost`: it holds its memory as long as its client does not
+        answer the end of TLS, or does not read.
+        """
         for connection in list(connections):
-            if connection.is_closing():
+            if connection.group is None and connection.is_closing():
                 connection.close()
 
     def count_refusal(self, reason: str, address: str, **fields: str) -> None:

@@ -319,7 +319,10 @@ class Server:
     def _limit_open_files(self) -> None:
         grpc_connections_max = self.settings.door_limits.connections_max if self.rpc is not None else 0
         limits = self._limiter.limits
-        self._limiter.limits = replace(limits, total_max=raise_limit(limits.total_max, grpc_connections_max))
+        total_max, grpc_connections_max = raise_limit(limits.total_max, grpc_connections_max)
+        self._limiter.limits = replace(limits, total_max=total_max)
+        if self.rpc is not None:
+            self.rpc.connections_max = grpc_connections_max
 
     async def stop(self) -> None:
         """Takes no more connections, finishes what was accepted, tells everybody, exits."""

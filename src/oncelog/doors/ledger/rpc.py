@@ -93,6 +93,7 @@ class LedgerRpc:
         self._certificate = certificate
         self._address_of = address_of
         self._open_stream = open_stream
+        self.connections_max = door.limits.connections_max
         self._server: Any = None
         self._health: Any = None
         self._watchers: dict[asyncio.Task[Any], _Watcher] = {}
@@ -120,7 +121,7 @@ class LedgerRpc:
             options=[
                 ("grpc.max_receive_message_length", limits.frame_bytes_max),
                 ("grpc.max_concurrent_streams", CALLS_MAX),
-                ("grpc.max_allowed_incoming_connections", limits.connections_max),
+                ("grpc.max_allowed_incoming_connections", self.connections_max),
                 ("grpc.server_handshake_timeout_ms", limits.connect_timeout_ms),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
