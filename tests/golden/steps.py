@@ -98,7 +98,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Flood:
-    """Send frames with the numbers 1, 2, … in place of `{{number}}`, each after the answer to the previous one.
+    """Send frames one after another. `{{number}}` becomes 1, 2, …; each frame waits for the answer to the previous one.
 
     The transcript does not show them.
     """
